@@ -105,9 +105,16 @@ if has_lines then
         kept[#kept + 1] = waiting[n]
       end
     elseif waiting then
+      -- Several may have arrived at once.
+      local gone = {}
+      for n = 1, admitted do
+        gone[waiting[2 * n - 1]] = (gone[waiting[2 * n - 1]] or 0) + 1
+      end
       for n = 1, #place, 2 do
-        local nth = request.decided[place[n]]
-        if not nth or nth > admitted then
+        local left = gone[place[n]] or 0
+        if left > 0 then
+          gone[place[n]] = left - 1
+        else
           kept[#kept + 1], kept[#kept + 2] = place[n], place[n + 1]
         end
       end

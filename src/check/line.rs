@@ -57,6 +57,8 @@ struct Line {
 struct State {
     /// The requests with their costs, in the order in which they are checked.
     waiting: BTreeMap<Rank, (Arc<Waiter>, u64)>,
+    /// The sum of these costs.
+    weight: u64,
     has_task: bool,
     /// When the first request is to be checked.
     due: Option<Instant>,
@@ -128,7 +130,8 @@ fn cost_behind_place(id: u64) -> u64 {
     let line = lock(&LINES).get(&id).cloned();
     line.map_or(0, |line| {
         let state = line.state();
-        state.waiting.values().skip(PLACE_SIZE).map(|(_, cost)| cost).sum()
+        let in_place = state.waiting.values().take(PLACE_SIZE).map(|(_, cost)| cost);
+        state.weight - in_place.sum::<u64>()
     })
 }
 
@@ -147,6 +150,9 @@ pub(super) fn wait(denied: Decision, sent_at: Instant) -> Result<Held, Decision>
 /// Waits until a request is admitted, or until it may not wait any longer.
 async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent_at: Instant) -> Result<Decision, StoreError> {
     let since = Instant::now();
+    if let Some(policy) = denied.as_slice().first() {
+        policy.context.store.receive_wakes();
+    }
     let _waiting = denied.wait();
     let (sender, mut decided) = oneshot::channel();
     let waiter = Arc::new(Waiter::new(&denied, sender));
@@ -220,7 +226,7 @@ impl Lacking {
     /// Whether too much waits for this key in this process.
     fn is_full(&self) -> bool {
         let line = lock(&LINES).get(&self.line).cloned();
-        let waiting = line.map_or(0, |line| line.state().waiting.values().map(|(_, cost)| cost).sum());
+        let waiting = line.map_or(0, |line| line.state().weight);
         self.cost.saturating_add(waiting) > self.most
     }
 }
@@ -343,6 +349,7 @@ impl Line {
         let rank = (Reverse(lacking.priority), turn, waiter.arrived, waiter.number);
         let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
         state.waiting.insert(rank, (waiter.clone(), lacking.cost));
+        state.weight += lacking.cost;
         if is_first {
             let due = sent_at + lacking.retry_after;
             state.due = Some(state.due.map_or(due, |earlier| earlier.min(due)));
@@ -362,9 +369,8 @@ impl Line {
     fn remove(&self, rank: &Rank, leaves: bool, left: Option<&Undecided>) {
         let mut state = self.state();
         let was_in_place = state.is_in_place(rank);
-        if state.waiting.remove(rank).is_none() {
-            return;
-        }
+        let Some((_, cost)) = state.waiting.remove(rank) else { return };
+        state.weight -= cost;
         if !leaves {
             state.turn = state.turn.max(rank.1);
         }

@@ -116,7 +116,12 @@ impl Line {
                 let decided = standing.decided();
                 let admitted = &decided[..admitted.min(decided.len())];
                 for place in self.0.iter_mut().filter(|place| place.owner == standing.place) {
-                    place.waiting.retain(|one| admitted.iter().all(|admitted| admitted.at != one.at));
+                    for admitted in admitted {
+                        // Several may have arrived at once.
+                        if let Some(position) = place.waiting.iter().position(|one| one.at == admitted.at) {
+                            place.waiting.remove(position);
+                        }
+                    }
                 }
                 self.0.retain(|place| !place.waiting.is_empty());
             }

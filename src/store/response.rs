@@ -160,7 +160,8 @@ pub struct Outcome {
     /// Whether the request is admitted. It is `true` for operations that do not require room.
     pub allowed: bool,
     /// How many of the units of the request are admitted.
-    pub(crate) units: u32,
+    #[doc(hidden)]
+    pub units: u32,
     /// Whether this process has decided without the store, such as by a cached denial. Here since it takes no memory.
     pub(crate) is_cached: bool,
     pub(crate) states: SmallVec<[ChargeState; 1]>,

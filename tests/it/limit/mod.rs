@@ -4,6 +4,7 @@ mod clock_steps;
 mod differential;
 mod extremes;
 mod figures;
+mod line;
 pub(crate) mod oracles;
 mod properties;
 mod reference;

@@ -33,13 +33,11 @@ struct History {
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     settles: bool,
-    waits: bool,
 }
 
 impl Settings {
     const NONE: Self = Self {
         settles: false,
-        waits: false,
     };
 }
 
@@ -48,8 +46,6 @@ struct Arrival {
     /// The units of time since the previous request.
     after: u64,
     cost: u64,
-    /// The units for which the request may wait.
-    longest: u64,
     /// Then one of the last admissions is settled at an actual cost, 0 for a refund.
     settles: Option<(usize, u64)>,
 }
@@ -64,13 +60,11 @@ fn histories() -> impl Strategy<Value = History> {
         1 => 0..=2 * WINDOW,
     ];
     let cost = || prop_oneof![3 => Just(1), 2 => 1..=MOST];
-    let longest = prop_oneof![1 => Just(0), 2 => 0..=3 * WINDOW];
     let actual = prop_oneof![3 => Just(0), 2 => 0..=2 * MOST];
     let settles = option::weighted(0.4, (0..4usize, actual));
-    let arrival = (after, cost(), longest, settles).prop_map(|(after, cost, longest, settles)| Arrival {
+    let arrival = (after, cost(), settles).prop_map(|(after, cost, settles)| Arrival {
         after,
         cost,
-        longest,
         settles,
     });
     let most = 20 * WINDOW as i64;
@@ -82,10 +76,10 @@ fn histories() -> impl Strategy<Value = History> {
         arrival,
         1..=MOST,
         step,
-        any::<(bool, bool, bool)>(),
+        any::<(bool, bool)>(),
     );
     histories.prop_map(
-        |(quota, mut arrivals, mut last, lowered, step, (light, settles, waits))| {
+        |(quota, mut arrivals, mut last, lowered, step, (light, settles))| {
             let lowered = lowered.min(quota);
             let most = if light { 1 } else { quota };
             for arrival in &mut arrivals {
@@ -98,7 +92,7 @@ fn histories() -> impl Strategy<Value = History> {
                 last,
                 lowered,
                 step,
-                settings: Settings { settles, waits },
+                settings: Settings { settles },
             }
         },
     )
@@ -121,13 +115,12 @@ struct Algorithm {
     /// The settings under which its promises hold.
     settings: Settings,
     /// The most units that a request of cost 1 is delayed after the clock was set back: the slack, which is one window here, since
-    /// windows are shorter than a second, and the longest wait.
+    /// windows are shorter than a second.
     longest_block: u64,
 }
 
 const SETTLES: Settings = Settings {
     settles: true,
-    waits: false,
 };
 
 const LOG: Algorithm = Algorithm {
@@ -139,7 +132,6 @@ const LOG: Algorithm = Algorithm {
     quotas_of_a_step: 1,
     settings: Settings {
         settles: true,
-        waits: true,
     },
     longest_block: 2 * WINDOW,
 };
@@ -247,7 +239,6 @@ const fn bucket<const RATE: u64>(limit: fn(u64) -> Limit) -> Algorithm {
         quotas_of_a_step: 1,
         settings: Settings {
             settles: true,
-            waits: true,
         },
         longest_block: 4 * WINDOW,
     }
@@ -345,7 +336,6 @@ impl Case {
         let (own, of_history) = (self.algorithm.settings, history.settings);
         Settings {
             settles: own.settles && of_history.settles,
-            waits: own.waits && of_history.waits,
         }
     }
 
@@ -496,7 +486,6 @@ async fn reset_after_is_exact_at_its_edge(case: Case, history: History) -> Resul
 /// At most one quota more than without the step, or two in windows that open by the clock; and from then on no more.
 async fn a_step_of_the_clock_admits_its_quotas_once(case: Case, history: History) -> Result<(), TestCaseError> {
     let settings = Settings {
-        waits: false,
         ..case.settings(&history)
     };
     let most = case.most(history.quota, settings);
