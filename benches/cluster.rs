@@ -226,7 +226,7 @@ impl Evalsha {
     }
 }
 
-impl tower_service::Service<Request<()>> for Evalsha {
+impl tower_service::Service<Request<Body>> for Evalsha {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -235,7 +235,7 @@ impl tower_service::Service<Request<()>> for Evalsha {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<()>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
         let mut limiter = self.clone();
         Box::pin(async move {
             let ConnectInfo(address) = *request.extensions().get().expect("requests have an address");

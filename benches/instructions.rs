@@ -34,11 +34,7 @@ use std::{
 
 use http::{StatusCode, request::Parts};
 use tower::{Layer, Service};
-use tower_quota::{
-    Headers, Limit, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, key,
-    key::PeerAddr,
-    limit::{self, LimitSource},
-};
+use tower_quota::{Headers, Limit, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, key, key::PeerAddr};
 
 use self::bare::{Bare, admitting, denying, limited, request, send};
 
@@ -62,10 +58,9 @@ fn main() {
         "bare" | "admitted" | "metrics" | "plans" | "denied" => (Headers::Draft08, true),
         other => panic!("`{other}` is not a path; see the head of this file"),
     };
-    let (limit, answer): (LimitSource, _) = match path.as_str() {
-        "denied" => (denying().into(), StatusCode::TOO_MANY_REQUESTS),
-        "plans" => (limit::by(by_peer), StatusCode::OK),
-        _ => (admitting().into(), StatusCode::OK),
+    let (limit, answer) = match path.as_str() {
+        "denied" => (denying(), StatusCode::TOO_MANY_REQUESTS),
+        _ => (admitting(), StatusCode::OK),
     };
     #[cfg(feature = "metrics")]
     if path == "metrics" {
@@ -74,6 +69,10 @@ fn main() {
     let layer = match path.as_str() {
         "live" => live(0),
         "reloaded" => live(1),
+        "plans" => RateLimitLayer::new(
+            MemoryStore::new(),
+            Policy::with_limit_fn("bench", by_peer).key(key::ip()),
+        ),
         _ => limited(limit),
     };
     let layer = layer.headers(fields).extensions(extensions);
@@ -97,10 +96,10 @@ fn live(reloads: u32) -> RateLimitLayer {
         admitting()
     );
     let policies = || serde_json::from_str::<Policies>(&file).expect("a policy");
-    let live = LivePolicies::from(policies());
+    let live = policies();
     let layer = RateLimitLayer::new(MemoryStore::new(), live.get("bench").expect("a policy"));
     for _ in 0..reloads {
-        live.replace(policies()).expect("a policy");
+        live.replace(&policies()).expect("a policy");
     }
     layer
 }

@@ -18,7 +18,9 @@ use std::{
 };
 
 use bench_harness::{Options, Table, count, decimal, median, pin, ratio, times};
+use bytes::Bytes;
 use http::{Request, StatusCode};
+use http_body_util::Empty;
 use tokio::{runtime::Builder, task::JoinSet};
 use tower::{Layer, Service, ServiceExt};
 use tower_quota::{FailureMode, Limit, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket, key};
@@ -132,7 +134,10 @@ async fn send(subject: &Subject, url: &str, time: Duration) -> Received {
 
 async fn send_to<S, B>(service: S, subject: &Subject, time: Duration) -> Received
 where
-    S: Service<Request<()>, Response = http::Response<B>, Error = Infallible, Future: Send> + Clone + Send + 'static,
+    S: Service<Request<Empty<Bytes>>, Response = http::Response<B>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
     B: Send,
 {
     let mut callers = JoinSet::new();

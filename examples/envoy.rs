@@ -34,14 +34,14 @@ use tonic::{
     transport::{Server, server::TcpIncoming},
 };
 use tower_quota::{
-    ConfigError, Decision, Key, Limiter, LivePolicies, MemoryStore, Policies, PolicyDecision, RedisStore, store::Store,
+    ConfigError, Decision, Key, Limiter, MemoryStore, Policies, PolicyDecision, RedisStore, store::Store,
 };
 
 /// A limiter for each policy of the file, by its name.
 pub(crate) struct RateLimits(HashMap<String, Limiter>);
 
 impl RateLimits {
-    pub(crate) fn new(policies: &LivePolicies, store: &(impl Store + Clone)) -> Result<Self, ConfigError> {
+    pub(crate) fn new(policies: &Policies, store: &(impl Store + Clone)) -> Result<Self, ConfigError> {
         let limiter = |name: String| {
             let limiter = Limiter::new(store.clone(), policies.unkeyed(&name)?);
             Ok((name, limiter))
@@ -193,7 +193,7 @@ pub(crate) async fn serve(
     listener: TcpListener,
     end: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn Error>> {
-    let policies = Policies::watch(limits)?;
+    let policies = Policies::from_file(limits)?;
     policies.reload_on_change(Duration::from_secs(1))?;
     let service = RateLimitServiceServer::new(RateLimits::new(&policies, &store)?);
     let incoming = TcpIncoming::from(listener);

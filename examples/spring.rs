@@ -71,9 +71,9 @@ fn log(error: &StoreError) {
 
 /// Sends less before the limit denies.
 async fn search(decision: Option<Decision>) -> &'static str {
-    match decision.map_or(0, |decision| decision.degree()) {
-        0 => "all results\n",
-        _ => "the first results\n",
+    match decision.is_some_and(|decision| decision.remaining() <= decision.limit() / 10) {
+        false => "all results\n",
+        true => "the first results\n",
     }
 }
 

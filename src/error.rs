@@ -12,8 +12,8 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 /// ```
 /// use tower_quota::{Policy, SlidingLog};
 ///
-/// let error = Policy::new("Say Hi", SlidingLog::per_minute(5)).validate().unwrap_err();
-/// assert!(error.to_string().contains("such as `say-hi`"));
+/// let error = Policy::new("say-hi", SlidingLog::per_minute(5)).cost(6).validate().unwrap_err();
+/// assert!(error.to_string().contains("set a cost of at most 5"));
 /// assert_eq!(format!("{error:?}"), error.to_string());
 /// ```
 #[derive(Clone)]
@@ -45,6 +45,15 @@ impl ConfigError {
         }
     }
 }
+
+/// By the message.
+impl PartialEq for ConfigError {
+    fn eq(&self, other: &Self) -> bool {
+        self.message == other.message
+    }
+}
+
+impl Eq for ConfigError {}
 
 impl fmt::Debug for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -113,11 +122,9 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// All kinds, in their order.
-    #[cfg(feature = "metrics")]
     pub(crate) const ALL: [Self; 4] = [Self::Timeout, Self::Unreachable, Self::Refused, Self::Protocol];
 
     /// The name in logs and metrics.
-    #[cfg(any(feature = "metrics", feature = "tracing"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -156,7 +163,7 @@ impl StoreError {
     }
 
     /// The same error, of a check that the store has recorded in the health of its nodes.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn recorded(mut self) -> Self {
         self.is_recorded = true;
         self

@@ -54,9 +54,7 @@
 //! | [`Store`](store::Store) | storage backend for counts: [`RedisStore`] for all replicas, [`MemoryStore`] for one process |
 //! | [`FailureMode`] | what happens to requests while the store fails |
 //! | [`RateLimitLayer`] | applies one policy or [several](RateLimitLayer#several-policies-one-decision) to a service |
-//! | [`ReadBodyLayer`] | reads request bodies that keys, costs and plans depend on |
-//! | [`Limiter`] | applies policies without HTTP |
-//! | [`Permit`] | what [`Limiter::acquire`] resolves to, which [waits](Policy::wait_up_to) until a request is admitted |
+//! | [`Limiter`] | applies policies without HTTP; [`acquire`](Limiter::acquire) [waits](Policy::wait_up_to) until a request is admitted |
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
 //! | [`Denied`] | the error with which a handler denies a request |
 //! | [`Receipt`] | the record of a charge, to [settle](Receipt::settle) its actual cost or to [refund](RateLimitLayer#refunds) it |
@@ -77,9 +75,8 @@
 //! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service, [`Denied`] as a `Status` |
 //! | `tonic-tls` | | the peer address behind the TLS of tonic's server |
 //! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
-//! | `serde` | | [`Policies`] and limits in the configuration of an application |
+//! | `serde` | | [`Policies`] and limits in the configuration of an application, which can change while it runs |
 //! | `file` | | [`Policies`] from files in TOML or JSON |
-//! | `tracing` | yes | warnings and errors as `tracing` events, outcomes in the fields of the span |
 //! | `admin` | | [`Admin`]: a page and JSON for operators, behind the authentication of the application |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name: counters, gauges and histograms |
 //!
@@ -126,27 +123,21 @@ mod sync;
 #[cfg(feature = "admin")]
 pub use self::admin::Admin;
 #[cfg(feature = "axum")]
-pub use self::middleware::{MissingDecision, undecided_routes};
+pub use self::middleware::undecided_routes;
 #[cfg(feature = "serde")]
-pub use self::policy::{LivePolicies, Policies};
-#[cfg(any(feature = "fred", feature = "cluster"))]
+pub use self::policy::Policies;
+#[cfg(feature = "_redis")]
 pub use self::store::redis::{
     ApplicationClient, ClientLibrary, ConnectError, Credentials, RedisStore, RedisStoreBuilder,
 };
 pub use self::{
-    decision::{
-        Completion, CustomHeaders, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots,
-        response,
-    },
+    decision::{Completion, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, Slots, response},
     error::ConfigError,
     key::{Key, KeyExtractor},
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
-    limiter::{Acquire, AcquireError, BanError, Limiter, LimiterRequest, Permit},
-    middleware::{
-        DrainBody, DrainBodyFuture, DrainBodyLayer, RateLimit, RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer,
-        ResponseBody, ResponseFuture,
-    },
-    policy::{IntoPolicies, Keyed, Plans, Policy, Unkeyed},
+    limiter::{AcquireError, Limiter, LimiterRequest},
+    middleware::{RateLimit, RateLimitLayer, ResponseBody, ResponseFuture},
+    policy::{IntoPolicies, Plans, Policy},
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder, StoreError},
 };
 pub use tower_layer::Layer;

@@ -12,14 +12,12 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tower::Service;
-use tower_quota::{
-    Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key, key::PeerAddr, limit::LimitSource,
-};
+use tower_quota::{Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key, key::PeerAddr};
 
 #[derive(Clone)]
 pub(crate) struct Bare;
 
-impl Service<Request<()>> for Bare {
+impl Service<Request<Empty<Bytes>>> for Bare {
     type Response = Response<Empty<Bytes>>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -28,23 +26,23 @@ impl Service<Request<()>> for Bare {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Request<()>) -> Self::Future {
+    fn call(&mut self, _: Request<Empty<Bytes>>) -> Self::Future {
         ready(Ok(Response::new(Empty::new())))
     }
 }
 
 /// A request from the n-th address.
-pub(crate) fn request(n: u32) -> Request<()> {
-    let mut request = Request::new(());
+pub(crate) fn request(n: u32) -> Request<Empty<Bytes>> {
+    let mut request = Request::new(Empty::new());
     let peer = SocketAddr::from((Ipv4Addr::from_bits(0x0a00_0000 + n), 4711));
     request.extensions_mut().insert(PeerAddr(peer));
     request
 }
 
 /// Sends a request whose response is ready at once.
-pub(crate) fn send<S, B>(service: &mut S, request: Request<()>) -> StatusCode
+pub(crate) fn send<S, B>(service: &mut S, request: Request<Empty<Bytes>>) -> StatusCode
 where
-    S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
+    S: Service<Request<Empty<Bytes>>, Response = Response<B>, Error = Infallible>,
 {
     let mut cx = Context::from_waker(Waker::noop());
     match pin!(service.call(request)).poll(&mut cx) {
@@ -53,7 +51,7 @@ where
     }
 }
 
-pub(crate) fn limited(limit: impl Into<LimitSource>) -> RateLimitLayer {
+pub(crate) fn limited(limit: impl Into<Limit>) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new(), Policy::new("bench", limit).key(key::ip()))
 }
 

@@ -107,7 +107,7 @@ pub(crate) struct Limited {
     inner: Bare,
 }
 
-impl Service<Request<()>> for Limited {
+impl Service<Request<Body>> for Limited {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -116,7 +116,7 @@ impl Service<Request<()>> for Limited {
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<()>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (limiter, mut inner) = (self.limiter.clone(), self.inner);
         Box::pin(async move {
             let ConnectInfo(address) = request.extensions().get().expect("requests have an address");

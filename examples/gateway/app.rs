@@ -16,13 +16,14 @@ use axum::{
     routing::{get, post},
 };
 use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 use tower_quota::{
-    Concurrency, Decision, Headers, Key, Limiter, Plans, Policy, RateLimitLayer, ReadBodyLayer, Receipt, SlidingLog,
-    key, response::Rejection, store::Store,
+    Concurrency, Decision, Headers, Key, Limiter, Plans, Policy, RateLimitLayer, Receipt, SlidingLog, key,
+    response::Rejection, store::Store,
 };
 
 /// The customer that an API key belongs to.
@@ -80,12 +81,11 @@ fn usage_of(store: impl Store) -> Limiter {
 }
 
 pub(crate) fn app(store: impl Store + Clone) -> Router {
-    let body = ReadBodyLayer::json::<Completion>(64 << 10, Duration::from_secs(10));
-    let limits = RateLimitLayer::new(store.clone(), plans());
-    let complete = post(complete).layer((
-        body.format(error),
-        limits.headers(Headers::custom(fields)).format(error),
-    ));
+    let limits = RateLimitLayer::new(store.clone(), plans())
+        .headers(Headers::custom(fields))
+        .format(error)
+        .drain_body(LONGEST_BODY as u64, SLOWEST_BODY); // it is read, so the connection stays open
+    let complete = post(complete).layer((from_fn(read_body), limits));
     let usage = Arc::new(usage_of(store));
     Router::new()
         .route("/v1/chat/completions", complete)
@@ -103,6 +103,25 @@ async fn authenticate(mut request: Request, next: Next) -> Response<Body> {
     };
     request.extensions_mut().insert(account);
     next.run(request).await
+}
+
+const LONGEST_BODY: usize = 64 << 10;
+const SLOWEST_BODY: Duration = Duration::from_secs(10);
+
+/// Reads the body, within bounds, so that the limits know how many tokens are requested.
+async fn read_body(request: Request, next: Next) -> Response<Body> {
+    let invalid = |status, message: &str| (status, Json(shape("invalid_request_error", message))).into_response();
+    let (mut parts, body) = request.into_parts();
+    let body = match timeout(SLOWEST_BODY, Limited::new(body, LONGEST_BODY).collect()).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) => return invalid(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
+        Err(late) => return invalid(StatusCode::REQUEST_TIMEOUT, &late.to_string()),
+    };
+    match Json::<Completion>::from_bytes(&body) {
+        Ok(Json(completion)) => parts.extensions.insert(completion),
+        Err(rejection) => return invalid(rejection.status(), &rejection.body_text()),
+    };
+    next.run(Request::from_parts(parts, body.into())).await
 }
 
 /// Streams tokens, as a language model would, and settles their number when the stream ends or its client leaves.
@@ -200,7 +219,6 @@ fn error(rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
             };
             ("rate_limit_exceeded", format!("Limit of {names}: {advice}."))
         }
-        Rejection::Unread(body) => ("invalid_request_error", body.to_string()),
         _ => (
             "server_error",
             "The request could not be checked. Try again.".to_owned(),

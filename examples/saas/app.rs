@@ -7,14 +7,16 @@ use axum::{
     extract::{Request, State},
     http::{HeaderMap, StatusCode, header, request::Parts},
     middleware::{Next, from_fn},
-    response::{IntoResponse, Response},
+    response::{IntoResponse, Response, Result},
     routing::post,
 };
+use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
+use tokio::time::timeout;
 use tower_quota::{
-    Admin, ConfigError, FixedWindow, Headers, Key, Limit, Limiter, Policies, Policy, RateLimitLayer, ReadBodyLayer,
+    Admin, ConfigError, FixedWindow, Headers, Key, Limit, Limiter, Policies, Policy, RateLimitLayer,
     key::{self, KeyError},
-    limit::{self, Calendar},
+    limit::Calendar,
     store::{ErrorKind, Store},
 };
 
@@ -57,7 +59,7 @@ struct Services {
 }
 
 pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -> Result<Router, ConfigError> {
-    let policies = Policies::watch(file)?
+    let policies = Policies::from_file(file)?
         .with_extension("account", |login: &Credentials| login.name.clone())
         .with_extension("tenant", |user: &User| user.tenant)
         .with_extension("plan", |user: &User| user.plan);
@@ -68,7 +70,7 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
     });
     let logins = RateLimitLayer::try_new(store.clone(), logins)?;
     let orders = policies.layer(store.clone(), ["orders"])?;
-    let mails = Policy::new("mails", limit::by(mails_per_day)).key(key::extension("user", |user: &User| user.id));
+    let mails = Policy::with_limit_fn("mails", mails_per_day).key(key::extension("user", |user: &User| user.id));
     let mails = RateLimitLayer::new(store.clone(), mails);
     let webhooks = policies
         .unkeyed("webhooks")?
@@ -85,20 +87,19 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
         .layer(&orders)
         .layer(&mails)
         .layer(&webhooks)
-        .live_policies(&policies)
+        .policies(&policies)
         .show_keys(true)
         .router_behind_authentication();
     let overrides = post(set_override).with_state(services.clone());
     let admin = admin.route("/overrides", overrides).layer(from_fn(require_staff));
 
-    let credentials = ReadBodyLayer::json::<Credentials>(4 << 10, Duration::from_secs(10));
     let behind_login = Router::new()
         .route("/orders", post(order).layer(orders))
         .route("/mails", post(async || "sent\n").layer(mails))
         .nest("/admin", admin.with_state(()))
         .layer(from_fn(authenticate));
     Ok(Router::new()
-        .route("/login", post(login).layer((credentials, logins)))
+        .route("/login", post(login).layer((from_fn(read_credentials), logins)))
         .merge(behind_login)
         .with_state(services))
 }
@@ -113,6 +114,17 @@ fn mails_per_day(parts: &Parts) -> Limit {
 fn receiver(parts: &Parts) -> Result<Key, KeyError> {
     let server = parts.uri.authority().map(|server| Key::from(server.as_str()));
     server.ok_or_else(|| KeyError::absent("the URL of a webhook has no host"))
+}
+
+/// Reads the body, within bounds, so that the limits know the account.
+async fn read_credentials(request: Request, next: Next) -> Result<Response> {
+    let (mut parts, body) = request.into_parts();
+    let body = timeout(Duration::from_secs(10), Limited::new(body, 4 << 10).collect()).await;
+    let body = body.map_err(|_| StatusCode::REQUEST_TIMEOUT)?;
+    let body = body.map_err(|_| StatusCode::PAYLOAD_TOO_LARGE)?.to_bytes();
+    let Json(credentials) = Json::<Credentials>::from_bytes(&body)?;
+    parts.extensions.insert(credentials);
+    Ok(next.run(Request::from_parts(parts, body.into())).await)
 }
 
 async fn login(Json(login): Json<Credentials>) -> Result<impl IntoResponse, StatusCode> {

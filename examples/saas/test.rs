@@ -34,7 +34,7 @@ use hyper_util::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
-use tower_quota::{Ban, Key, Limiter, Policy, RedisStore, SlidingLog, Unkeyed};
+use tower_quota::{Ban, Key, Limiter, Policy, RedisStore, SlidingLog};
 
 use self::{faketime::Faketime, redis::Redis};
 
@@ -106,7 +106,7 @@ impl Service {
     }
 
     /// A limiter of the test's own on the counts of the replicas.
-    async fn limiter(&self, policy: Policy<Unkeyed>) -> Limiter {
+    async fn limiter(&self, policy: Policy<()>) -> Limiter {
         let store = RedisStore::connect(&self.redis.url()).await.expect("Redis replies");
         Limiter::new(store, policy)
     }

@@ -10,7 +10,7 @@ use axum::{
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use super::{response::ErrorText, router::Shared, selected::Selected};
+use super::{response::ErrorText, router::AdminState, selected::Selected};
 
 /// The operator of a request, as the authentication of the application has found it.
 pub(super) type FindActor = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
@@ -29,10 +29,10 @@ pub(super) fn basic_user(parts: &Parts) -> Option<String> {
 
 /// What a change is about, which its handler finds.
 #[derive(Clone, Default)]
-pub(super) struct Audited(Arc<Mutex<Change>>);
+pub(super) struct Audited(Arc<Mutex<AuditedChange>>);
 
 #[derive(Default)]
-struct Change {
+struct AuditedChange {
     policy: String,
     /// The hash of the key.
     subject: String,
@@ -40,7 +40,7 @@ struct Change {
 }
 
 impl Audited {
-    pub(super) fn is_of(&self, shared: &Shared, selected: &Selected) {
+    pub(super) fn is_of(&self, shared: &AdminState, selected: &Selected) {
         let mut change = self.change();
         change.policy.clone_from(&selected.policy.name);
         change.subject = shared.names.hash(&selected.key);
@@ -51,7 +51,7 @@ impl Audited {
         self.change().setting = setting;
     }
 
-    fn change(&self) -> std::sync::MutexGuard<'_, Change> {
+    fn change(&self) -> std::sync::MutexGuard<'_, AuditedChange> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -65,11 +65,11 @@ impl<S: Sync> FromRequestParts<S> for Audited {
 }
 
 /// Logs a change when its response is made, or is not awaited anymore.
-pub(super) async fn audit(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
+pub(super) async fn audit(State(shared): State<Arc<AdminState>>, mut request: Request, next: Next) -> Response {
     let audited = Audited::default();
     request.extensions_mut().insert(audited.clone());
     let (parts, body) = request.into_parts();
-    let mut line = Line {
+    let mut line = AuditLine {
         action: match parts.uri.path() {
             "/reset" => "an operator resets the counts of a subject",
             "/override" => "an operator overrides the limit of a subject",
@@ -95,8 +95,7 @@ pub(super) async fn audit(State(shared): State<Arc<Shared>>, mut request: Reques
     response
 }
 
-#[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "it is logged"))]
-struct Line {
+struct AuditLine {
     action: &'static str,
     actor: String,
     instance: String,
@@ -105,16 +104,8 @@ struct Line {
     error: Option<String>,
 }
 
-impl Drop for Line {
+impl Drop for AuditLine {
     fn drop(&mut self) {
-        #[cfg(feature = "tracing")]
-        self.log();
-    }
-}
-
-#[cfg(feature = "tracing")]
-impl Line {
-    fn log(&self) {
         let (action, outcome) = (self.action, self.outcome);
         let change = self.audited.change();
         let (actor, instance) = (&*self.actor, &*self.instance);

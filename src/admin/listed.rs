@@ -1,5 +1,4 @@
-//! The subjects that a report lists: those that policies deny most often, in this process and in all replicas, those that hold
-//! slots, and those that are banned.
+//! The subjects that a report lists: those that policies deny most often, those that hold slots, and those that are banned.
 
 use std::{cmp::Reverse, time::SystemTime};
 
@@ -7,13 +6,10 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::{response::unix_seconds, subject, subject::SubjectNames, watched::WatchedPolicy};
-use crate::{
-    Key,
-    store::{StoreId, Summary},
-};
+use crate::{Key, decision::Summary};
 
 /// The denials of a policy, and since when they are counted.
-pub(super) type Denied = (SystemTime, Summary<Key>);
+pub(super) type DenialSummary = (SystemTime, Summary<Key>);
 
 #[derive(Serialize)]
 pub(super) struct DenialsReport {
@@ -33,7 +29,7 @@ pub(super) struct DeniedSubject {
 }
 
 impl DenialsReport {
-    pub(super) fn new(denied: Option<&Denied>, names: &SubjectNames, most: usize) -> Self {
+    pub(super) fn new(denied: Option<&DenialSummary>, names: &SubjectNames, most: usize) -> Self {
         let summary = denied.map(|(_, summary)| summary);
         let counts = summary.into_iter().flat_map(|summary| &summary.counts);
         let subjects = counts.take(most).map(|count| DeniedSubject {
@@ -48,45 +44,6 @@ impl DenialsReport {
             most_of_others: summary.map_or(0, |summary| summary.most_of_others),
         }
     }
-}
-
-/// Reads the denials by all replicas, of the stores that count them.
-#[derive(Default)]
-pub(super) struct OfAllReplicas {
-    /// The stores that have failed, which are not called again.
-    failed: Vec<(Option<StoreId>, String)>,
-}
-
-impl OfAllReplicas {
-    /// Those of a policy, of so many subjects; none if its store does not count them.
-    pub(super) async fn read(&mut self, policy: &WatchedPolicy, most: usize) -> Option<Result<Option<Denied>, String>> {
-        let subjects = policy.context.denied_subjects.as_ref()?;
-        let store = policy.store();
-        if let Some((_, error)) = self.failed.iter().find(|(failed, _)| *failed == store) {
-            return Some(Err(error.clone()));
-        }
-        let read = subjects
-            .read(&policy.name, most)
-            .await
-            .map_err(|error| error.to_string());
-        if let Err(error) = &read {
-            self.failed.push((store, error.clone()));
-        }
-        Some(read.map(|read| read.map(|(since, summary)| (SystemTime::UNIX_EPOCH + since, summary))))
-    }
-}
-
-/// Whether a store lists the keys themselves: the hash of a key, which it has in place of one by choice, is counted under no policy.
-fn has_own_keys(policy: &WatchedPolicy) -> bool {
-    let (subjects, key) = (policy.context.denied_subjects.as_ref(), Key::constant(""));
-    subjects.is_some_and(|subjects| *subjects.stored_key(&key) == key)
-}
-
-/// The denials of a key of a policy by all replicas; none if it is not listed, or the store does not count them or fails.
-pub(super) async fn of_all_replicas(names: &SubjectNames, policy: &WatchedPolicy, key: &Key) -> Option<DeniedSubject> {
-    let subjects = policy.context.denied_subjects.as_ref()?;
-    let (_, summary) = subjects.read(&policy.name, usize::MAX).await.ok()??;
-    denied_subject(names, &summary, &subjects.stored_key(key))
 }
 
 /// The layers and limiters that share the counts of a policy. The clones of a layer are one.
@@ -104,7 +61,7 @@ fn counted<'a>(policies: &'a [WatchedPolicy], policy: &WatchedPolicy) -> Vec<&'a
 }
 
 /// The denials of a policy by all layers and limiters that share its counts, and since when they are counted.
-pub(super) fn of_process(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<Denied> {
+pub(super) fn of_process(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<DenialSummary> {
     let counted = counted(policies, policy).into_iter();
     let summaries = counted.filter_map(|policy| policy.context.denials.summary(policy.position));
     summaries.reduce(|(since, joined), (other_since, other)| (since.min(other_since), joined.join(other)))
@@ -148,7 +105,7 @@ pub(super) struct BanReport {
 const MOST_SLOTS: usize = 20;
 
 /// The most subjects of a policy that are looked up in the store for a report.
-pub(super) const MOST_BANS: usize = 10;
+const MOST_BANS: usize = 10;
 
 /// Those with most slots; none if no limit of the policy has slots.
 pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<SlotsReport>> {
@@ -167,39 +124,29 @@ pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<
 
 /// Of the subjects that are denied most often those that are banned; none if the policy has no bans.
 ///
-/// A ban follows denials, so a subject that is banned is among them. Those of all replicas are first, if the store has them.
+/// A ban follows denials, so a subject that is banned is among them.
 pub(super) async fn bans(
     policy: &WatchedPolicy,
-    (of_all, of_process): (Option<&Denied>, Option<&Denied>),
+    denied: Option<&DenialSummary>,
     names: &SubjectNames,
 ) -> Option<Vec<BanReport>> {
     policy.ban()?;
-    let of_all = of_all.filter(|_| has_own_keys(policy));
-    let counts = [of_all, of_process]
-        .into_iter()
-        .flatten()
-        .flat_map(|(_, summary)| &summary.counts);
-    let mut keys: Vec<&Key> = Vec::new();
-    for count in counts {
-        if keys.len() < MOST_BANS && !keys.contains(&&count.item) {
-            keys.push(&count.item);
-        }
-    }
+    let counts = denied.into_iter().flat_map(|(_, summary)| &summary.counts);
     let mut peeks = JoinSet::new();
-    for (place, key) in keys.into_iter().enumerate() {
-        let (policy, key) = (policy.clone(), key.clone());
-        peeks.spawn(async move { (place, subject::ban_of(&policy, &key).await, key) });
+    for (place, count) in counts.take(MOST_BANS).enumerate() {
+        let (policy, key) = (policy.clone(), count.item.clone());
+        peeks.spawn(async move { (place, subject::banned(&policy, &key).await, key) });
     }
     let mut banned = Vec::new();
     while let Some(peeked) = peeks.join_next().await {
-        if let Ok((place, Some(ban), key)) = peeked {
-            banned.push((place, ban, key));
+        if let Ok((place, Some(decided), key)) = peeked {
+            banned.push((place, decided, key));
         }
     }
     banned.sort_by_key(|(place, ..)| *place);
-    let reports = banned.into_iter().map(|(_, ban, key)| BanReport {
+    let reports = banned.into_iter().map(|(_, decided, key)| BanReport {
         subject: names.name(&key),
-        admitted_after_seconds: ban.admitted_after,
+        admitted_after_seconds: decided.retry_after().map(|wait| wait.as_secs_f64()),
     });
     Some(reports.collect())
 }

@@ -11,7 +11,7 @@ mod watched;
 
 use std::{env, fmt, process, sync::Arc};
 
-use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Watched};
+use self::{audit::FindActor, router::AdminState, subject::SubjectNames, watched::Watched};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
 /// to read, to reset, and to [override](crate::Limiter::override_limit) for a time.
@@ -82,7 +82,7 @@ use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Wat
 ///
 /// A key is written as in Redis: [`Key`](crate::Key) has a table of its components. Characters that are not ASCII can be written as
 /// themselves, and are shown so: `ext:user=张三` is `ext:user=^E5^BC^A0^E4^B8^89` in Redis. A key that no request of the policy
-/// has is refused, with [what its keys are made of](crate::key::KeyForm); of a policy of a limiter, and of one with an extractor that has no
+/// has is refused, with what its keys are made of; of a policy of a limiter, and of one with an extractor that has no
 /// such form, any key is accepted. A hash that a store keeps of a long key
 /// (`hash=..`) can be used in its place. Where a store [hashes all keys](crate::RedisStoreBuilder::hash_keys), the key itself is
 /// written, and not the hash. If layers have a policy of one name in several stores, `store` selects one of these by its number
@@ -116,11 +116,10 @@ use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Wat
 /// * Each policy: what its keys are made of (`key`), its limit as text, cost, failure mode and bans, whether it only observes, since when it runs in
 ///   this process (`since`), and when its file was reloaded last (`reloaded_at`). If the last load of the
 ///   file was refused, such as for a mistake in it, `refused_reload` has the error. Of limits that are
-///   [chosen](crate::limit::by()) for each request, the 20 lowest that were chosen in this process are known, and those of the
+///   [chosen](crate::Policy::with_limit_fn) for each request, the 20 lowest that were chosen in this process are known, and those of the
 ///   plans of a file.
 /// * The `slots` of a policy that requests hold in this process, of the 20 subjects with most, and the `bans` of the 10 subjects
-///   that the policy denies most often: in [all replicas](#the-denials-of-all-replicas), if the store counts these and does not
-///   hash the keys, else in this process.
+///   that the policy denies most often in this process.
 /// * The `overrides` of these policies, at most 10,000: the subject, its limit, and when it ends. A subject is named
 ///   [as below](#the-subjects-that-are-denied-most-often); where a store hashes all keys, the name is of the hash that it has.
 /// * The `decisions` and the denials of each policy in this process while there is a router (`since`): how many, and of which
@@ -128,7 +127,7 @@ use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Wat
 ///   of each policy.
 ///
 /// Each process of a service has a report of its own, with its name as [`instance`](Self::instance). The counts in a shared store
-/// and the overrides are those of all processes, and by choice [the denials](#the-denials-of-all-replicas) too.
+/// and the overrides are those of all processes.
 ///
 /// # The subjects that are denied most often
 ///
@@ -143,27 +142,9 @@ use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Wat
 /// response has its hash as `subject` and its denials as `denied`, and the page marks it in the list. The hash cannot be turned
 /// into a key, so the counts of a caller cannot be reset, and its limit cannot be overridden, by the hash alone. [`show_keys`](Self::show_keys) lists keys instead.
 ///
-/// # The denials of all replicas
-///
-/// A [`RedisStore`](crate::RedisStore) with [`denied_subjects(true)`](crate::RedisStoreBuilder::denied_subjects) counts the denials
-/// of all processes that have this setting, those without a router too. Then each policy of the report has
-/// `denials_of_all_replicas` beside `denials`, with the same fields, and the page lists its subjects. `since` is the first denial;
-/// it begins anew after a day without denials. If the store fails, `denials_of_all_replicas` is `null`, and `denials_error` has the
-/// error: the page lists the subjects of this process, and says so. `/subject` has `denied_by_all_replicas` beside `denied`, which
-/// is `null` too if the key is not listed.
-///
-/// A subject was denied at least `denials - error` times and at most `denials` times, of the denials that have reached Redis: a
-/// process sends them once a second, and loses those of its last second if it is killed, and those of a call that fails. The store
-/// keeps 1,000 keys of each policy by the same algorithm, and a process sends at most 100 in a second: with fewer, `error` and
-/// `most_of_others` are 0.
-///
-/// The store has the keys as its counts have them, and each `Admin` names them by its own secret, so secrets may differ. Where a
-/// store [hashes all keys](crate::RedisStoreBuilder::hash_keys), the name is of that hash, and `/subject` has it in
-/// `denied_by_all_replicas`.
-///
 /// # The audit log
 ///
-/// Each request that changes something is logged with the target `tower_quota::audit` (feature `tracing`): its
+/// Each request that changes something is logged with the target `tower_quota::audit`: its
 /// [`actor`](Self::actor), the policy, the hash of the key as `subject`, the limit of an override as `setting`, the `instance`, and
 /// the `outcome`. It is `done` at the level `INFO`; or at the level `WARN` and with the `error`, `refused`, if nothing has changed,
 /// and `failed`, if the store has not confirmed the change, which may apply. `unknown` is the outcome for a client that has closed
@@ -242,7 +223,7 @@ impl Admin {
     /// ```
     pub fn router_behind_authentication(self) -> axum::Router {
         let denials = self.watched.iter().map(|watched| watched.watch(self.most_denied));
-        router::router(Shared {
+        router::router(AdminState {
             _denials: denials.collect(),
             instance: self.instance,
             names: self.names,

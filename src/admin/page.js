@@ -151,23 +151,20 @@ function nodeTerm({ node, state, since, decided, failed, failed_by_key: byKey, e
   return [node ?? "No node", parts.filter((part) => part !== null).join("; ")];
 }
 
-// The denials of the subjects that are listed: those of all replicas, if the store has them.
-const listed = (policy) => policy.denials_of_all_replicas ?? policy.denials;
-
 function denialsText({ total, since }) {
   return since && `${total.toLocaleString()} since ${date(since)}`;
 }
 
 function policyCard(policy) {
-  const { limit, limits, denials, denials_of_all_replicas: ofAll } = policy;
+  const { limit, limits, denials } = policy;
   const many = report.stores.length > 1;
   const known = limits.map((known) => known.limit).join(", ");
-  const subjects = listed(policy).subjects.map((denied) => subjectRow(policy, denied));
+  const subjects = denials.subjects.map((denied) => subjectRow(policy, denied));
   const list = subjects.length > 0 ? [
-    element("h4", { textContent: `${policy.observed ? "Would be denied most often" : "Denied most often"}${ofAll ? " by all replicas" : ""}` }),
+    element("h4", { textContent: policy.observed ? "Would be denied most often" : "Denied most often" }),
     subjectList(policy, subjects),
   ] : [];
-  const rest = listed(policy).subjects.length === SUBJECTS ? [element("p", { className: "quiet-text", textContent: `The first ${SUBJECTS}. The report has all that are counted.` })] : [];
+  const rest = denials.subjects.length === SUBJECTS ? [element("p", { className: "quiet-text", textContent: `The first ${SUBJECTS}. The report has all that are counted.` })] : [];
   return element("article", {},
     top(
       policy.plan ? `${policy.policy} (${policy.plan})` : policy.policy,
@@ -187,8 +184,6 @@ function policyCard(policy) {
       ["Reloaded", policy.reloaded_at && date(policy.reloaded_at)],
       ["Not reloaded", policy.refused_reload && `${date(policy.refused_reload.since)}: ${policy.refused_reload.error}`],
       [policy.observed ? "Would deny" : "Denials", denialsText(denials)],
-      ["By all replicas", ofAll && (denialsText(ofAll) ?? "none")],
-      ["Not of all replicas", policy.denials_error],
     ]),
     ...list,
     ...rest,
@@ -208,9 +203,9 @@ function unusedCard(name) {
 
 function subjectRow(policy, { subject: name, denials, error }) {
   const share = element("div", { className: "share" });
-  share.style.width = `${(100 * denials) / listed(policy).subjects[0].denials}%`;
+  share.style.width = `${(100 * denials) / policy.denials.subjects[0].denials}%`;
   const count = error > 0 ? `${(denials - error).toLocaleString()} to ${denials.toLocaleString()}` : denials.toLocaleString();
-  const isFound = shown?.policy === policy.policy && shown.store === policy.store && name === (shown.denied_by_all_replicas ?? shown).subject;
+  const isFound = shown?.policy === policy.policy && shown.store === policy.store && name === shown.subject;
   return element("li", { className: isFound ? "found" : "" }, share, subjectLabel(policy, name), element("span", { textContent: count }));
 }
 
@@ -330,10 +325,10 @@ function selectedPolicies() {
   const text = filter.value.trim().toLowerCase();
   const has = (card) => {
     const { policy, plan, key, limit } = card;
-    return [policy, plan, key, limit, ...listed(card).subjects.map((denied) => denied.subject)].some((part) => part?.toLowerCase().includes(text));
+    return [policy, plan, key, limit, ...card.denials.subjects.map((denied) => denied.subject)].some((part) => part?.toLowerCase().includes(text));
   };
   const orders = {
-    denials: (one, other) => listed(other).total - listed(one).total,
+    denials: (one, other) => other.denials.total - one.denials.total,
     name: (one, other) => one.policy.localeCompare(other.policy),
     decisions: (one, other) => other.decisions - one.decisions,
   };
@@ -380,7 +375,7 @@ function drawSubject() {
   if (!shown) {
     return;
   }
-  const { instance, policy, store, key, subject: name, denied, denied_by_all_replicas: ofAll, override: own, counts } = shown;
+  const { instance, policy, store, key, subject: name, denied, override: own, counts } = shown;
   const text = denied
     ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}${report.shows_keys ? "" : `, listed as ${name}`}`
     : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
@@ -388,7 +383,6 @@ function drawSubject() {
     top(key, policyName(policy, store), "none"),
     terms([
       ["Denied", text],
-      ["By all replicas", ofAll && `${ofAll.error > 0 ? "at most " : ""}${times(ofAll.denials)}`],
       ["Override", own && `${own.limit} for ${duration(own.ends_after_seconds)}`],
     ]),
     ...(counts.length > 0 ? counts.map(countBlock) : [element("p", { textContent: "No limit was chosen for a request in this process yet." })]),

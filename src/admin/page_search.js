@@ -1,11 +1,8 @@
 
-// How often a key is denied, by all replicas if that is known.
-const deniedOf = (one) => one.denied_by_all_replicas ?? one.denied;
-
 // The search over all policies.
 async function search(text) {
   const result = await post("/search", { text });
-  const rank = (one) => (isDenied(one) ? 0 : deniedOf(one) ? 1 : one.override ? 2 : 3);
+  const rank = (one) => (isDenied(one) ? 0 : one.denied ? 1 : one.override ? 2 : 3);
   searched = { text, result };
   const [first] = [...result.found].sort((one, other) => rank(one) - rank(other));
   shown = first;
@@ -40,7 +37,7 @@ function remainingOf({ counts }) {
 
 function foundRow(one) {
   const { policy, store, key, override: own } = one;
-  const denied = deniedOf(one);
+  const denied = one.denied;
   const [state, kind] = stateOf(one);
   const isShown = shown?.policy === policy && shown.store === store && shown.key === key;
   return element("tr", { className: isShown ? "found" : "" },

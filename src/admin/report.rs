@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use super::{
     listed,
-    listed::{BanReport, DenialsReport, MOST_BANS, OfAllReplicas, SlotsReport},
+    listed::{BanReport, DenialsReport, SlotsReport},
     request::ReportSize,
-    response::{Failure, unix_seconds},
-    router::Shared,
+    response::{RefusedReload, unix_seconds},
+    router::AdminState,
     subject::SubjectNames,
     watched::{Watched, WatchedPolicy},
 };
@@ -87,7 +87,7 @@ struct PolicyReport {
     since: u64,
     reloaded_at: Option<u64>,
     /// Since when a change of its file is not applied, and why.
-    refused_reload: Option<Failure>,
+    refused_reload: Option<RefusedReload>,
     /// None if no limit of it has slots.
     slots: Option<Vec<SlotsReport>>,
     /// None if it has no bans.
@@ -95,10 +95,6 @@ struct PolicyReport {
     /// The decisions in this process while there is a router.
     decisions: u64,
     denials: DenialsReport,
-    /// None if the store does not count them, or fails.
-    denials_of_all_replicas: Option<DenialsReport>,
-    /// Why those of all replicas are not known.
-    denials_error: Option<String>,
 }
 
 #[derive(PartialEq, Serialize)]
@@ -123,7 +119,7 @@ pub(super) struct OverrideReport {
 /// The most limits of a policy that a report lists.
 const MOST: usize = 20;
 
-pub(super) async fn report(shared: &Shared, size: &ReportSize) -> Report {
+pub(super) async fn report(shared: &AdminState, size: &ReportSize) -> Report {
     let (watched, names) = (&shared.watched, &shared.names);
     let policies: Vec<WatchedPolicy> = watched.iter().flat_map(Watched::policies).collect();
     let stores = stores(&policies);
@@ -133,11 +129,10 @@ pub(super) async fn report(shared: &Shared, size: &ReportSize) -> Report {
         store_reports.push(report_store(number, &of_store).await);
     }
 
-    let mut of_all = OfAllReplicas::default();
     let mut policy_reports: Vec<PolicyReport> = Vec::new();
     for policy in &policies {
         let store = number_of(&stores, policy.store());
-        let report = report_policy(&policies, policy, store, (names, size, &mut of_all)).await;
+        let report = report_policy(&policies, policy, store, names, size).await;
         if !policy_reports.iter().any(|other| other.is_same(&report)) {
             policy_reports.push(report);
         }
@@ -275,7 +270,8 @@ async fn report_policy(
     policies: &[WatchedPolicy],
     policy: &WatchedPolicy,
     store: usize,
-    (names, size, of_all): (&SubjectNames, &ReportSize, &mut OfAllReplicas),
+    names: &SubjectNames,
+    size: &ReportSize,
 ) -> PolicyReport {
     let limits = policy.limits.iter().take(MOST).map(|limit| LimitReport {
         limit: limit.named.limit.to_string(),
@@ -285,12 +281,6 @@ async fn report_policy(
     let limits = limits.collect();
     let denials = listed::of_process(policies, policy);
     let most = size.subjects.unwrap_or(usize::MAX);
-    let (of_all, denials_error) = match of_all.read(policy, most.max(MOST_BANS)).await {
-        Some(Ok(denials)) => (Some(denials), None),
-        Some(Err(error)) => (None, Some(error)),
-        None => (None, None),
-    };
-    let denied = (of_all.as_ref().and_then(Option::as_ref), denials.as_ref());
     PolicyReport {
         policy: policy.name.clone(),
         plan: policy.of_plan.clone(),
@@ -307,11 +297,9 @@ async fn report_policy(
         reloaded_at: policy.reloaded_at.map(unix_seconds),
         refused_reload: policy.refused_reload.clone(),
         slots: listed::slots(policy, names),
-        bans: listed::bans(policy, denied, names).await,
+        bans: listed::bans(policy, denials.as_ref(), names).await,
         decisions: listed::decisions(policies, policy),
         denials: DenialsReport::new(denials.as_ref(), names, most),
-        denials_of_all_replicas: of_all.map(|of_all| DenialsReport::new(of_all.as_ref(), names, most)),
-        denials_error,
     }
 }
 

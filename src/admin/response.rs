@@ -12,7 +12,7 @@ use axum::{
 };
 use serde::Serialize;
 
-use crate::{ConfigError, limit::ParseLimitError, store::StoreError};
+use crate::{ConfigError, store::StoreError};
 
 /// An error as the response to a request: a status, and a message that contains the fix.
 #[derive(Debug)]
@@ -49,16 +49,9 @@ impl fmt::Display for AdminError {
     }
 }
 
-/// Of a key.
+/// Of a key or a limit.
 impl From<ConfigError> for AdminError {
     fn from(error: ConfigError) -> Self {
-        Self::bad_request(error.to_string())
-    }
-}
-
-/// Of a limit.
-impl From<ParseLimitError> for AdminError {
-    fn from(error: ParseLimitError) -> Self {
         Self::bad_request(error.to_string())
     }
 }
@@ -90,12 +83,12 @@ pub(super) fn json(body: &impl Serialize) -> Response {
 
 /// What has failed, and when.
 #[derive(Clone, Serialize)]
-pub(super) struct Failure {
+pub(super) struct RefusedReload {
     since: u64,
     error: String,
 }
 
-impl Failure {
+impl RefusedReload {
     #[cfg_attr(not(feature = "serde"), expect(dead_code, reason = "reloads fail"))]
     pub(super) fn new(since: SystemTime, error: &impl ToString) -> Self {
         Self {

@@ -25,7 +25,7 @@ use axum::{
 };
 
 /// What the routes share.
-pub(super) struct Shared {
+pub(super) struct AdminState {
     pub(super) watched: Vec<Watched>,
     /// The names of unused policies of each file.
     pub(super) files: Vec<NamesOfUnused>,
@@ -39,7 +39,7 @@ pub(super) struct Shared {
 /// The most bytes of a body. A key has at most some thousands.
 const MOST: usize = 16 << 10;
 
-pub(super) fn router(shared: Shared) -> Router {
+pub(super) fn router(shared: AdminState) -> Router {
     let shared = Arc::new(shared);
     let changes = Router::new()
         .route("/reset", post(reset))
@@ -93,7 +93,7 @@ async fn protect(mut response: Response) -> Response {
 
 async fn report(
     _: OwnOrigin,
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<AdminState>>,
     query: Result<Query<ReportSize>, QueryRejection>,
 ) -> Result<Response, AdminError> {
     let Query(size) =
@@ -103,7 +103,7 @@ async fn report(
 
 async fn subject(
     _: OwnOrigin,
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<AdminState>>,
     query: Result<Query<Selection>, QueryRejection>,
 ) -> Result<Response, AdminError> {
     let Query(selection) = query.map_err(|error| {
@@ -117,31 +117,33 @@ async fn subject(
 
 /// The same with the selection in the body, so that no log of requests has the key.
 async fn subject_of_body(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<AdminState>>,
     Posted(selection): Posted<Selection>,
 ) -> Result<Response, AdminError> {
     let selected = Selected::find(&shared, selection)?;
     Ok(json(&selected.peek(&shared).await?))
 }
 
-async fn search(State(shared): State<Arc<Shared>>, Posted(text): Posted<SearchText>) -> Result<Response, AdminError> {
+async fn search(
+    State(shared): State<Arc<AdminState>>,
+    Posted(text): Posted<SearchText>,
+) -> Result<Response, AdminError> {
     Ok(json(&selected::search(&shared, &text).await?))
 }
 
 async fn reset(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<AdminState>>,
     audited: Audited,
     Posted(selection): Posted<Selection>,
 ) -> Result<Response, AdminError> {
     let selected = Selected::find(&shared, selection)?;
     audited.is_of(&shared, &selected);
-    let (policy, store) = (&selected.policy.name, selected.store_id());
-    subject::reset(&shared.watched, policy, store, &selected.key).await?;
+    subject::reset(&selected).await?;
     Ok(json(&selected.peek(&shared).await?))
 }
 
 async fn set_override(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<AdminState>>,
     audited: Audited,
     Posted(new): Posted<NewOverride>,
 ) -> Result<Response, AdminError> {
@@ -149,18 +151,18 @@ async fn set_override(
     audited.sets(format!("{limit} for {} s", lasts.as_secs()));
     let selected = Selected::find(&shared, new.selection)?;
     audited.is_of(&shared, &selected);
-    selected.set_override(Some((limit, lasts))).await?;
+    subject::set_override(&selected, Some((limit, lasts))).await?;
     Ok(json(&selected.peek(&shared).await?))
 }
 
 async fn end_override(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<AdminState>>,
     audited: Audited,
     Posted(selection): Posted<Selection>,
 ) -> Result<Response, AdminError> {
     let selected = Selected::find(&shared, selection)?;
     audited.is_of(&shared, &selected);
-    selected.set_override(None).await?;
+    subject::set_override(&selected, None).await?;
     Ok(json(&selected.peek(&shared).await?))
 }
 
@@ -175,7 +177,7 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-qm9ZzPLyFJeMjKkMw7FGFefuEOAYkAbpHIrPEPJqRNU='; \
+     script-src 'sha256-wrmxL8YsP9X95/CGFcl3lNp/UkaX1iRzQYOXVb00sZY='; \
      style-src 'sha256-k0VNUIy1yMJmIDXYrZhJGcJn2byIuXiK5flNaqswe7s='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

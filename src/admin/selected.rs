@@ -1,6 +1,6 @@
 //! The key of a policy that an operator has selected, and the keys of all policies that a search finds.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::http::StatusCode;
 use serde::Serialize;
@@ -12,20 +12,20 @@ use super::{
     report::OverrideReport,
     request::{SearchText, Selection, missing},
     response::AdminError,
-    router::Shared,
+    router::AdminState,
     subject,
-    subject::Counts,
+    subject::LimitCounts,
     watched::{Watched, WatchedPolicy},
 };
 use crate::{
-    Key, Limit,
+    Key,
     key::{FoundKey, Search},
     store::StoreId,
 };
 
 /// The response to `/subject` and to all changes of a subject.
 #[derive(Serialize)]
-pub(super) struct Subject {
+pub(super) struct SubjectReport {
     instance: String,
     policy: String,
     store: usize,
@@ -34,11 +34,10 @@ pub(super) struct Subject {
     subject: String,
     /// None if it is not listed.
     denied: Option<DeniedSubject>,
-    denied_by_all_replicas: Option<DeniedSubject>,
     /// None if it has no limit of its own.
     #[serde(rename = "override")]
     own_limit: Option<OverrideReport>,
-    pub(super) counts: Vec<Counts>,
+    pub(super) counts: Vec<LimitCounts>,
 }
 
 /// A key of a policy in a store.
@@ -52,7 +51,7 @@ pub(super) struct Selected {
 }
 
 impl Selected {
-    pub(super) fn find(shared: &Shared, selection: Selection) -> Result<Self, AdminError> {
+    pub(super) fn find(shared: &AdminState, selection: Selection) -> Result<Self, AdminError> {
         let name = selection.policy.ok_or_else(|| missing("policy", "api"))?;
         let text = selection.key.ok_or_else(|| missing("key", "ip=203.0.113.7"))?;
         let text = text.trim();
@@ -100,18 +99,15 @@ impl Selected {
         })
     }
 
-    pub(super) fn store_id(&self) -> Option<StoreId> {
-        self.policy.store()
+    /// The policy in each layer and limiter that shares its counts.
+    pub(super) fn sharing(&self) -> impl Iterator<Item = &WatchedPolicy> {
+        self.policies.iter().filter(|other| other.shares_counts(&self.policy))
     }
 
-    pub(super) async fn set_override(&self, limit: Option<(Limit, Duration)>) -> Result<(), AdminError> {
-        subject::set_override(&self.policies, &self.policy, &self.key, limit).await
-    }
-
-    pub(super) async fn peek(&self, shared: &Shared) -> Result<Subject, AdminError> {
-        let counts = subject::peek(&shared.watched, &self.policy.name, self.store_id(), &self.key).await?;
+    pub(super) async fn peek(&self, shared: &AdminState) -> Result<SubjectReport, AdminError> {
+        let counts = subject::peek(self).await?;
         let denials = listed::of_process(&self.policies, &self.policy);
-        Ok(Subject {
+        Ok(SubjectReport {
             instance: shared.instance.clone(),
             policy: self.policy.name.clone(),
             store: self.store,
@@ -119,7 +115,6 @@ impl Selected {
             subject: shared.names.name(&self.key),
             own_limit: report::override_of(&shared.names, &self.policy, self.store, &self.key),
             denied: denials.and_then(|(_, summary)| listed::denied_subject(&shared.names, &summary, &self.key)),
-            denied_by_all_replicas: listed::of_all_replicas(&shared.names, &self.policy, &self.key).await,
             counts,
         })
     }
@@ -150,7 +145,7 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
 #[derive(Serialize)]
 pub(super) struct SearchResult {
     instance: String,
-    found: Vec<Subject>,
+    found: Vec<SubjectReport>,
     /// The keys that have values beside those of the search.
     incomplete: Vec<OtherKey>,
     /// The keys for which the store has returned no counts.
@@ -166,7 +161,7 @@ struct OtherKey {
     error: Option<String>,
 }
 
-pub(super) async fn search(shared: &Shared, text: &SearchText) -> Result<SearchResult, AdminError> {
+pub(super) async fn search(shared: &AdminState, text: &SearchText) -> Result<SearchResult, AdminError> {
     let search = Search::parse(text.text()?)?;
     let policies: Arc<[WatchedPolicy]> = shared.watched.iter().flat_map(Watched::policies).collect();
     let stores = report::stores(&policies);

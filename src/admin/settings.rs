@@ -5,9 +5,9 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::Admin;
-use crate::{ConfigError, Limiter, RateLimitLayer, key::Secret};
 #[cfg(feature = "serde")]
-use crate::{LivePolicies, Policies};
+use crate::Policies;
+use crate::{ConfigError, Limiter, RateLimitLayer, key::Secret};
 
 /// Settings.
 impl Admin {
@@ -53,23 +53,6 @@ impl Admin {
     /// ```
     #[cfg(feature = "serde")]
     pub fn policies(mut self, policies: &Policies) -> Self {
-        let policies = policies.clone();
-        self.files.push(Arc::new(move || policies.unused()));
-        self
-    }
-
-    /// The same for policies that are reloaded: the report marks those of the last load.
-    ///
-    /// ```
-    /// use tower_quota::{Admin, LivePolicies, Policies};
-    ///
-    /// let policies: Policies = serde_json::from_str(r#"{"policies": {"mails": {"limit": "sliding-log 3/h"}}}"#)?;
-    /// let admin = Admin::new().live_policies(&LivePolicies::from(policies));
-    /// # let _ = admin;
-    /// # Ok::<(), serde_json::Error>(())
-    /// ```
-    #[cfg(feature = "serde")]
-    pub fn live_policies(mut self, policies: &LivePolicies) -> Self {
         let policies = policies.clone();
         self.files.push(Arc::new(move || policies.unused()));
         self

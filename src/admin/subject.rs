@@ -1,26 +1,23 @@
 //! One subject of a policy: reads and resets its counts.
 
-use std::{iter, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::http::StatusCode;
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::{
-    response::AdminError,
-    watched::{Watched, WatchedPolicy},
-};
+use super::{response::AdminError, selected::Selected, watched::WatchedPolicy};
 use crate::{
     Decision, Denial, Key, Limit, PolicyDecision, check,
     check::Check,
     decision::{RenderedLimit, Ticket, Undecided},
     key::Secret,
-    store::{ErrorKind, Operation, StoreError, StoreId, Waiting},
+    store::{ErrorKind, Operation, StoreError, Waiting},
 };
 
 /// The counts of a subject by one limit of a policy.
 #[derive(Serialize)]
-pub(super) struct Counts {
+pub(super) struct LimitCounts {
     limit: String,
     /// The limit of the policy that an override replaces by this one.
     in_place_of: Option<String>,
@@ -42,24 +39,17 @@ pub(super) struct Counts {
 const MOST: usize = 20;
 
 /// Reads the counts of a key of a policy in a store, of each limit that the policy has there.
-///
-/// The key is [bound](Key::bound).
-pub(super) async fn peek(
-    watched: &[Watched],
-    policy: &str,
-    store: Option<StoreId>,
-    key: &Key,
-) -> Result<Vec<Counts>, AdminError> {
-    let mut counts = Vec::new();
-    for (policy, own) in limits(watched, policy, store).into_iter().take(MOST) {
-        let overriding = policy.overriding(&own, key);
+pub(super) async fn peek(selected: &Selected) -> Result<Vec<LimitCounts>, AdminError> {
+    let (key, mut counts) = (&selected.key, Vec::new());
+    for (policy, own) in limits(selected).into_iter().take(MOST) {
+        let overriding = policy.overriding(own, key);
         let in_place_of = overriding.is_some().then(|| own.named.limit.to_string());
-        let limit = overriding.unwrap_or(own);
+        let limit = overriding.as_ref().unwrap_or(own);
         let of_limit = match limit.named.limit.is_counted() {
-            true => peek_one(&policy, &limit, key).await?,
-            false => uncounted(&policy, &limit.named.limit),
+            true => peek_one(policy, limit, key).await?,
+            false => uncounted(policy, &limit.named.limit),
         };
-        counts.push(Counts {
+        counts.push(LimitCounts {
             in_place_of,
             ..of_limit
         });
@@ -68,13 +58,8 @@ pub(super) async fn peek(
 }
 
 /// Removes all counts of a key of a policy in a store, and its bans.
-pub(super) async fn reset(
-    watched: &[Watched],
-    policy: &str,
-    store: Option<StoreId>,
-    key: &Key,
-) -> Result<(), AdminError> {
-    let limits = limits(watched, policy, store);
+pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
+    let (key, limits) = (&selected.key, limits(selected));
     if limits.is_empty() {
         return Err(AdminError::new(
             StatusCode::CONFLICT,
@@ -83,40 +68,30 @@ pub(super) async fn reset(
     }
     // Limits of one algorithm share the counts of a key.
     let mut done = Vec::new();
-    let with_overrides = limits.into_iter().flat_map(|(policy, own)| {
-        let overriding = policy.overriding(&own, key).map(|limit| (policy.clone(), limit));
-        iter::once((policy, own)).chain(overriding)
-    });
-    for (policy, limit) in with_overrides {
-        let counts = (limit.named.limit.algorithm(), policy.ban());
-        if limit.named.limit.is_counted() && !done.contains(&counts) {
-            perform(Operation::Reset, undecided(&policy, &limit, key))
-                .await
-                .map(drop)?;
-            done.push(counts);
+    for (policy, own) in limits {
+        for limit in [Some(own.clone()), policy.overriding(own, key)].into_iter().flatten() {
+            let counts = (limit.named.limit.algorithm(), policy.ban());
+            if limit.named.limit.is_counted() && !done.contains(&counts) {
+                let _ = perform(Operation::Reset, undecided(policy, &limit, key)).await?;
+                done.push(counts);
+            }
         }
     }
     Ok(())
 }
 
 /// Sets the limit of a key of a policy in a store for so long, or ends its override without a limit.
-///
-/// The key is [bound](Key::bound).
-pub(super) async fn set_override(
-    policies: &[WatchedPolicy],
-    policy: &WatchedPolicy,
-    key: &Key,
-    limit: Option<(Limit, Duration)>,
-) -> Result<(), AdminError> {
+pub(super) async fn set_override(selected: &Selected, limit: Option<(Limit, Duration)>) -> Result<(), AdminError> {
+    let policy = &selected.policy;
     let missing = |error: StoreError| AdminError::new(StatusCode::CONFLICT, error.to_string());
     let overrides = policy.context.require_overrides().map_err(missing)?;
     if let Some((limit, _)) = &limit {
-        for of in policies.iter().filter(|other| other.shares_counts(policy)) {
+        for of in selected.sharing() {
             let valid = of.unkeyed.accepts_override(limit);
             valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
         }
     }
-    let set = overrides.set(&policy.name, key, limit).await;
+    let set = overrides.set(&policy.name, &selected.key, limit).await;
     set.map_err(|error| {
         let message = format!("the store has not confirmed the change of the override: {error}");
         AdminError::new(StatusCode::SERVICE_UNAVAILABLE, message)
@@ -126,26 +101,24 @@ pub(super) async fn set_override(
 /// The limits of a policy in a store, each once.
 ///
 /// Layers and limiters on one store share the counts of a policy, and may have it with other numbers or with bans.
-fn limits(watched: &[Watched], name: &str, store: Option<StoreId>) -> Vec<(WatchedPolicy, Arc<RenderedLimit>)> {
-    let policies = watched.iter().flat_map(Watched::policies);
-    let of_name = policies.filter(|policy| policy.name == name && policy.store() == store);
-    let mut limits: Vec<(WatchedPolicy, Arc<RenderedLimit>)> = Vec::new();
-    for policy in of_name {
+fn limits(selected: &Selected) -> Vec<(&WatchedPolicy, &Arc<RenderedLimit>)> {
+    let mut limits: Vec<(&WatchedPolicy, &Arc<RenderedLimit>)> = Vec::new();
+    for policy in selected.sharing() {
         for limit in &policy.limits {
-            let is_same = |(other, known): &(WatchedPolicy, Arc<RenderedLimit>)| {
+            let is_same = |(other, known): &(&WatchedPolicy, &Arc<RenderedLimit>)| {
                 known.named.limit == limit.named.limit
                     && other.ban() == policy.ban()
                     && other.is_observed() == policy.is_observed()
             };
             if !limits.iter().any(is_same) {
-                limits.push((policy.clone(), limit.clone()));
+                limits.push((policy, limit));
             }
         }
     }
     limits
 }
 
-async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key) -> Result<Counts, AdminError> {
+async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key) -> Result<LimitCounts, AdminError> {
     let decision = perform(Operation::Peek, undecided(policy, limit, key)).await?;
     let store_error = decision.store_error().map(ToString::to_string);
     let Some(decided) = decision.policies().next() else {
@@ -153,7 +126,7 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key)
         let error = store_error.unwrap_or_default();
         return Err(StoreError::new(ErrorKind::Unreachable, error).into());
     };
-    Ok(Counts {
+    Ok(LimitCounts {
         limit: limit.named.limit.to_string(),
         in_place_of: None,
         allowed: decided.denial().is_none(),
@@ -167,29 +140,20 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key)
     })
 }
 
-/// The ban of a key.
-pub(super) struct Banned {
-    /// In seconds; none if it has no end.
-    pub(super) admitted_after: Option<f64>,
-}
-
-/// None if the key is not banned, or the store fails.
+/// The decision about a key that is banned; none if it is not, or the store fails.
 ///
 /// The key is [bound](Key::bound).
-pub(super) async fn ban_of(policy: &WatchedPolicy, key: &Key) -> Option<Banned> {
+pub(super) async fn banned(policy: &WatchedPolicy, key: &Key) -> Option<PolicyDecision> {
     let limit = policy.limits.iter().find(|limit| limit.named.limit.is_counted())?;
     let decision = perform(Operation::Peek, undecided(policy, limit, key)).await.ok()?;
     let decided = decision.policies().next()?;
-    let is_banned = decided.denial() == Some(Denial::Banned);
-    is_banned.then(|| Banned {
-        admitted_after: decided.retry_after().map(|wait| wait.as_secs_f64()),
-    })
+    (decided.denial() == Some(Denial::Banned)).then(|| decided.clone())
 }
 
 /// The counts by a limit that counts nothing.
-fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> Counts {
+fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> LimitCounts {
     let denies = *limit == Limit::DenyAll;
-    Counts {
+    LimitCounts {
         limit: limit.to_string(),
         in_place_of: None,
         allowed: !denies,

@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use super::response::Failure;
+use super::response::RefusedReload;
 use crate::{
     FailureMode, Key, Limiter, Policy, RateLimitLayer,
     decision::{CheckContext, DenialWatch, Denials, PolicyContext, RenderedLimit},
     key::KeyForm,
     middleware::Enforcer,
-    policy::{Basis, Unkeyed},
+    policy::Basis,
     store::{Store, StoreId},
 };
 
@@ -32,7 +32,7 @@ impl From<&Limiter> for Watched {
 }
 
 impl Watched {
-    /// Counts its denials, each policy those of so many keys.
+    /// LimitCounts its denials, each policy those of so many keys.
     pub(super) fn watch(&self, keys: usize) -> DenialWatch {
         let policies = self.policies();
         let count = |denials: &Denials| denials.watch(policies.len(), keys);
@@ -67,7 +67,7 @@ fn policies<K: Clone>(newest: &Basis<K>, key_form: fn(&Policy<K>) -> KeyForm) ->
         #[cfg(feature = "serde")]
         refused_reload: policy
             .refused_reload()
-            .map(|refused| Failure::new(refused.at, &refused.error)),
+            .map(|refused| RefusedReload::new(refused.at, &refused.error)),
         #[cfg(not(feature = "serde"))]
         refused_reload: None,
     });
@@ -88,12 +88,12 @@ pub(super) struct WatchedPolicy {
     pub(super) limits: Vec<Arc<RenderedLimit>>,
     /// What its keys are made of.
     pub(super) key_form: KeyForm,
-    pub(super) unkeyed: Policy<Unkeyed>,
+    pub(super) unkeyed: Policy<()>,
     /// Unless it is computed for each request.
     pub(super) cost: Option<u64>,
     pub(super) reloaded_at: Option<SystemTime>,
     /// The last load of its file, if it was refused.
-    pub(super) refused_reload: Option<Failure>,
+    pub(super) refused_reload: Option<RefusedReload>,
 }
 
 impl WatchedPolicy {

@@ -7,20 +7,19 @@ use http::HeaderValue;
 
 #[cfg(feature = "admin")]
 use super::denials::Denials;
-#[cfg(feature = "tracing")]
-use super::outcome::record_in_span;
 use super::{
     headers::Fields,
+    outcome::record_in_span,
     per_thread::Apart,
     policy_settings::Settings,
-    response::{Negotiated, ResponseFormat},
+    response::{Grpc, Problem, ResponseFormat},
     slots::Keeper,
     store_replies::LostSettlements,
 };
 use crate::{
     Ban, Key,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{DeniedSubjects, ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, Waiting},
+    store::{ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, Waiting},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -29,7 +28,6 @@ pub(crate) struct CheckContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) failover: Arc<Failover>,
     pub(crate) overrides: Option<Overrides>,
-    pub(crate) denied_subjects: Option<DeniedSubjects>,
     /// Renews leases.
     pub(crate) keeper: Arc<Keeper>,
     /// What [`Store::drained`] waits for.
@@ -63,7 +61,6 @@ impl CheckContext {
             keeper: Keeper::of(&store),
             outstanding: Outstanding::of(store.id()),
             overrides: store.overrides().cloned(),
-            denied_subjects: store.denied_subjects().cloned(),
             store: Arc::new(store),
             lost: policies.iter().any(awaits_completion).then(Arc::default),
             is_composite: is_composite(&policies),
@@ -71,7 +68,7 @@ impl CheckContext {
             waits: waits(&policies),
             policies,
             fields: Fields::default(),
-            format: Arc::new(Negotiated::default()),
+            format: Arc::new(Grpc::new().or(Problem)),
             metrics: CheckMetrics::default(),
             #[cfg(feature = "admin")]
             denials: Denials::default(),
@@ -117,8 +114,8 @@ impl CheckContext {
         self.overrides.as_ref().ok_or_else(|| {
             StoreError::new(
                 ErrorKind::Refused,
-                "the store has no overrides; set `.overrides(true)` of `RedisStore::builder()`, or pass on `Store::overrides` \
-                 of a store that is wrapped",
+                "the store has no overrides; set `.overrides(true)` of `RedisStore::builder()`, or return the \
+                 store that is wrapped from `Store::inner`",
             )
         })
     }
@@ -129,7 +126,6 @@ impl CheckContext {
         if METRICS_ENABLED {
             self.policies[position].metrics.count(outcome);
         }
-        #[cfg(feature = "tracing")]
         tracing::debug!(
             policy = &*self.policies[position].limit.named.name,
             outcome = outcome.name(),
@@ -140,14 +136,11 @@ impl CheckContext {
     /// Records in the current span what is done with a request without a decision, and the policy at this position if one
     /// has caused it.
     pub(crate) fn record(&self, outcome: PolicyOutcome, position: Option<usize>) {
-        #[cfg(feature = "tracing")]
         record_in_span(
             outcome,
             position.map(|position| &*self.policies[position].limit.named.name),
             None,
         );
-        #[cfg(not(feature = "tracing"))]
-        let _ = (outcome, position);
     }
 
     /// Counts a request that is decided before any policy regards it.

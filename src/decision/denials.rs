@@ -8,24 +8,22 @@ use std::{
     time::SystemTime,
 };
 
-use crate::{
-    Key,
-    store::{SpaceSaving, Summary},
-};
+use super::space_saving::{SpaceSaving, Summary};
+use crate::Key;
 
 /// The denials of the policies of a layer or a limiter, whose clones have them in common.
 #[derive(Clone, Default)]
-pub(crate) struct Denials(Arc<Shared>);
+pub(crate) struct Denials(Arc<DenialCounts>);
 
 #[derive(Default)]
-struct Shared {
+struct DenialCounts {
     watches: AtomicUsize,
     /// The decisions of each policy since there is a watch.
     decisions: OnceLock<Box<[AtomicU64]>>,
-    counted: Mutex<Option<Counted>>,
+    counted: Mutex<Option<Sketches>>,
 }
 
-struct Counted {
+struct Sketches {
     since: SystemTime,
     /// One for each policy, in their order.
     sketches: Vec<SpaceSaving<Key>>,
@@ -79,7 +77,7 @@ impl Denials {
             for decisions in decisions {
                 decisions.store(0, Ordering::Relaxed);
             }
-            Counted {
+            Sketches {
                 since: SystemTime::now(),
                 sketches: (0..policies).map(|_| SpaceSaving::new(keys)).collect(),
             }
@@ -96,15 +94,15 @@ impl Denials {
     }
 }
 
-impl Shared {
-    fn counted(&self) -> MutexGuard<'_, Option<Counted>> {
+impl DenialCounts {
+    fn counted(&self) -> MutexGuard<'_, Option<Sketches>> {
         // No code panics while it is locked.
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Denials are counted until this is dropped.
-pub(crate) struct DenialWatch(Arc<Shared>);
+pub(crate) struct DenialWatch(Arc<DenialCounts>);
 
 impl Drop for DenialWatch {
     fn drop(&mut self) {

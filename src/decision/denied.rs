@@ -155,12 +155,12 @@ impl Denied {
     ///
     /// ```
     /// use http::{Request, StatusCode};
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, response::PlainText};
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, response};
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let mails = Policy::new("mails", SlidingLog::per_hour(1));
-    /// let mails = Limiter::new(MemoryStore::new(), mails).format(PlainText);
+    /// let mails = Limiter::new(MemoryStore::new(), mails).format(response::text(|_, _| "Later.\n"));
     /// assert!(mails.check("42").await?.require().is_ok());
     ///
     /// let (parts, ()) = Request::post("/mails").body(())?.into_parts();
@@ -168,7 +168,7 @@ impl Denied {
     /// assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     /// assert_eq!(response.headers()["retry-after"], "3600");
     /// assert_eq!(response.headers()["ratelimit"], r#""mails";r=0;t=3600"#);
-    /// assert_eq!(response.body(), "Too many requests.\n");
+    /// assert_eq!(response.body(), "Later.\n");
     /// # Ok(())
     /// # }
     /// ```

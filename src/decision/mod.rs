@@ -2,7 +2,6 @@
 
 mod completion;
 mod context;
-mod degree;
 #[cfg(feature = "admin")]
 mod denials;
 pub(crate) mod denied;
@@ -15,6 +14,8 @@ mod receipt;
 pub(crate) mod requested_pause;
 pub mod response;
 mod slots;
+#[cfg(feature = "admin")]
+mod space_saving;
 mod store_replies;
 mod undecided;
 
@@ -31,16 +32,12 @@ use crate::{
     store::{NamedLimit, Owed, OwedKind, Store, StoreError},
 };
 
-#[cfg(feature = "serde")]
-pub(crate) use self::degree::Thresholds;
-#[cfg(feature = "admin")]
-pub(crate) use self::denials::{DenialWatch, Denials};
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use self::slots::Keeper;
 pub use self::{
     completion::Completion,
     denied::Denied,
-    headers::{CustomHeaders, Headers, ResetFormat},
+    headers::Headers,
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
     slots::Slots,
@@ -55,6 +52,11 @@ pub(crate) use self::{
     slots::{Release, Ticket, release_unknown},
     store_replies::{LostSettlements, Responses},
     undecided::Undecided,
+};
+#[cfg(feature = "admin")]
+pub(crate) use self::{
+    denials::{DenialWatch, Denials},
+    space_saving::Summary,
 };
 
 /// The outcome of a check.
@@ -128,7 +130,7 @@ impl Decision {
         self.0.allowed
     }
 
-    /// How many units [`Limiter::take_up_to`](crate::Limiter::take_up_to) has taken; of other decisions 1 if the request is admitted,
+    /// How many units [`take_up_to`](crate::LimiterRequest::take_up_to) has taken; of other decisions 1 if the request is admitted,
     /// else 0.
     #[must_use]
     pub fn taken(&self) -> u32 {
@@ -211,7 +213,7 @@ impl Decision {
     /// # async fn main() -> Result<(), tower_quota::AcquireError> {
     /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_second(1)));
     /// for seconds in [0, 1] {
-    ///     let permit = mails.acquire("42").max_wait(Duration::from_secs(5)).await?;
+    ///     let permit = mails.request("42").max_wait(Duration::from_secs(5)).acquire().await?;
     ///     assert_eq!(permit.decision().delay(), Duration::from_secs(seconds));
     /// }
     /// # Ok(())

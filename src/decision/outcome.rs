@@ -1,19 +1,19 @@
 //! The outcomes of a decision as metrics, as events of `tracing` at the level `DEBUG`, and in the current span.
 
-#[cfg(feature = "tracing")]
 use tracing::{Span, level_filters::LevelFilter};
 
-#[cfg(feature = "admin")]
-use super::Denials;
 use super::{Decision, Denial, PolicyDecision};
-use crate::observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitingRequest};
+use crate::{
+    Limit,
+    observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitingRequest},
+};
 
 impl Decision {
     /// Counts what each policy has done with the request.
     #[inline(always)]
     pub(crate) fn count_outcomes(&self) {
+        #[cfg(feature = "admin")]
         self.count_denials();
-        #[cfg(feature = "tracing")]
         if has_spans()
             && let Some(policy) = self.foremost().or(self.as_slice().first())
         {
@@ -33,20 +33,11 @@ impl Decision {
     }
 
     /// Counts the decision of each policy, and the key of each that denies the request or, if it only observes, would have denied it.
+    #[cfg(feature = "admin")]
     #[inline]
     fn count_denials(&self) {
         let Some(first) = self.as_slice().first() else { return };
-        if let Some(subjects) = &first.context.denied_subjects {
-            let denying = self.policies().filter(|policy| policy.denial.is_some());
-            denying.for_each(|policy| subjects.count(policy.name(), &policy.key));
-        }
-        #[cfg(feature = "admin")]
-        self.count_for_report(&first.context.denials);
-    }
-
-    #[cfg(feature = "admin")]
-    #[inline]
-    fn count_for_report(&self, denials: &Denials) {
+        let denials = &first.context.denials;
         if !denials.are_watched() {
             return;
         }
@@ -69,7 +60,6 @@ impl PolicyDecision {
     /// Counts the request by what this policy has done with it.
     #[inline]
     pub(crate) fn count(&self, outcome: PolicyOutcome) {
-        #[cfg(feature = "tracing")]
         tracing::debug!(
             policy = self.name(),
             outcome = outcome.name(),
@@ -87,6 +77,26 @@ impl PolicyDecision {
         let admitted = matches!(outcome, PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally);
         if admitted && self.is_near() {
             metrics.near_limit();
+        }
+    }
+
+    /// Whether at least 80 % of the limit is used.
+    #[inline]
+    fn is_near(&self) -> bool {
+        let limit = &self.named().limit;
+        let quota = match self.is_local {
+            true => self.local_quota(limit),
+            false => limit.quota(),
+        };
+        self.remaining().saturating_mul(5) <= quota
+    }
+
+    /// The quota in this process, which may have a share of the limit.
+    #[cold]
+    fn local_quota(&self, limit: &Limit) -> u64 {
+        match self.failure_mode().share() {
+            Some(share) => limit.scaled(share).quota(),
+            None => limit.quota(),
         }
     }
 
@@ -116,15 +126,10 @@ impl PolicyDecision {
 /// Whether outcomes are counted or logged.
 #[inline]
 fn is_watched() -> bool {
-    #[cfg(feature = "tracing")]
-    if tracing::enabled!(tracing::Level::DEBUG) {
-        return true;
-    }
-    METRICS_ENABLED
+    METRICS_ENABLED || tracing::enabled!(tracing::Level::DEBUG)
 }
 
 /// Whether there may be spans: without a subscriber there are none.
-#[cfg(feature = "tracing")]
 #[inline]
 fn has_spans() -> bool {
     LevelFilter::current() != LevelFilter::OFF
@@ -132,7 +137,6 @@ fn has_spans() -> bool {
 
 /// Records in the current span what has been done with a request, by which policy, and the numbers of its decision. A span has
 /// only the fields that it declares.
-#[cfg(feature = "tracing")]
 #[inline]
 pub(super) fn record_in_span(outcome: PolicyOutcome, policy: Option<&str>, decision: Option<&PolicyDecision>) {
     if !has_spans() {

@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn decisions_of_two_threads_count_references_to_nothing_in_common() {
         let limiter = Limiter::new(MemoryStore::new(), Policy::new("p", SlidingLog::per_hour(5)));
-        let check = || limiter.check_now("42").expect("it replies at once");
+        let check = || limiter.request("42").check_now().expect("it replies at once");
         let one = check();
         let other = thread::scope(|scope| scope.spawn(check).join().expect("no panic"));
         let [one, other] = [&one, &other].map(|decision| decision.policies().next().expect("a policy"));

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::{completion, degree::Thresholds};
+use super::completion;
 use crate::{
     Ban, ConfigError, Key,
     store::{FailureMode, Waiting},
@@ -29,7 +29,6 @@ pub(crate) struct Settings {
     pub(crate) refund_if: Option<completion::Condition>,
     /// The keys that the policy is enforced for; others are observed.
     pub(crate) enforced: EnforcedShare,
-    pub(crate) thresholds: Thresholds,
     pub(crate) ban: Option<Ban>,
     /// Whether responses begin bans.
     pub(crate) learns: bool,
@@ -60,11 +59,6 @@ impl Settings {
             failure_mode: own.failure_mode.or(file.failure_mode),
             refund_if: own.refund_if.or_else(|| file.refund_if.clone()),
             enforced: own.enforced.min(file.enforced),
-            thresholds: if own.thresholds.is_empty() {
-                file.thresholds.clone()
-            } else {
-                own.thresholds
-            },
             ban: own.ban.or(file.ban),
             learns: own.learns || file.learns,
             longest_wait: own.longest_wait.or(file.longest_wait),

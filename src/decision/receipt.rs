@@ -181,7 +181,6 @@ impl Decision {
             .flat_map(|context| context.names())
             .any(|known| known == name);
         if !is_known && !last.warned_of_receipt.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
             tracing::warn!(
                 policy = name,
                 policies = ?last.names().collect::<Vec<_>>(),

@@ -95,13 +95,11 @@ impl LostSettlements {
     /// Counts one more, and logs the first.
     fn add(&self, error: Option<&StoreError>) {
         if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
-            #[cfg(feature = "tracing")]
             tracing::warn!(
                 error = error.map(tracing::field::display),
                 "a refund or a charge after the response was lost; `RateLimitLayer::lost_settlements` counts them"
             );
         }
-        let _ = error;
     }
 }
 

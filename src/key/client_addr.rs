@@ -1,13 +1,11 @@
 //! The address of the client as an extractor of axum.
 
-#[cfg(feature = "tracing")]
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::{error::Error, fmt, net::IpAddr};
-
-use axum::{
-    extract::{FromRequestParts, OptionalFromRequestParts},
-    response::{IntoResponse, Response},
+use std::{
+    net::IpAddr,
+    sync::atomic::{AtomicBool, Ordering},
 };
+
+use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use http::{StatusCode, request::Parts};
 
 use super::{extractor::KeyError, ip::Ip};
@@ -50,28 +48,28 @@ use super::{extractor::KeyError, ip::Ip};
 pub struct ClientAddr(pub IpAddr);
 
 impl ClientAddr {
-    fn of(parts: &Parts) -> Result<Self, ClientAddrRejection> {
+    fn of(parts: &Parts) -> Result<Self, KeyError> {
         let rule = parts.extensions.get::<Ip>();
-        let rule = rule.ok_or_else(|| ClientAddrRejection(KeyError::misconfigured(NO_RULE)))?;
-        rule.address(parts).map(Self).map_err(ClientAddrRejection)
+        let rule = rule.ok_or_else(|| KeyError::misconfigured(NO_RULE))?;
+        rule.address(parts).map(Self)
     }
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for ClientAddr {
-    type Rejection = ClientAddrRejection;
+    type Rejection = (StatusCode, String);
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ClientAddrRejection> {
-        Self::of(parts)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Self::of(parts).map_err(|error| rejection(&error))
     }
 }
 
 impl<S: Send + Sync> OptionalFromRequestParts<S> for ClientAddr {
-    type Rejection = ClientAddrRejection;
+    type Rejection = (StatusCode, String);
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, ClientAddrRejection> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Self::Rejection> {
         match Self::of(parts) {
-            Err(ClientAddrRejection(error)) if error.is_absent() => Ok(None),
-            result => result.map(Some),
+            Err(error) if error.is_absent() => Ok(None),
+            result => result.map(Some).map_err(|error| rejection(&error)),
         }
     }
 }
@@ -79,55 +77,45 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for ClientAddr {
 const NO_RULE: &str = "no rule for the address of the client; add `.layer(axum::Extension(key::ip()))` to the router, or the \
                        `key::client_ip` of its limits behind a proxy";
 
-/// Rejection of a handler that takes a [`ClientAddr`]: `500 Internal Server Error` if the rule or the peer address is missing, which is
-/// also logged as an error; `400 Bad Request` if the peer is on a Unix socket.
-///
-/// ```
-/// use axum::{extract::FromRequestParts, response::IntoResponse};
-/// use http::{Request, StatusCode};
-/// use tower_quota::key::{self, ClientAddr, UnixPeer};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
-/// for (request, status, text) in [
-///     (Request::get("/"), StatusCode::INTERNAL_SERVER_ERROR, "add `.layer(axum::Extension(key::ip()))`"),
-///     (Request::get("/").extension(key::ip()), StatusCode::INTERNAL_SERVER_ERROR, "into_make_service_with_connect_info"),
-///     (Request::get("/").extension(key::ip()).extension(UnixPeer), StatusCode::BAD_REQUEST, "Unix socket"),
-/// ] {
-///     let (mut parts, ()) = request.body(()).unwrap().into_parts();
-///     let rejection = <ClientAddr as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await.unwrap_err();
-///     assert!(rejection.to_string().contains(text), "{rejection}");
-///     assert_eq!(rejection.into_response().status(), status);
-/// }
-/// # }
-/// ```
-#[derive(Debug)]
-pub struct ClientAddrRejection(KeyError);
+fn rejection(error: &KeyError) -> (StatusCode, String) {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
 
-impl fmt::Display for ClientAddrRejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+    if !error.is_misconfigured() {
+        return (StatusCode::BAD_REQUEST, error.to_string());
     }
+    if !LOGGED.swap(true, Ordering::Relaxed) {
+        tracing::error!(%error, "a handler cannot run");
+    }
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-impl Error for ClientAddrRejection {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&self.0)
-    }
-}
+#[cfg(test)]
+mod tests {
+    use http::Request;
 
-impl IntoResponse for ClientAddrRejection {
-    fn into_response(self) -> Response {
-        if !self.0.is_misconfigured() {
-            return (StatusCode::BAD_REQUEST, self.to_string()).into_response();
+    use super::*;
+    use crate::key::{self, UnixPeer};
+
+    #[tokio::test]
+    async fn a_request_without_the_address_is_rejected_with_the_fix() {
+        for (request, status, fix) in [
+            (Request::get("/"), 500, "add `.layer(axum::Extension(key::ip()))`"),
+            (
+                Request::get("/").extension(key::ip()),
+                500,
+                "into_make_service_with_connect_info",
+            ),
+            (
+                Request::get("/").extension(key::ip()).extension(UnixPeer),
+                400,
+                "Unix socket",
+            ),
+        ] {
+            let (mut parts, ()) = request.body(()).unwrap().into_parts();
+            let rejected = <ClientAddr as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await;
+            let (rejected, text) = rejected.unwrap_err();
+            assert_eq!(rejected, status, "{text}");
+            assert!(text.contains(fix), "{text}");
         }
-        #[cfg(feature = "tracing")]
-        {
-            static LOGGED: AtomicBool = AtomicBool::new(false);
-            if !LOGGED.swap(true, Ordering::Relaxed) {
-                tracing::error!(error = %self, "a handler cannot run");
-            }
-        }
-        (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
     }
 }

@@ -187,7 +187,6 @@ pub enum ClientIpSource {
     Header(HeaderName),
 }
 
-#[cfg(feature = "tracing")]
 impl ClientIpSource {
     /// The header that is neither of the two lists.
     pub(super) fn own_header(&self) -> Option<&HeaderName> {
@@ -220,7 +219,8 @@ impl Proxies {
     pub(super) fn group_by(&mut self, grouping: &Grouping) -> Result<(), ConfigError> {
         let networks = self.given.iter().map(|given| match grouping.canonical_network(*given) {
             network if network.prefix_len() == 0 => Err(ConfigError::new(format!(
-                "`{given}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`"
+                "`{given}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`, \
+                 in a file `trusted = \"any-peer\"`"
             ))),
             network => Ok(network),
         });
@@ -291,7 +291,6 @@ impl Proxies {
 }
 
 /// Whether one of the lists is there. Each name more that is looked for costs every request one hundredth.
-#[cfg(feature = "tracing")]
 #[inline]
 pub(super) fn are_forwarding(headers: &HeaderMap) -> bool {
     headers.contains_key(&X_FORWARDED_FOR) || headers.contains_key(&FORWARDED)

@@ -2,7 +2,7 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
 use http::request::Parts;
 
-use super::{form::KeyForm, key::Key};
+use super::{form::KeyForm, ip::Ip, key::Key, path::Path};
 
 /// Extracts the key that a request is counted under.
 ///
@@ -55,15 +55,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// If the request has no key and must not pass without one.
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError>;
 
-    /// Returns what the keys are made of, for operators.
-    ///
-    /// The default is [`KeyForm::any`].
-    ///
-    /// ```
-    /// use tower_quota::{KeyExtractor, key};
-    ///
-    /// assert_eq!((key::ip(), key::method()).form().to_string(), "ip=..|(method=.. or other-method=)");
-    /// ```
+    /// Returns what the keys are made of, for the page of an `Admin`; only extractors of this crate do.
+    #[doc(hidden)]
     fn form(&self) -> KeyForm {
         KeyForm::any()
     }
@@ -87,64 +80,103 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// assert_eq!(user_or_address.extract(&parts)?, Some(Key::ip("203.0.113.7".parse()?)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    fn or<E>(self, other: E) -> Or<Self, E>
+    fn or<E>(self, other: E) -> Extractor
     where
         Self: Sized,
         E: KeyExtractor,
     {
-        Or {
-            first: self,
-            second: other,
-        }
+        Extractor::first(vec![Arc::new(self), Arc::new(other)])
     }
 }
 
-/// A [`KeyExtractor`] with an alternative, made by [`or`](KeyExtractor::or).
-#[derive(Clone, Copy, Debug)]
+/// A [`KeyExtractor`] made by a function of [`key`](crate::key), or by [`or`](KeyExtractor::or).
+#[derive(Clone)]
 #[must_use]
-pub struct Or<A, B> {
-    first: A,
-    second: B,
+pub struct Extractor {
+    extract: Arc<Extract>,
+    form: KeyForm,
 }
 
-impl<A, B> KeyExtractor for Or<A, B>
-where
-    A: KeyExtractor,
-    B: KeyExtractor,
-{
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        match self.first.extract(parts) {
-            Ok(None) => self.second.extract(parts),
-            Err(error) if !error.is_malformed() => self.second.extract(parts),
-            result => result,
+type Extract = dyn Fn(&Parts) -> Result<Option<Key>, KeyError> + Send + Sync;
+
+impl Extractor {
+    pub(super) fn new(
+        form: KeyForm,
+        extract: impl Fn(&Parts) -> Result<Option<Key>, KeyError> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            extract: Arc::new(extract),
+            form,
         }
+    }
+
+    /// The key of the first extractor that has one. By a malformed key, a caller must not choose another one.
+    pub(super) fn first(alternatives: Vec<Arc<dyn KeyExtractor>>) -> Self {
+        let form = KeyForm::first(alternatives.iter().map(|extractor| extractor.form()));
+        Self::new(form, move |parts| {
+            let mut result = Ok(None);
+            for extractor in &alternatives {
+                result = extractor.extract(parts);
+                match &result {
+                    Ok(None) => {}
+                    Err(error) if !error.is_malformed() => {}
+                    Ok(Some(_)) | Err(_) => break,
+                }
+            }
+            result
+        })
+    }
+
+    /// The keys of all extractors, as a tuple of any length.
+    #[cfg(feature = "serde")]
+    pub(super) fn all(extractors: Vec<Arc<dyn KeyExtractor>>) -> Self {
+        let form = KeyForm::all(extractors.iter().map(|extractor| extractor.form()));
+        Self::new(form, move |parts| {
+            let mut all = Key::empty();
+            for extractor in &extractors {
+                match extractor.extract(parts)? {
+                    Some(key) => all.push(&key),
+                    None => return Ok(None),
+                }
+            }
+            Ok(Some(all))
+        })
+    }
+}
+
+impl KeyExtractor for Extractor {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        (self.extract)(parts)
     }
 
     fn form(&self) -> KeyForm {
-        KeyForm::first([self.first.form(), self.second.form()])
+        self.form.clone()
+    }
+}
+
+impl fmt::Debug for Extractor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Extractor({}, <fn>)", self.form)
     }
 }
 
 /// The method `or` of an extractor, for callers without the trait in scope.
 macro_rules! inherent_or {
-    ($ty:ident $(<$($param:ident),+>)?) => {
-        impl $(<$($param),+>)? $ty $(<$($param),+>)?
-        where
-            Self: $crate::key::KeyExtractor,
-        {
-            /// Uses another extractor for requests that have no key here.
-            ///
-            /// See [`KeyExtractor::or`](crate::KeyExtractor::or).
-            pub fn or<Other: $crate::key::KeyExtractor>(self, other: Other) -> $crate::key::Or<Self, Other> {
-                $crate::key::KeyExtractor::or(self, other)
+    ($($ty:ident)+) => {
+        $(
+            impl $ty {
+                /// Uses another extractor for requests that have no key here.
+                ///
+                /// See [`KeyExtractor::or`].
+                pub fn or(self, other: impl KeyExtractor) -> Extractor {
+                    KeyExtractor::or(self, other)
+                }
             }
-        }
+        )+
     };
 }
 
-pub(super) use inherent_or;
-
-inherent_or!(Or<A, B>);
+inherent_or!(Extractor Ip Path);
 
 /// Tuples mean "and". If one extractor does not apply, the tuple does not.
 macro_rules! tuples {

@@ -4,43 +4,9 @@ use std::fmt;
 
 use super::{address::Grouping, key::Key, path::Path};
 
-/// The form of the keys that a [`KeyExtractor`](super::KeyExtractor) makes: the components, and for each what its value can be.
+/// The form of the keys that an extractor makes: the components, and for each what its value can be.
 ///
-/// The page of an `Admin` (feature `admin`) shows it, and refuses a key that has another form.
-///
-/// ```
-/// use tower_quota::{KeyExtractor, key};
-///
-/// assert_eq!(key::ip().form().to_string(), "ip=..");
-/// let user_or_address = key::extension("user", |user: &String| user.clone()).or(key::ip());
-/// assert_eq!(user_or_address.form().to_string(), "ext:user=.. or ip=..");
-/// let per_path = (user_or_address, key::path());
-/// assert_eq!(per_path.form().to_string(), "(ext:user=.. or ip=..)|path=/..");
-/// assert_eq!(key::from_fn(|_| 42).form().to_string(), "key=..");
-/// ```
-///
-/// An extractor of an application has any key, unless it returns the form of those that it is made of:
-///
-/// ```
-/// use http::request::Parts;
-/// use tower_quota::{Key, KeyExtractor, key::{self, KeyError, KeyForm}};
-///
-/// /// The address of a request with a method that changes something.
-/// struct OfChanges(key::Ip);
-///
-/// impl KeyExtractor for OfChanges {
-///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-///         if parts.method.is_safe() { Ok(None) } else { self.0.extract(parts) }
-///     }
-///
-///     fn form(&self) -> KeyForm {
-///         self.0.form()
-///     }
-/// }
-///
-/// assert_eq!(OfChanges(key::ip()).form().to_string(), "ip=..");
-/// assert_eq!(KeyForm::any().to_string(), "any key");
-/// ```
+/// The page of an `Admin` shows it, and refuses a key that has another form.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct KeyForm(pub(super) Form);

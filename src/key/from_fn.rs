@@ -1,9 +1,9 @@
-use std::{any::type_name, fmt, sync::Arc};
+use std::{any::type_name, fmt};
 
 use http::request::Parts;
 
 use super::{
-    extractor::{KeyError, KeyExtractor, inherent_or},
+    extractor::{Extractor, KeyError},
     form::{KeyForm, Value},
     key::Key,
 };
@@ -46,39 +46,12 @@ use super::{
 /// ```
 // Closures are not extractors themselves: the compiler infers the type of `parts` from the bound `Fn` of this function, and
 // from an `impl KeyExtractor for F` it would not.
-pub fn from_fn<F, R>(f: F) -> FromFn<F>
+pub fn from_fn<F, R>(f: F) -> Extractor
 where
     F: Fn(&Parts) -> R + Send + Sync + 'static,
     R: IntoKey,
 {
-    FromFn(f)
-}
-
-/// A [`KeyExtractor`] made by [`from_fn`].
-#[derive(Clone, Copy)]
-#[must_use]
-pub struct FromFn<F>(F);
-
-inherent_or!(FromFn<F>);
-
-impl<F, R> KeyExtractor for FromFn<F>
-where
-    F: Fn(&Parts) -> R + Send + Sync + 'static,
-    R: IntoKey,
-{
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        (self.0)(parts).into_key()
-    }
-
-    fn form(&self) -> KeyForm {
-        R::form()
-    }
-}
-
-impl<F> fmt::Debug for FromFn<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FromFn(<fn>)")
-    }
+    Extractor::new(R::form(), move |parts| f(parts).into_key())
 }
 
 /// The return types of functions for [`from_fn`].
@@ -192,26 +165,11 @@ impl<T: IntoKey> sealed::IntoKey for Result<T, KeyError> {
 /// assert_eq!(key::constant("all").extract(&parts)?, Some(Key::constant("all")));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn constant(value: &str) -> Constant {
-    Constant(Key::constant(value))
-}
-
-/// A [`KeyExtractor`] made by [`constant`].
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct Constant(Key);
-
-inherent_or!(Constant);
-
-impl KeyExtractor for Constant {
-    fn extract(&self, _: &Parts) -> Result<Option<Key>, KeyError> {
-        Ok(Some(self.0.clone()))
-    }
-
-    fn form(&self) -> KeyForm {
-        let value = self.0.as_str().split_once('=').map_or("", |(_, value)| value);
-        KeyForm::of("const", "", Value::Only(value.into()))
-    }
+pub fn constant(value: &str) -> Extractor {
+    let key = Key::constant(value);
+    let value = key.as_str().split_once('=').map_or("", |(_, value)| value);
+    let form = KeyForm::of("const", "", Value::Only(value.into()));
+    Extractor::new(form, move |_| Ok(Some(key.clone())))
 }
 
 impl Key {
@@ -236,7 +194,7 @@ impl Key {
 /// equal if their values are.
 ///
 /// A request without the value is refused with 500, since the layer that inserts it is missing or runs later;
-/// [`or`](KeyExtractor::or) counts it under another key.
+/// [`or`](crate::KeyExtractor::or) counts it under another key.
 ///
 /// ```
 /// use http::Request;
@@ -254,60 +212,21 @@ impl Key {
 /// assert!(user.extract(&parts).unwrap_err().is_misconfigured());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn extension<T, V>(name: &str, f: impl Fn(&T) -> V + Send + Sync + 'static) -> Extension<T>
+pub fn extension<T, V>(name: &str, f: impl Fn(&T) -> V + Send + Sync + 'static) -> Extractor
 where
     T: Send + Sync + 'static,
     V: fmt::Display,
 {
-    let of_value = name.to_owned();
-    Extension {
-        name: name.into(),
-        key: Arc::new(move |value| Key::extension(&of_value, f(value))),
-    }
-}
-
-/// A [`KeyExtractor`] made by [`extension`].
-#[must_use]
-pub struct Extension<T> {
-    name: Arc<str>,
-    key: Arc<dyn Fn(&T) -> Key + Send + Sync>,
-}
-
-inherent_or!(Extension<T>);
-
-impl<T> KeyExtractor for Extension<T>
-where
-    T: Send + Sync + 'static,
-{
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        match parts.extensions.get::<T>() {
-            Some(value) => Ok(Some((self.key)(value))),
-            None => Err(KeyError::misconfigured(format!(
-                "no `{}` in the extensions of the request; put the layer that inserts it outside of this one, or add \
-                 an alternative with `.or(..)`",
-                type_name::<T>(),
-            ))),
-        }
-    }
-
-    fn form(&self) -> KeyForm {
-        KeyForm::of("ext:", &self.name, Value::Text)
-    }
-}
-
-impl<T> Clone for Extension<T> {
-    fn clone(&self) -> Self {
-        Self {
-            name: self.name.clone(),
-            key: self.key.clone(),
-        }
-    }
-}
-
-impl<T> fmt::Debug for Extension<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extension<{}>({:?}, <fn>)", type_name::<T>(), self.name)
-    }
+    let form = KeyForm::of("ext:", name, Value::Text);
+    let name = name.to_owned();
+    Extractor::new(form, move |parts| match parts.extensions.get::<T>() {
+        Some(value) => Ok(Some(Key::extension(&name, f(value)))),
+        None => Err(KeyError::misconfigured(format!(
+            "no `{}` in the extensions of the request; put the layer that inserts it outside of this one, or add an \
+             alternative with `.or(..)`",
+            type_name::<T>(),
+        ))),
+    })
 }
 
 impl Key {

@@ -1,16 +1,16 @@
 use std::fmt;
 
-use http::{HeaderName, request::Parts};
+use http::HeaderName;
 
 use super::{
-    extractor::{KeyError, KeyExtractor, inherent_or},
+    extractor::{Extractor, KeyError},
     form::{KeyForm, Value},
     key::Key,
 };
 
 /// The value of a request header, byte for byte, without surrounding white space.
 ///
-/// A request without the header is refused with 400, unless [`or`](KeyExtractor::or) adds an alternative. A request with
+/// A request without the header is refused with 400, unless [`or`](super::KeyExtractor::or) adds an alternative. A request with
 /// more than one line of the header, or with a value of more than 4,096 bytes, is always refused with 400. An empty value is a
 /// value. The metadata of a gRPC call are headers too: `header("x-tenant")` is the value of
 /// `metadata_mut().insert("x-tenant", ..)` of a tonic client.
@@ -44,34 +44,27 @@ use super::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[track_caller]
-pub fn header<N>(name: N) -> Header
+pub fn header<N>(name: N) -> Extractor
 where
     N: TryInto<HeaderName> + AsRef<[u8]>,
     N::Error: fmt::Display,
 {
     let shown = String::from_utf8_lossy(name.as_ref()).into_owned();
     match name.try_into() {
-        Ok(name) => Header(name),
+        Ok(name) => of_header(name),
         Err(error) => panic!(
             "{shown:?} is not a header name ({error}); one has letters, digits and `-`, as in `key::header(\"x-user-id\")`"
         ),
     }
 }
 
-/// A [`KeyExtractor`] made by [`header`](fn@header).
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct Header(HeaderName);
-
-inherent_or!(Header);
-
 /// The longest value, in bytes.
 const MAX_VALUE: usize = 4_096;
 
-impl KeyExtractor for Header {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let name = &self.0;
-        let mut lines = parts.headers.get_all(name).iter();
+pub(super) fn of_header(name: HeaderName) -> Extractor {
+    let form = KeyForm::of("header:", name.as_str(), Value::Text);
+    Extractor::new(form, move |parts| {
+        let mut lines = parts.headers.get_all(&name).iter();
         let Some(value) = lines.next() else {
             return Err(KeyError::absent(format!("the request has no header `{name}`")));
         };
@@ -89,11 +82,7 @@ impl KeyExtractor for Header {
             )));
         }
         Ok(Some(Key::component("header:", name.as_str().as_bytes(), value)))
-    }
-
-    fn form(&self) -> KeyForm {
-        KeyForm::of("header:", self.0.as_str(), Value::Text)
-    }
+    })
 }
 
 impl Key {
@@ -133,26 +122,12 @@ pub(super) fn trim(mut value: &[u8]) -> &[u8] {
 /// assert_eq!(key::method().extract(&parts)?, Some(Key::method(&Method::POST)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn method() -> Method {
-    Method(())
-}
-
-/// A [`KeyExtractor`] made by [`method`].
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub struct Method(());
-
-inherent_or!(Method);
-
-impl KeyExtractor for Method {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+pub fn method() -> Extractor {
+    let method = KeyForm::of("method", "", Value::Method);
+    let other = KeyForm::of("other-method", "", Value::Only("".into()));
+    Extractor::new(KeyForm::first([method, other]), |parts| {
         Ok(Some(Key::method(&parts.method)))
-    }
-
-    fn form(&self) -> KeyForm {
-        let method = KeyForm::of("method", "", Value::Method);
-        KeyForm::first([method, KeyForm::of("other-method", "", Value::Only("".into()))])
-    }
+    })
 }
 
 impl Key {

@@ -1,18 +1,19 @@
-#[cfg(feature = "tracing")]
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-#[cfg(feature = "tracing")]
-use http::HeaderMap;
-use http::request::Parts;
+use http::{HeaderMap, request::Parts};
 use ipnet::Ipv6Net;
 
-#[cfg(feature = "tracing")]
-use super::client_ip::are_forwarding;
 use super::{
     address::{Client, Grouping, NO_PEER, Peer},
-    client_ip::Proxies,
-    extractor::{KeyError, KeyExtractor, inherent_or},
+    client_ip::{Proxies, are_forwarding},
+    extractor::{KeyError, KeyExtractor},
     form::{KeyForm, Value},
     key::Key,
 };
@@ -60,7 +61,6 @@ pub fn ip() -> Ip {
         proxies: None,
         grouping: Grouping::default(),
         find_peer: None,
-        #[cfg(feature = "tracing")]
         warned: Arc::default(),
     }
 }
@@ -72,13 +72,10 @@ pub struct Ip {
     proxies: Option<Proxies>,
     pub(super) grouping: Grouping,
     find_peer: Option<FindPeer>,
-    #[cfg(feature = "tracing")]
     warned: Arc<AtomicBool>,
 }
 
 type FindPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
-
-inherent_or!(Ip);
 
 /// Settings.
 impl Ip {
@@ -329,7 +326,6 @@ impl Ip {
         Some(match &self.proxies {
             Some(proxies) if proxies.are_read_from(peer) => proxies.client(peer, &parts.headers, &self.grouping),
             Some(_) | None => {
-                #[cfg(feature = "tracing")]
                 if !self.warned.load(Ordering::Relaxed) && self.is_forwarded(&parts.headers) {
                     self.warn_of_forwarding(peer);
                 }
@@ -339,7 +335,6 @@ impl Ip {
     }
 }
 
-#[cfg(feature = "tracing")]
 impl Ip {
     /// Whether a proxy seems to have forwarded the request.
     #[inline]

@@ -2,7 +2,7 @@ use std::{fmt, net::Ipv4Addr};
 
 use smallvec::SmallVec;
 
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 use super::secret::Secret;
 
 /// The identity that a request is counted under: one component or several, such as an address and a path.
@@ -193,14 +193,14 @@ impl Key {
     }
 
     /// A keyed hash of the text, as a key.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn hashed(&self, secret: &Secret) -> Self {
         let digest = u128::from_be_bytes(secret.digest(&self.text));
         Self::plain("keyed", format_args!("{digest:032x}"))
     }
 
     /// The key with this text, as a store has it; `None` if no key has such a text.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn from_stored(text: &str) -> Option<Self> {
         let is_text =
             !text.is_empty() && text.len() <= MAX_TEXT && text.bytes().all(|byte| matches!(byte, b' '..=b'~'));

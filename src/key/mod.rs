@@ -75,28 +75,24 @@ mod text;
 mod within;
 
 #[cfg(feature = "admin")]
+pub(crate) use self::form::KeyForm;
+#[cfg(feature = "admin")]
 pub(crate) use self::search::{FoundKey, Search};
 pub(crate) use self::secret::Secret;
-#[cfg(any(feature = "fred", feature = "cluster"))]
-pub(crate) use self::secret::ShortSecret;
 pub use self::{
     address::{PeerAddr, UnixPeer},
     client_ip::{ClientIp, ClientIpSource, client_ip},
-    extractor::{KeyError, KeyExtractor, Or},
-    form::KeyForm,
-    from_fn::{Constant, Extension, FromFn, IntoKey, constant, extension, from_fn},
-    header::{Header, Method, header, method},
+    extractor::{Extractor, KeyError, KeyExtractor},
+    from_fn::{IntoKey, constant, extension, from_fn},
+    header::{header, method},
     ip::{Ip, ip},
     key::Key,
     path::{Path, path},
 };
 #[cfg(feature = "axum")]
-pub use self::{
-    client_addr::{ClientAddr, ClientAddrRejection},
-    path::{Route, route},
-};
+pub use self::{client_addr::ClientAddr, path::route};
 #[cfg(feature = "serde")]
 pub(crate) use self::{
     normalize::{Form, PathBytes, Segments, Spellings, decoded, normalized, trimmed},
-    text::{KeySpec, Registered},
+    text::{KeySpec, OneOrSeveral, Registered},
 };

@@ -1,7 +1,9 @@
 use http::request::Parts;
 
+#[cfg(feature = "axum")]
+use super::extractor::Extractor;
 use super::{
-    extractor::{KeyError, KeyExtractor, inherent_or},
+    extractor::{KeyError, KeyExtractor},
     form::{KeyForm, Value},
     key::Key,
     normalize,
@@ -50,8 +52,6 @@ pub struct Path {
     remove_dot_segments: bool,
     ignore_case: bool,
 }
-
-inherent_or!(Path);
 
 /// Settings: more spellings of a path that are one key, for services that treat them alike.
 impl Path {
@@ -199,32 +199,15 @@ impl KeyExtractor for Path {
 /// # }
 /// ```
 #[cfg(feature = "axum")]
-pub fn route() -> Route {
-    Route(())
-}
-
-/// A [`KeyExtractor`] made by [`route`].
-#[cfg(feature = "axum")]
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub struct Route(());
-
-#[cfg(feature = "axum")]
-inherent_or!(Route);
-
-#[cfg(feature = "axum")]
-impl KeyExtractor for Route {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+pub fn route() -> Extractor {
+    let route = KeyForm::of("route", "", Value::Route);
+    let unmatched = KeyForm::of("unmatched", "", Value::Only("".into()));
+    Extractor::new(KeyForm::first([route, unmatched]), |parts| {
         Ok(Some(match parts.extensions.get::<::axum::extract::MatchedPath>() {
             Some(matched) => Key::route(matched.as_str()),
             None => Key::unmatched_route(),
         }))
-    }
-
-    fn form(&self) -> KeyForm {
-        let route = KeyForm::of("route", "", Value::Route);
-        KeyForm::first([route, KeyForm::of("unmatched", "", Value::Only("".into()))])
-    }
+    })
 }
 
 impl Key {

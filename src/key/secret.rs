@@ -13,12 +13,6 @@ use crate::ConfigError;
 #[derive(Clone)]
 pub(crate) struct Secret([u8; 32]);
 
-/// The error for a secret that is short enough to be guessed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ShortSecret {
-    bytes: usize,
-}
-
 #[cfg(feature = "admin")]
 const SUBJECTS: &str = "tower-quota 2026 hashes of subjects";
 
@@ -27,19 +21,19 @@ const MIN_SECRET: usize = 16;
 
 impl Secret {
     /// The secret for keys in a store.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
-    pub(crate) fn for_stored_keys(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
+    #[cfg(feature = "_redis")]
+    pub(crate) fn for_stored_keys(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         Self::derive("tower-quota 2026 keys of callers", secret.as_ref())
     }
 
     /// The secret for partition keys in header fields, which callers receive.
-    pub(crate) fn for_partition_keys(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
+    pub(crate) fn for_partition_keys(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         Self::derive("tower-quota 2026 partition keys in header fields", secret.as_ref())
     }
 
     /// The secret for the names of subjects that operators see.
     #[cfg(feature = "admin")]
-    pub(crate) fn for_subjects(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
+    pub(crate) fn for_subjects(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         Self::derive(SUBJECTS, secret.as_ref())
     }
 
@@ -52,9 +46,12 @@ impl Secret {
     }
 
     /// With one secret for several purposes, the contexts still make the digest that a caller receives differ from the stored one.
-    fn derive(context: &'static str, secret: &[u8]) -> Result<Self, ShortSecret> {
+    fn derive(context: &'static str, secret: &[u8]) -> Result<Self, ConfigError> {
         if secret.len() < MIN_SECRET {
-            return Err(ShortSecret { bytes: secret.len() });
+            return Err(ConfigError::new(format!(
+                "a secret has at least {MIN_SECRET} bytes, not {}; generate a random one, such as with `openssl rand -hex 32`",
+                secret.len(),
+            )));
         }
         Ok(Self(blake3::derive_key(context, secret)))
     }
@@ -74,14 +71,6 @@ impl fmt::Debug for Secret {
     }
 }
 
-impl From<ShortSecret> for ConfigError {
-    fn from(ShortSecret { bytes }: ShortSecret) -> Self {
-        Self::new(format!(
-            "a secret has at least {MIN_SECRET} bytes, not {bytes}; generate a random one, such as with `openssl rand -hex 32`"
-        ))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,7 +79,7 @@ mod tests {
     fn a_secret_of_fewer_than_16_bytes_is_refused_with_the_fix() {
         assert!(Secret::for_partition_keys([7; 16]).is_ok());
         for secret in [&b""[..], b"secret", &[7; 15]] {
-            let error = ConfigError::from(Secret::for_partition_keys(secret).unwrap_err()).to_string();
+            let error = Secret::for_partition_keys(secret).unwrap_err().to_string();
             assert!(
                 error.contains("at least 16 bytes") && error.contains("openssl rand -hex 32"),
                 "{error}"
@@ -98,7 +87,7 @@ mod tests {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     #[test]
     fn each_purpose_has_digests_of_its_own() {
         let secret = "0123456789abcdef";

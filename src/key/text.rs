@@ -1,47 +1,45 @@
 //! Keys as text, for files of policies: `"ip"`, `["client-ip", "route"]`, `"header:x-user-id or ip"`.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, marker::PhantomData, sync::Arc};
 
-use http::{HeaderName, request::Parts};
+use http::HeaderName;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, SeqAccess, Visitor},
+    de::{Error, IntoDeserializer, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use super::{
-    extractor::{KeyError, KeyExtractor},
-    form::KeyForm,
+    extractor::{Extractor, KeyExtractor},
     from_fn::constant,
-    header::{header, method},
+    header::{method, of_header},
     ip::{Ip, ip},
-    key::Key,
     path::path,
 };
 use crate::ConfigError;
 
 /// A key that files can name: its name, such as `ip`, or with a colon before an argument, such as `header:`; an example of the
 /// argument; and the extractor with an argument.
-type Named = (&'static str, &'static str, fn(&str) -> Result<Extractor, String>);
+type Spelling = (&'static str, &'static str, fn(&str) -> Result<Named, String>);
 
 /// All keys that files can name.
-const KEYS: [Named; 8] = [
-    ("ip", "", |_| Ok(Extractor::new(ip()))),
-    ("client-ip", "", |_| Ok(Extractor::ClientIp)),
+const KEYS: [Spelling; 8] = [
+    ("ip", "", |_| Ok(Named::new(ip()))),
+    ("client-ip", "", |_| Ok(Named::ClientIp)),
     ("route", "", route_extractor),
-    ("path", "", |_| Ok(Extractor::new(path()))),
-    ("method", "", |_| Ok(Extractor::new(method()))),
+    ("path", "", |_| Ok(Named::new(path()))),
+    ("method", "", |_| Ok(Named::new(method()))),
     ("header:", "x-user-id", header_extractor),
-    ("extension:", "user", |name| Ok(Extractor::Extension(name.to_owned()))),
-    ("constant:", "all", |value| Ok(Extractor::new(constant(value)))),
+    ("extension:", "user", |name| Ok(Named::Extension(name.to_owned()))),
+    ("constant:", "all", |value| Ok(Named::new(constant(value)))),
 ];
 
 #[cfg(feature = "axum")]
-fn route_extractor(_: &str) -> Result<Extractor, String> {
-    Ok(Extractor::new(super::path::route()))
+fn route_extractor(_: &str) -> Result<Named, String> {
+    Ok(Named::new(super::path::route()))
 }
 
 #[cfg(not(feature = "axum"))]
-fn route_extractor(_: &str) -> Result<Extractor, String> {
+fn route_extractor(_: &str) -> Result<Named, String> {
     Err("the key `route` requires the feature `axum` of tower-quota".to_owned())
 }
 
@@ -71,7 +69,7 @@ const FORWARDING_HEADERS: [&str; 22] = [
     "x-remote-ip",
 ];
 
-fn header_extractor(name: &str) -> Result<Extractor, String> {
+fn header_extractor(name: &str) -> Result<Named, String> {
     let Ok(name) = HeaderName::try_from(name) else {
         return Err(format!(
             "`{name}` is not the name of a header; one looks like `header:x-user-id`"
@@ -83,11 +81,12 @@ fn header_extractor(name: &str) -> Result<Extractor, String> {
              `client-ip`, and in the table `client-ip` the `header` `\"{name}\"`, with the networks of the proxies as `trusted`"
         ));
     }
-    Ok(Extractor::new(header(name)))
+    Ok(Named::new(of_header(name)))
 }
 
+/// The extractor of a name.
 #[derive(Clone)]
-enum Extractor {
+enum Named {
     Complete(Arc<dyn KeyExtractor>),
     /// The table `[client-ip]` of the file has the settings.
     ClientIp,
@@ -106,7 +105,7 @@ pub(crate) struct Registered<'a> {
 /// The extractor of a key in a file, or the reason why there is none.
 type Found = Result<Arc<dyn KeyExtractor>, ConfigError>;
 
-impl Extractor {
+impl Named {
     fn new(extractor: impl KeyExtractor) -> Self {
         Self::Complete(Arc::new(extractor))
     }
@@ -116,7 +115,7 @@ impl Extractor {
 #[derive(Clone)]
 struct Component {
     text: String,
-    extractor: Extractor,
+    extractor: Named,
 }
 
 impl Component {
@@ -139,10 +138,10 @@ impl Component {
 
     fn extractor(&self, registered: &Registered<'_>) -> Found {
         match (&self.extractor, registered.client_ip) {
-            (Extractor::Complete(extractor), _) => Ok(extractor.clone()),
-            (Extractor::Extension(name), _) => (registered.extension)(name),
-            (Extractor::ClientIp, Some(client_ip)) => Ok(Arc::new(client_ip.clone())),
-            (Extractor::ClientIp, None) => Err(ConfigError::new(
+            (Named::Complete(extractor), _) => Ok(extractor.clone()),
+            (Named::Extension(name), _) => (registered.extension)(name),
+            (Named::ClientIp, Some(client_ip)) => Ok(Arc::new(client_ip.clone())),
+            (Named::ClientIp, None) => Err(ConfigError::new(
                 "the key `client-ip` requires the table `client-ip`, with a `header` such as `\"x-forwarded-for\"` and \
                  `trusted` networks such as `[\"10.0.0.0/8\"]`",
             )),
@@ -175,9 +174,9 @@ impl KeySpec {
         for alternatives in &self.0 {
             let alternatives = alternatives.iter().map(|component| component.extractor(registered));
             let alternatives = alternatives.collect::<Result<Vec<_>, _>>()?;
-            all.push(only(alternatives).unwrap_or_else(|several| Arc::new(First(several))));
+            all.push(only(alternatives).unwrap_or_else(|several| Arc::new(Extractor::first(several))));
         }
-        Ok(only(all).unwrap_or_else(|several| Arc::new(All(several))))
+        Ok(only(all).unwrap_or_else(|several| Arc::new(Extractor::all(several))))
     }
 }
 
@@ -209,82 +208,70 @@ fn only(mut extractors: Vec<Arc<dyn KeyExtractor>>) -> Result<Arc<dyn KeyExtract
     }
 }
 
-/// The key of the first extractor that has one, as [`Or`](super::Or) for any number.
-struct First(Vec<Arc<dyn KeyExtractor>>);
-
-impl KeyExtractor for First {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let mut result = Ok(None);
-        for extractor in &self.0 {
-            result = extractor.extract(parts);
-            match &result {
-                Ok(None) => {}
-                Err(error) if !error.is_malformed() => {}
-                Ok(Some(_)) | Err(_) => break,
-            }
-        }
-        result
-    }
-
-    fn form(&self) -> KeyForm {
-        KeyForm::first(self.0.iter().map(|extractor| extractor.form()))
-    }
-}
-
-/// The keys of all extractors, as a tuple of any length.
-struct All(Vec<Arc<dyn KeyExtractor>>);
-
-impl KeyExtractor for All {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let mut all = Key::empty();
-        for extractor in &self.0 {
-            match extractor.extract(parts)? {
-                Some(key) => all.push(&key),
-                None => return Ok(None),
-            }
-        }
-        Ok(Some(all))
-    }
-
-    fn form(&self) -> KeyForm {
-        KeyForm::all(self.0.iter().map(|extractor| extractor.form()))
-    }
-}
-
 impl<'de> Deserialize<'de> for KeySpec {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
+        const EXPECTED: &str = "a key such as `\"ip\"`, or a list of them such as `[\"ip\", \"path\"]`";
+        const EMPTY: &str = "an empty list is not a key; one limit for all requests is `constant:all`";
 
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = KeySpec;
+        let texts: Vec<String> = OneOrSeveral::read(deserializer, EXPECTED, EMPTY)?.into_list();
+        if texts.len() > MAX_PARTS {
+            return Err(D::Error::custom(format_args!("a list has at most {MAX_PARTS} keys")));
+        }
+        let all = texts.iter().map(|text| alternatives(text)).collect::<Result<_, _>>();
+        all.map(Self).map_err(D::Error::custom)
+    }
+}
+
+/// A value in a file, or a list of them that is not empty.
+pub(crate) enum OneOrSeveral<T> {
+    One(T),
+    Several(Vec<T>),
+}
+
+impl<T> OneOrSeveral<T> {
+    pub(crate) fn into_list(self) -> Vec<T> {
+        match self {
+            Self::One(only) => vec![only],
+            Self::Several(all) => all,
+        }
+    }
+
+    /// Reads it, with what is expected and why a list is not empty, for errors.
+    pub(crate) fn read<'de, D>(deserializer: D, expected: &'static str, empty: &'static str) -> Result<Self, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: Deserialize<'de>,
+    {
+        struct Read<T>(&'static str, &'static str, PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Read<T> {
+            type Value = OneOrSeveral<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a key such as `\"ip\"`, or a list of them such as `[\"ip\", \"path\"]`")
+                f.write_str(self.0)
             }
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<KeySpec, E> {
-                let alternatives = alternatives(text).map_err(E::custom)?;
-                Ok(KeySpec(vec![alternatives]))
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                T::deserialize(text.into_deserializer()).map(OneOrSeveral::One)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<KeySpec, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(OneOrSeveral::One)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
                 let mut all = Vec::new();
-                while let Some(text) = list.next_element::<String>()? {
-                    if all.len() == MAX_PARTS {
-                        return Err(A::Error::custom(format_args!("a list has at most {MAX_PARTS} keys")));
-                    }
-                    all.push(alternatives(&text).map_err(A::Error::custom)?);
+                while let Some(one) = list.next_element()? {
+                    all.push(one);
                 }
-                if all.is_empty() {
-                    return Err(A::Error::custom(
-                        "an empty list is not a key; one limit for all requests is `constant:all`",
-                    ));
+                match all.is_empty() {
+                    true => Err(A::Error::custom(self.1)),
+                    false => Ok(OneOrSeveral::Several(all)),
                 }
-                Ok(KeySpec(all))
             }
         }
 
-        deserializer.deserialize_any(OneOrSeveral)
+        deserializer.deserialize_any(Read(expected, empty, PhantomData))
     }
 }
 
@@ -294,15 +281,15 @@ mod tests {
 
     #[test]
     fn the_next_alternative_is_the_key_where_a_request_lacks_the_first() {
-        use crate::key;
+        use crate::key::{self, Key};
 
         let (mut parts, ()) = http::Request::new(()).into_parts();
-        let first = First(vec![Arc::new(key::ip()), Arc::new(key::constant("all"))]);
+        let first = Extractor::first(vec![Arc::new(key::ip()), Arc::new(key::constant("all"))]);
         assert!(key::ip().extract(&parts).is_err(), "it has no peer address");
         assert_eq!(first.extract(&parts).unwrap(), Some(Key::constant("all")));
 
         // By a wrong header, a caller must not choose another key.
-        let of_header = First(vec![Arc::new(key::header("x-user")), Arc::new(key::constant("all"))]);
+        let of_header = Extractor::first(vec![Arc::new(key::header("x-user")), Arc::new(key::constant("all"))]);
         assert_eq!(of_header.extract(&parts).unwrap(), Some(Key::constant("all")));
         for user in ["a", "b"] {
             parts.headers.append("x-user", http::HeaderValue::from_static(user));

@@ -3,10 +3,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::request::Parts;
 use ipnet::IpNet;
 
-#[cfg(feature = "tracing")]
-use super::address::NO_PEER;
 use super::{
-    address::{Client, Grouping, Peer},
+    address::{Client, Grouping, NO_PEER, Peer},
     client_ip::network,
     ip::Ip,
 };
@@ -73,7 +71,6 @@ impl Ip {
             Some(_) => false,
             None => {
                 if is_first(&logged) {
-                    #[cfg(feature = "tracing")]
                     tracing::error!(error = NO_PEER, "a request is in no network");
                 }
                 false
@@ -115,7 +112,6 @@ impl Ip {
             Some(client) => client.is_unknown,
             None => {
                 if is_first(&logged) {
-                    #[cfg(feature = "tracing")]
                     tracing::error!(error = NO_PEER, "the client of a request is unknown");
                 }
                 true
@@ -129,7 +125,7 @@ fn listed(text: &str, grouping: &Grouping) -> Result<IpNet, ConfigError> {
     let network = grouping.canonical_network(network(text)?);
     if network.prefix_len() == 0 {
         return Err(ConfigError::new(format!(
-            "`{text}` contains every address; the condition of all requests is `|_| true`"
+            "`{text}` contains every address; list the networks of the clients"
         )));
     }
     Ok(network)

@@ -106,7 +106,7 @@ impl Ban {
 
 /// Accessors.
 impl Ban {
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) const NAME: &'static str = "ban";
 
     /// The number of denials after which a caller is banned; `None` if none begins a ban.
@@ -157,7 +157,7 @@ impl Ban {
     }
 
     /// For `lua/ban.lua`: the window, the first and the longest length.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn lengths_us(&self) -> [u64; 3] {
         [self.within, self.first, self.longest].map(|length| length.as_micros() as u64)
     }
@@ -212,7 +212,7 @@ pub(crate) const NEVER: u64 = 1_000_001;
 pub(crate) const MAX_BAN: Duration = Duration::from_secs(366 * 86_400);
 
 /// More levels than there are: 366 days are less than 2^35 times 1 ms.
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) const LEVELS: u64 = 64;
 
 impl fmt::Display for Ban {

@@ -48,7 +48,7 @@ use crate::ConfigError;
 /// | --- | --- |
 /// | [`RateLimitLayer`](crate::RateLimitLayer) | the response body ends or is dropped. If the handler fails, panics or is cancelled: until then |
 /// | [`Limiter`](crate::Limiter) | the last clone of the [`Decision`](crate::Decision) is dropped |
-/// | [`Limiter::acquire`](crate::Limiter::acquire) | the [`Permit`](crate::Permit) is dropped, and each clone of its decision |
+/// | [`Limiter::acquire`](crate::Limiter::acquire) | the last clone of its decision is dropped |
 /// | [`Decision::take_slots`](crate::Decision::take_slots) | the [`Slots`](crate::Slots) are dropped, such as at the end of a WebSocket connection |
 ///
 /// A client that reads no more of a response holds its slot for as long as the server keeps the connection. Where callers share
@@ -151,8 +151,8 @@ pub(crate) const HEAVIEST: u64 = MAX_SLOTS + 1;
 /// The wait of a denied request in microseconds: when a slot will be free is not known.
 pub(crate) const RETRY_US: u64 = 1_000_000;
 
-const QUOTA_FAULT: &str = "there are between 1 and 999999999 slots, as in `Concurrency::new(3)`; `Limit::DenyAll` admits nothing, and \
-     `Limit::Unlimited` everything";
+const QUOTA_FAULT: &str = "there are between 1 and 999999999 slots, as in `Concurrency::new(3)`; `Limit::DenyAll`, in text \
+     `deny-all`, admits nothing, and `Limit::Unlimited`, in text `unlimited`, everything";
 const LEASE_FAULT: &str = "a lease is a whole number of microseconds between 1 s and 1 h, as in `Concurrency::new(3).lease(Duration::from_secs(30))`";
 
 /// Constructors.
@@ -244,12 +244,6 @@ const fn is_valid(lease: Duration) -> bool {
 /// Accessors.
 impl Concurrency {
     pub(crate) const NAME: &'static str = "concurrency";
-
-    /// Which numbers of slots are valid, with the spelling in text.
-    pub(super) const SLOTS_IN_TEXT: &'static str =
-        "there are between 1 and 999999999 slots; `deny-all` admits nothing, and `unlimited` everything";
-    /// Which leases are valid.
-    pub(super) const LEASE_IN_TEXT: &'static str = "a lease is a whole number of microseconds between 1 s and 1 h long";
 
     /// The number of slots.
     ///

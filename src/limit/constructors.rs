@@ -31,27 +31,19 @@ impl Fault {
         None
     }
 
-    /// The message, with the spelling in code. `const` constructors panic with it.
-    pub(super) const fn in_code(self) -> &'static str {
+    /// The message, with the spelling in code and in text. `const` constructors panic with it.
+    pub(super) const fn message(self) -> &'static str {
         match self {
             Self::QuotaZero => {
-                "a limit is at least 1, as in `SlidingLog::per_minute(100)`; `Limit::DenyAll` admits nothing, and \
-                 `Limit::Unlimited` everything"
+                "a limit is at least 1, as in `SlidingLog::per_minute(100)`; `Limit::DenyAll`, in text `deny-all`, admits \
+                 nothing, and `Limit::Unlimited`, in text `unlimited`, everything"
             }
-            Self::QuotaTooLarge => "a limit is at most 999999999999999; `Limit::Unlimited` admits everything",
+            Self::QuotaTooLarge => {
+                "a limit is at most 999999999999999; `Limit::Unlimited`, in text `unlimited`, admits everything"
+            }
             Self::WindowOutOfRange => {
                 "a window is between 1 ms and 10 years long, as in `SlidingLog::new(100, Duration::from_secs(60))`"
             }
-            Self::WindowNotInMicroseconds => "a window is a whole number of microseconds long",
-        }
-    }
-
-    /// The message, with the spelling in text.
-    pub(super) const fn in_text(self) -> &'static str {
-        match self {
-            Self::QuotaZero => "a limit is at least 1, `deny-all` admits nothing, and `unlimited` everything",
-            Self::QuotaTooLarge => "a limit is at most 999999999999999, and `unlimited` admits everything",
-            Self::WindowOutOfRange => "a window is between 1 ms and 10 years long",
             Self::WindowNotInMicroseconds => "a window is a whole number of microseconds long",
         }
     }
@@ -79,7 +71,7 @@ macro_rules! constructors {
             #[track_caller]
             pub const fn new($quota: u64, $window: std::time::Duration) -> Self {
                 if let Some(fault) = $crate::limit::constructors::Fault::of($quota, $window) {
-                    panic!("{}", fault.in_code());
+                    panic!("{}", fault.message());
                 }
                 $build
             }
@@ -97,7 +89,7 @@ macro_rules! constructors {
             /// ```
             pub fn try_new($quota: u64, $window: std::time::Duration) -> Result<Self, $crate::ConfigError> {
                 match $crate::limit::constructors::Fault::of($quota, $window) {
-                    Some(fault) => Err($crate::ConfigError::new(fault.in_code())),
+                    Some(fault) => Err($crate::ConfigError::new(fault.message())),
                     None => Ok($build),
                 }
             }

@@ -116,7 +116,7 @@ impl FixedWindow {
     /// ```
     pub fn calendar(quota: u64, calendar: Calendar, zone: &str) -> Result<Self, ConfigError> {
         if let Some(fault) = Fault::of(quota, Duration::from_secs(1)) {
-            return Err(ConfigError::new(fault.in_code()));
+            return Err(ConfigError::new(fault.message()));
         }
         let zone = TimeZone::get(zone).map_err(|_| {
             ConfigError::new(format!(
@@ -247,7 +247,7 @@ impl FixedWindow {
 
     /// For `lua/fixed_window.lua`: the length in microseconds, and whether windows are aligned; `None` for windows of a
     /// calendar.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn length(&self) -> Option<(u64, bool)> {
         Some((self.window()?.as_micros() as u64, self.is_aligned()))
     }
@@ -268,7 +268,7 @@ impl FixedWindow {
 
     /// For `lua/fixed_window.lua`: the boundaries of the windows of a calendar around a guess of the time; `None` for other
     /// windows.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn boundaries(&self, guess: u64) -> Option<[u64; 4]> {
         if self.length().is_some() {
             return None;

@@ -175,7 +175,7 @@ impl Limit {
     }
 
     /// For how long units may be [taken ahead](SlidingLog::prefetch); `None` if they are not.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     #[inline]
     pub(crate) fn prefetch_time(&self) -> Option<Duration> {
         let ahead = match self {
@@ -234,18 +234,8 @@ impl fmt::Display for Limit {
 }
 
 /// A fraction of a limit, above 0 and at most 1.
-///
-/// [`FailureMode::LocalShare`](crate::FailureMode::LocalShare) has one.
-///
-/// ```
-/// use tower_quota::limit::Share;
-///
-/// assert_eq!(Share::new(1, 4).map(|share| share.to_string()), Some("1/4".to_owned()));
-/// assert_eq!(Share::new(0, 4), None);
-/// assert_eq!(Share::new(5, 4), None);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Share {
+pub(crate) struct Share {
     parts: u32,
     of: u32,
 }
@@ -254,8 +244,7 @@ impl Share {
     pub(crate) const WHOLE: Self = Self { parts: 1, of: 1 };
 
     /// `parts` of `of` parts; `None` if `parts` is 0 or above `of`.
-    #[must_use]
-    pub const fn new(parts: u32, of: u32) -> Option<Self> {
+    pub(crate) const fn new(parts: u32, of: u32) -> Option<Self> {
         if parts == 0 || parts > of {
             return None;
         }
@@ -274,13 +263,6 @@ impl Share {
     pub(super) fn part_of(self, quota: u64) -> u64 {
         let part = u128::from(quota) * u128::from(self.parts) / u128::from(self.of);
         u64::try_from(part).unwrap_or(quota).max(1)
-    }
-}
-
-/// The fraction: `1/4`.
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.parts, self.of)
     }
 }
 

@@ -1,4 +1,4 @@
-use std::{error::Error, fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr, time::Duration};
 
 use super::{
     concurrency::Concurrency,
@@ -20,11 +20,14 @@ use crate::ConfigError;
 ///
 /// let limit = SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000);
 /// assert_eq!("sliding-log 1000000/10s precision 1000".parse(), Ok(Limit::from(limit)));
+///
+/// let error = "sliding-log 0/min".parse::<Limit>().unwrap_err().to_string();
+/// assert!(error.contains("`deny-all`") && error.ends_with("one looks like `sliding-log 100/min`"), "{error}");
 /// ```
 impl FromStr for Limit {
-    type Err = ParseLimitError;
+    type Err = ConfigError;
 
-    fn from_str(text: &str) -> Result<Self, ParseLimitError> {
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
         let text = text.trim();
         let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let rest = rest.trim_start();
@@ -37,7 +40,7 @@ impl FromStr for Limit {
             "unlimited" if rest.is_empty() => Ok(Self::Unlimited),
             "deny-all" if rest.is_empty() => Ok(Self::DenyAll),
             _ if name.starts_with(|c: char| c.is_ascii_digit()) => unnamed(text),
-            _ => Err(ParseLimitError::new(
+            _ => Err(fault(
                 format_args!(
                     "`{text}` is not a limit: it begins with `sliding-log`, `sliding-counter`, `fixed-window`, \
                      `token-bucket` or `concurrency`, or is `unlimited` or `deny-all`"
@@ -60,21 +63,21 @@ const PREFETCH: &str = "sliding-log 100000/s precision 100 prefetch 10ms";
 const SLOTS: &str = "concurrency 3";
 const LEASED_SLOTS: &str = "concurrency 3 lease 30s";
 
-fn sliding_log(text: &str) -> Result<Limit, ParseLimitError> {
+fn sliding_log(text: &str) -> Result<Limit, ConfigError> {
     let (rate, options) = Rate::parse(text, LOG)?;
     log_of(&rate, &options)
 }
 
-fn log_of(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ParseLimitError> {
+fn log_of(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
     let log = SlidingLog::try_new(rate.quota, rate.window()?).map_err(invalid(LOG))?;
     let (options, ahead) = split_prefetch(options)?;
     let log = log_with(log, rate, options)?;
     Ok(log.try_prefetch(ahead).map_err(invalid(PREFETCH))?.into())
 }
 
-fn log_with(log: SlidingLog, rate: &Rate<'_>, options: &[&str]) -> Result<SlidingLog, ParseLimitError> {
+fn log_with(log: SlidingLog, rate: &Rate<'_>, options: &[&str]) -> Result<SlidingLog, ConfigError> {
     match options {
-        [] if rate.quota > SlidingLog::MAX_QUOTA => Err(ParseLimitError::new(
+        [] if rate.quota > SlidingLog::MAX_QUOTA => Err(fault(
             format_args!("a sliding log of more than {} needs a precision", SlidingLog::MAX_QUOTA),
             format_args!("{log} precision 1000"),
         )),
@@ -88,16 +91,15 @@ fn log_with(log: SlidingLog, rate: &Rate<'_>, options: &[&str]) -> Result<Slidin
 }
 
 /// The other settings, and for how long units are taken ahead, which is the last one.
-fn split_prefetch<'a, 'b>(options: &'a [&'b str]) -> Result<(&'a [&'b str], Duration), ParseLimitError> {
+fn split_prefetch<'a, 'b>(options: &'a [&'b str]) -> Result<(&'a [&'b str], Duration), ConfigError> {
     let [others @ .., "prefetch", time] = options else {
         return Ok((options, Duration::ZERO));
     };
-    let time = parse_length(time)
-        .ok_or_else(|| ParseLimitError::new(format_args!("`{time}` is not a length of time"), PREFETCH))?;
+    let time = parse_length(time).ok_or_else(|| fault(format_args!("`{time}` is not a length of time"), PREFETCH))?;
     Ok((others, time))
 }
 
-fn sliding_counter(text: &str) -> Result<Limit, ParseLimitError> {
+fn sliding_counter(text: &str) -> Result<Limit, ConfigError> {
     let (rate, options) = Rate::parse(text, COUNTER)?;
     if !options.is_empty() {
         return Err(unknown(&options, "sliding-counter", COUNTER));
@@ -106,7 +108,7 @@ fn sliding_counter(text: &str) -> Result<Limit, ParseLimitError> {
     Ok(counter.map_err(invalid(COUNTER))?.into())
 }
 
-fn fixed_window(text: &str) -> Result<Limit, ParseLimitError> {
+fn fixed_window(text: &str) -> Result<Limit, ConfigError> {
     let (rate, options) = Rate::parse(text, WINDOW)?;
     let (others, ahead) = split_prefetch(&options)?;
     let fixed = || FixedWindow::try_new(rate.quota, rate.window()?).map_err(invalid(WINDOW));
@@ -120,14 +122,14 @@ fn fixed_window(text: &str) -> Result<Limit, ParseLimitError> {
 }
 
 #[cfg(feature = "calendar")]
-fn calendar(rate: &Rate<'_>, zone: &str) -> Result<FixedWindow, ParseLimitError> {
+fn calendar(rate: &Rate<'_>, zone: &str) -> Result<FixedWindow, ConfigError> {
     let calendar = rate.calendar()?;
     FixedWindow::calendar(rate.quota, calendar, zone).map_err(invalid(CALENDAR))
 }
 
 #[cfg(not(feature = "calendar"))]
-fn calendar(_: &Rate<'_>, zone: &str) -> Result<FixedWindow, ParseLimitError> {
-    Err(ParseLimitError::new(
+fn calendar(_: &Rate<'_>, zone: &str) -> Result<FixedWindow, ConfigError> {
+    Err(fault(
         format_args!(
             "`{zone}` is not a setting of `fixed-window`; time zones need the feature `calendar` of tower-quota"
         ),
@@ -135,7 +137,7 @@ fn calendar(_: &Rate<'_>, zone: &str) -> Result<FixedWindow, ParseLimitError> {
     ))
 }
 
-fn token_bucket(text: &str) -> Result<Limit, ParseLimitError> {
+fn token_bucket(text: &str) -> Result<Limit, ConfigError> {
     let (rate, options) = Rate::parse(text, BUCKET)?;
     let bucket = TokenBucket::try_new(rate.quota, rate.window()?).map_err(invalid(BUCKET))?;
     let (others, ahead) = split_prefetch(&options)?;
@@ -152,19 +154,18 @@ fn token_bucket(text: &str) -> Result<Limit, ParseLimitError> {
     Ok(bucket.into())
 }
 
-fn concurrency(text: &str) -> Result<Limit, ParseLimitError> {
+fn concurrency(text: &str) -> Result<Limit, ConfigError> {
     let (slots, setting) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
     if slots.is_empty() {
-        return Err(ParseLimitError::new("it needs a number of slots", SLOTS));
+        return Err(fault("it needs a number of slots", SLOTS));
     }
     if slots.contains('/') {
-        return Err(ParseLimitError::new(
+        return Err(fault(
             format_args!("`{text}` has a window, and slots have none: they are held until requests end"),
             SLOTS,
         ));
     }
-    let slots = Concurrency::try_new(whole_number(slots, SLOTS)?);
-    let slots = slots.map_err(|_| ParseLimitError::new(Concurrency::SLOTS_IN_TEXT, SLOTS))?;
+    let slots = Concurrency::try_new(whole_number(slots, SLOTS)?).map_err(invalid(SLOTS))?;
     let (name, length) = setting
         .trim_start()
         .split_once(char::is_whitespace)
@@ -172,20 +173,16 @@ fn concurrency(text: &str) -> Result<Limit, ParseLimitError> {
     match (name, length.trim()) {
         ("", "") => Ok(slots.into()),
         ("lease", length) => {
-            let lease = parse_length(length).ok_or_else(|| {
-                ParseLimitError::new(format_args!("`{length}` is not a length of time"), LEASED_SLOTS)
-            })?;
-            let leased = slots.try_lease(lease);
-            Ok(leased
-                .map_err(|_| ParseLimitError::new(Concurrency::LEASE_IN_TEXT, LEASED_SLOTS))?
-                .into())
+            let lease = parse_length(length)
+                .ok_or_else(|| fault(format_args!("`{length}` is not a length of time"), LEASED_SLOTS))?;
+            Ok(slots.try_lease(lease).map_err(invalid(LEASED_SLOTS))?.into())
         }
         _ => Err(unknown(&[setting.trim()], "concurrency", LEASED_SLOTS)),
     }
 }
 
 /// A limit without the name of its algorithm: windows of a calendar are fixed, all others are those of a sliding log.
-fn unnamed(text: &str) -> Result<Limit, ParseLimitError> {
+fn unnamed(text: &str) -> Result<Limit, ConfigError> {
     let (rate, options) = Rate::parse(text, LOG)?;
     match options[..] {
         [zone] if zone != "aligned" && zone != "precision" => Ok(calendar(&rate, zone)?.into()),
@@ -195,15 +192,15 @@ fn unnamed(text: &str) -> Result<Limit, ParseLimitError> {
     }
 }
 
-fn unknown(options: &[&str], algorithm: &str, example: impl fmt::Display) -> ParseLimitError {
-    ParseLimitError::new(
+fn unknown(options: &[&str], algorithm: &str, example: impl fmt::Display) -> ConfigError {
+    fault(
         format_args!("`{}` is not a setting of `{algorithm}`", options.join(" ")),
         example,
     )
 }
 
-fn invalid(example: &str) -> impl Fn(ConfigError) -> ParseLimitError {
-    move |error| ParseLimitError::new(error, example)
+fn invalid(example: &str) -> impl Fn(ConfigError) -> ConfigError {
+    move |error| fault(error, example)
 }
 
 #[cfg(feature = "serde")]
@@ -234,37 +231,10 @@ impl<'de> serde::Deserialize<'de> for Limit {
     }
 }
 
-/// Error of a text that is not a limit. The message has an example of the correct spelling.
-///
-/// ```
-/// use tower_quota::Limit;
-///
-/// let error = "sliding-log 0/min".parse::<Limit>().unwrap_err();
-/// assert_eq!(
-///     error.to_string(),
-///     "a limit is at least 1, `deny-all` admits nothing, and `unlimited` everything; one looks like `sliding-log 100/min`",
-/// );
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseLimitError {
-    message: String,
+/// The error of a text that is not a limit, with an example of the correct spelling.
+pub(super) fn fault(fault: impl fmt::Display, example: impl fmt::Display) -> ConfigError {
+    ConfigError::new(format!("{fault}; one looks like `{example}`"))
 }
-
-impl ParseLimitError {
-    pub(super) fn new(fault: impl fmt::Display, example: impl fmt::Display) -> Self {
-        Self {
-            message: format!("{fault}; one looks like `{example}`"),
-        }
-    }
-}
-
-impl fmt::Display for ParseLimitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for ParseLimitError {}
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,8 @@ use std::{fmt, time::Duration};
 
 #[cfg(feature = "calendar")]
 use super::calendar::Calendar;
-use super::{constructors::Fault, parse::ParseLimitError};
+use super::{constructors::Fault, parse::fault};
+use crate::ConfigError;
 
 /// A quota and a window in the text form of a limit: `100/min`, `5 per 15 minutes`.
 pub(super) struct Rate<'a> {
@@ -16,8 +17,8 @@ pub(super) struct Rate<'a> {
 
 impl<'a> Rate<'a> {
     /// Splits a text into a rate and the words after it.
-    pub(super) fn parse(text: &'a str, example: &'static str) -> Result<(Self, Vec<&'a str>), ParseLimitError> {
-        let error = |fault: fmt::Arguments<'_>| ParseLimitError::new(fault, example);
+    pub(super) fn parse(text: &'a str, example: &'static str) -> Result<(Self, Vec<&'a str>), ConfigError> {
+        let error = |what: fmt::Arguments<'_>| fault(what, example);
         if text.is_empty() {
             return Err(error(format_args!("it needs a quota and a window")));
         }
@@ -46,7 +47,7 @@ impl<'a> Rate<'a> {
     }
 
     /// The length of the window, where the quota and the window are possible.
-    pub(super) fn window(&self) -> Result<Duration, ParseLimitError> {
+    pub(super) fn window(&self) -> Result<Duration, ConfigError> {
         self.check(Duration::from_secs(1))?;
         let unit = Unit::named(self.unit).ok_or_else(|| self.no_unit())?;
         let window = unit.times(self.count);
@@ -56,7 +57,7 @@ impl<'a> Rate<'a> {
 
     /// The window of the calendar.
     #[cfg(feature = "calendar")]
-    pub(super) fn calendar(&self) -> Result<Calendar, ParseLimitError> {
+    pub(super) fn calendar(&self) -> Result<Calendar, ConfigError> {
         self.check(Duration::from_secs(1))?;
         let name = Unit::named(self.unit).map_or(self.unit, |unit| unit.name);
         match (self.count, name) {
@@ -65,26 +66,26 @@ impl<'a> Rate<'a> {
             (1, "w") => Ok(Calendar::Week),
             (1, "month" | "months") => Ok(Calendar::Month),
             (1, "year" | "years") => Ok(Calendar::Year),
-            _ => Err(ParseLimitError::new(
+            _ => Err(fault(
                 "a window with a time zone is one `hour`, `day`, `week`, `month` or `year` of the calendar",
                 format_args!("fixed-window {}/month Europe/Berlin", self.quota),
             )),
         }
     }
 
-    fn check(&self, window: Duration) -> Result<(), ParseLimitError> {
+    fn check(&self, window: Duration) -> Result<(), ConfigError> {
         match Fault::of(self.quota, window) {
-            Some(fault) => Err(ParseLimitError::new(fault.in_text(), self.example)),
+            Some(wrong) => Err(fault(wrong.message(), self.example)),
             None => Ok(()),
         }
     }
 
-    fn no_unit(&self) -> ParseLimitError {
+    fn no_unit(&self) -> ConfigError {
         let unit = self.unit;
         match unit {
-            "" => ParseLimitError::new("the window has no unit of time", self.example),
+            "" => fault("the window has no unit of time", self.example),
             "month" | "months" | "year" | "years" => self.depends_on_calendar(),
-            "M" | "mo" | "mon" | "mth" => ParseLimitError::new(
+            "M" | "mo" | "mon" | "mth" => fault(
                 format_args!(
                     "`{unit}` can be read as minutes and as months: write `min`, or `month` with a time zone in a \
                      `fixed-window`"
@@ -93,7 +94,7 @@ impl<'a> Rate<'a> {
             ),
             _ => {
                 let names = UNITS.map(|unit| format!("`{}`", unit.name)).join(", ");
-                ParseLimitError::new(
+                fault(
                     format_args!("`{unit}` is not a unit of time; the units are {names}"),
                     self.example,
                 )
@@ -102,17 +103,17 @@ impl<'a> Rate<'a> {
     }
 
     #[cfg(feature = "calendar")]
-    fn depends_on_calendar(&self) -> ParseLimitError {
+    fn depends_on_calendar(&self) -> ConfigError {
         let unit = self.unit.trim_end_matches('s');
-        ParseLimitError::new(
+        fault(
             format_args!("a `{unit}` is as long as the calendar of a time zone has it"),
             format_args!("fixed-window {}/{unit} Europe/Berlin", self.quota),
         )
     }
 
     #[cfg(not(feature = "calendar"))]
-    fn depends_on_calendar(&self) -> ParseLimitError {
-        ParseLimitError::new(
+    fn depends_on_calendar(&self) -> ConfigError {
+        fault(
             "windows of a calendar need the feature `calendar` of tower-quota",
             format_args!("fixed-window {}/30d", self.quota),
         )
@@ -120,15 +121,12 @@ impl<'a> Rate<'a> {
 }
 
 /// A number in decimal digits, with `_` between them if it is long.
-pub(super) fn whole_number(text: &str, example: &str) -> Result<u64, ParseLimitError> {
+pub(super) fn whole_number(text: &str, example: &str) -> Result<u64, ConfigError> {
     let is_digit = |byte: u8| byte.is_ascii_digit() || byte == b'_';
     let well_formed = text.bytes().all(is_digit) && !text.starts_with('_') && !text.ends_with('_');
     match text.replace('_', "").parse() {
         Ok(number) if well_formed => Ok(number),
-        _ => Err(ParseLimitError::new(
-            format_args!("`{text}` is not a whole number"),
-            example,
-        )),
+        _ => Err(fault(format_args!("`{text}` is not a whole number"), example)),
     }
 }
 

@@ -157,8 +157,14 @@ impl State {
     /// Whether it is a state of the algorithm of this limit.
     #[inline]
     pub(crate) fn is_of(&self, limit: &Limit) -> bool {
-        dispatch!(limit, self, |_rule, _state| true,
-            mismatch => return false)
+        matches!(
+            (limit, self),
+            (Limit::SlidingLog(_), Self::Log(_))
+                | (Limit::SlidingCounter(_), Self::Counter(_))
+                | (Limit::FixedWindow(_), Self::Window(_))
+                | (Limit::TokenBucket(_), Self::Bucket(_))
+                | (Limit::Concurrency(_), Self::Leases(_))
+        )
     }
 
     /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::advance`] does is kept.

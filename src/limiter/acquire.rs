@@ -1,4 +1,4 @@
-use std::{error::Error, fmt, pin::Pin, time::Duration};
+use std::{error::Error, fmt};
 
 use super::{Limiter, LimiterRequest};
 use crate::{
@@ -10,93 +10,83 @@ use crate::{
 impl Limiter {
     /// Waits until the cost of the policies fits, and counts it; the default cost is 1.
     ///
-    /// It waits for at most [`max_wait`](Acquire::max_wait), by default for the longest waits of the
+    /// It waits for at most [`max_wait`](crate::LimiterRequest::max_wait), by default for the longest waits of the
     /// [policies](crate::Policy::wait_up_to); without either it does not wait. A call that would wait longer is denied at once,
     /// with the wait that it would take. Calls of one key are admitted in their order, across all replicas that share the
     /// store, and each is one check; those that wait for [slots](crate::Concurrency#waiting-for-a-slot) check again when these may be
     /// free. If the future is dropped before, the call is refunded, and leaves the queue.
     ///
+    /// The decision is [allowed](Decision::is_allowed), with the numbers of the check, before the wait. With a limit of
+    /// [`Concurrency`](crate::Concurrency) it holds the slots of the request: dropping it and its clones releases them.
+    ///
     /// ```
     /// use std::time::Duration;
     /// use tokio::time::Instant;
-    /// use tower_quota::{AcquireError, Limiter, MemoryStore, Policy, SlidingLog};
+    /// use tower_quota::{AcquireError, Concurrency, Limiter, MemoryStore, Policy, SlidingLog};
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), AcquireError> {
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_second(10)));
+    /// let mails = Policy::new("mails", SlidingLog::per_second(10)).wait_up_to(Duration::from_secs(5));
+    /// let mails = Limiter::new(MemoryStore::new(), mails);
     ///
     /// let start = Instant::now();
     /// for _ in 0..30 {
-    ///     let _permit = mails.acquire("smtp").max_wait(Duration::from_secs(5)).await?;
+    ///     let _permit = mails.acquire("smtp").await?;
     /// }
     /// assert_eq!(start.elapsed().as_secs(), 2);
     ///
-    /// let denied = mails.acquire("smtp").max_wait(Duration::from_millis(500)).await.unwrap_err();
+    /// let denied = mails.request("smtp").max_wait(Duration::from_millis(500)).acquire().await.unwrap_err();
     /// assert_eq!(denied.to_string(), "rate limit exceeded: mails; try again in 1 s");
+    ///
+    /// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+    /// let permit = exports.acquire("42").await?;
+    /// assert!(exports.acquire("42").await.is_err());
+    /// drop(permit);
+    /// assert!(exports.acquire("42").await.is_ok());
     /// # Ok(())
     /// # }
     /// ```
-    pub fn acquire(&self, key: impl Into<Key>) -> Acquire<'_> {
-        self.request(key).acquire()
+    ///
+    /// # Errors
+    ///
+    /// If a limit denies it, or the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
+    pub async fn acquire(&self, key: impl Into<Key>) -> Result<Decision, AcquireError> {
+        self.request(key).acquire().await
     }
 }
 
-/// A call of [`Limiter::acquire`], which starts when it is awaited.
-#[derive(Debug)]
-#[must_use = "nothing is counted unless it is awaited"]
-pub struct Acquire<'a> {
-    pub(super) request: LimiterRequest<'a>,
-    pub(super) max_wait: Option<Duration>,
-}
-
-impl Acquire<'_> {
-    /// The longest wait, in place of those of the policies: in microseconds, rounded down, and zero for what fits at once.
-    ///
-    /// Policies with a limit that [cannot wait](crate::Policy::wait_up_to), such as [`FixedWindow`](crate::FixedWindow), must
-    /// have room at once.
-    pub fn max_wait(mut self, longest: Duration) -> Self {
-        self.max_wait = Some(longest);
-        self
-    }
-
-    /// The cost, in place of that of the policies.
-    ///
-    /// A cost above the limit is denied; a cost of 0 is admitted and not counted.
+impl LimiterRequest<'_> {
+    /// Waits until the costs fit, and counts them, as [`Limiter::acquire`] does.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_quota::{AcquireError, Limiter, MemoryStore, Policy, TokenBucket};
+    /// use tower_quota::{Limiter, MemoryStore, Policy, TokenBucket};
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), AcquireError> {
-    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", TokenBucket::per_second(1_000)));
-    /// let _permit = rows.acquire("42").cost(600).await?;
-    /// let permit = rows.acquire("42").cost(600).max_wait(Duration::from_secs(1)).await?;
-    /// assert_eq!(permit.decision().delay(), Duration::from_millis(200));
+    /// # async fn main() -> Result<(), tower_quota::AcquireError> {
+    /// let policies = [("requests", 10), ("tokens", 100)].map(|(name, n)| Policy::new(name, TokenBucket::per_second(n)));
+    /// let model = Limiter::new(MemoryStore::new(), policies);
+    ///
+    /// let request = |tokens| model.request("42").cost_of("tokens", tokens).max_wait(Duration::from_secs(1));
+    /// let _first = request(100).acquire().await?;
+    /// let second = request(50).acquire().await?;
+    /// assert_eq!(second.delay(), Duration::from_millis(500));
     /// # Ok(())
     /// # }
     /// ```
-    pub fn cost(mut self, cost: u64) -> Self {
-        self.request = self.request.cost(cost);
-        self
-    }
-}
-
-impl<'a> IntoFuture for Acquire<'a> {
-    type Output = Result<Permit, AcquireError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        let Self { request, max_wait } = self;
+    ///
+    /// # Errors
+    ///
+    /// If a limit denies it, and as [`check`](Self::check).
+    pub async fn acquire(self) -> Result<Decision, AcquireError> {
+        let max_wait = self.max_wait;
         let wait = move |waiting: Waiting| match max_wait {
             Some(longest) => waiting.at_most(longest),
             None => waiting,
         };
-        Box::pin(async move {
-            let decision = request.perform(Operation::Wait, wait).await?;
-            decision.require()?;
-            Ok(Permit::new(decision))
-        })
+        let decision = self.perform(Operation::Wait, wait).await?;
+        decision.require()?;
+        Ok(decision)
     }
 }
 
@@ -153,45 +143,6 @@ impl Error for AcquireError {
             Self::Denied(denied) => denied.source(),
             Self::Store(error) => error.source(),
         }
-    }
-}
-
-/// The permission to continue, of a request that [`Limiter::acquire`](crate::Limiter::acquire) has admitted.
-///
-/// With a limit of [`Concurrency`](crate::Concurrency) it holds the slots of the request: dropping it, and each clone of its
-/// decision, releases them.
-///
-/// ```
-/// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy, SlidingLog};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tower_quota::AcquireError> {
-/// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(3)));
-/// let permit = mails.acquire("42").await?;
-/// assert_eq!(permit.decision().remaining(), 2);
-///
-/// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
-/// let permit = exports.acquire("42").await?;
-/// assert!(exports.acquire("42").await.is_err());
-/// drop(permit);
-/// assert!(exports.acquire("42").await.is_ok());
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug)]
-#[must_use = "dropping the permit releases its slots"]
-pub struct Permit {
-    decision: Decision,
-}
-
-impl Permit {
-    pub(super) fn new(decision: Decision) -> Self {
-        Self { decision }
-    }
-
-    /// The decision, which is [allowed](Decision::is_allowed). Its numbers are those of the check, before the wait.
-    pub fn decision(&self) -> &Decision {
-        &self.decision
     }
 }
 

@@ -1,4 +1,4 @@
-use std::{error::Error, fmt, time::Duration};
+use std::time::Duration;
 
 use super::{Limiter, request::unknown};
 use crate::{
@@ -39,12 +39,26 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// * [`BanError::Store`] if the store fails. The key is banned in this process then, for the time in which it counts by
-    ///   itself.
-    /// * [`BanError::NoBans`] if no policy has bans.
-    /// * [`BanError::TooLong`] if a policy has bans whose [longest length](crate::Ban::max_length) is shorter. Then no policy bans
-    ///   the key.
-    pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), BanError> {
+    /// If the store fails: the key is banned in this process then, for the time in which it counts by itself. And if no policy has
+    /// bans, or the [longest length](crate::Ban::max_length) of one is shorter: then no policy bans the key, and the
+    /// [kind](StoreError::kind) is [`Refused`](ErrorKind::Refused).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Ban, Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// const DAY: Duration = Duration::from_secs(86_400);
+    /// let calls = |ban| Limiter::new(MemoryStore::new(), Policy::new("calls", SlidingLog::per_minute(60)).ban(ban));
+    /// let error = calls(Ban::by_hand()).ban("42", 7 * DAY).await.unwrap_err();
+    /// assert_eq!(error.to_string(), "a policy of the limiter bans for at most 1d; set `.longest(..)` of its bans");
+    ///
+    /// calls(Ban::by_hand().longest(7 * DAY)).ban("42", 7 * DAY).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), StoreError> {
         let mut key = key.into();
         key.bound();
         let (decision, longest) = {
@@ -58,95 +72,23 @@ impl Limiter {
             (Decision::new(true, undecided.collect()), longest)
         };
         if let Some(longest) = longest.filter(|longest| length.as_micros() > longest.as_micros()) {
-            return Err(BanError::TooLong { longest });
+            let longest = LengthText(longest);
+            return Err(StoreError::new(
+                ErrorKind::Refused,
+                format!("a policy of the limiter bans for at most {longest}; set `.longest(..)` of its bans"),
+            ));
         }
         let Some(response) = bans::send(&decision, length, |_| true) else {
-            return Err(BanError::NoBans);
+            return Err(StoreError::new(
+                ErrorKind::Refused,
+                "no policy of the limiter has bans; set `.ban(Ban::by_hand())`",
+            ));
         };
-        match response.await {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                self.on_failure.notify(&error);
-                Err(error.into())
-            }
+        let banned = response.await;
+        if let Err(error) = &banned {
+            self.on_failure.notify(error);
         }
-    }
-}
-
-/// The error of [`Limiter::ban`].
-///
-/// ```
-/// use std::time::Duration;
-/// use tower_quota::{BanError, Limiter, MemoryStore, Policy, SlidingLog};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
-/// let calls = Limiter::new(MemoryStore::new(), Policy::new("calls", SlidingLog::per_minute(60)));
-/// let error = calls.ban("42", Duration::from_secs(30)).await.unwrap_err();
-/// assert!(matches!(error, BanError::NoBans));
-/// assert_eq!(error.to_string(), "no policy of the limiter has bans; set `.ban(Ban::by_hand())`");
-/// # }
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum BanError {
-    /// No policy of the limiter has [bans](crate::Policy::ban).
-    NoBans,
-    /// The time is longer than a policy bans.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::{Ban, BanError, Limiter, MemoryStore, Policy, SlidingLog};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), BanError> {
-    /// const DAY: Duration = Duration::from_secs(86_400);
-    /// let calls = |ban| Limiter::new(MemoryStore::new(), Policy::new("calls", SlidingLog::per_minute(60)).ban(ban));
-    /// let error = calls(Ban::by_hand()).ban("42", 7 * DAY).await.unwrap_err();
-    /// assert!(matches!(error, BanError::TooLong { longest: DAY, .. }));
-    /// assert_eq!(error.to_string(), "a policy of the limiter bans for at most 1d; set `.longest(..)` of its bans");
-    ///
-    /// calls(Ban::by_hand().longest(7 * DAY)).ban("42", 7 * DAY).await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[non_exhaustive]
-    TooLong {
-        /// The length of the longest ban, the shortest of all policies.
-        longest: Duration,
-    },
-    /// The store fails.
-    Store(StoreError),
-}
-
-impl From<StoreError> for BanError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
-impl fmt::Display for BanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoBans => f.write_str("no policy of the limiter has bans; set `.ban(Ban::by_hand())`"),
-            Self::TooLong { longest } => {
-                let longest = LengthText(*longest);
-                write!(
-                    f,
-                    "a policy of the limiter bans for at most {longest}; set `.longest(..)` of its bans"
-                )
-            }
-            Self::Store(error) => error.fmt(f),
-        }
-    }
-}
-
-impl Error for BanError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::NoBans | Self::TooLong { .. } => None,
-            Self::Store(error) => error.source(),
-        }
+        banned.map(drop)
     }
 }
 

@@ -7,17 +7,13 @@ mod request;
 
 use std::{fmt, sync::Arc};
 
-pub use self::{
-    acquire::{Acquire, AcquireError, Permit},
-    exceptions::BanError,
-    request::LimiterRequest,
-};
+pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Limit, Policy, PolicyDecision, check,
     check::Check,
     decision::{Ticket, Undecided, response::ResponseFormat},
     observe::{Observer, PolicyOutcome},
-    policy::{Basis, PolicySet, Unkeyed},
+    policy::{Basis, PolicySet},
     store::{Operation, Store, StoreError, Waiting},
 };
 
@@ -44,7 +40,7 @@ use crate::{
 #[derive(Clone)]
 #[must_use]
 pub struct Limiter {
-    pub(crate) policies: PolicySet<Unkeyed>,
+    pub(crate) policies: PolicySet<()>,
     on_decision: Observer<Decision>,
     on_failure: Observer<StoreError>,
 }
@@ -59,7 +55,7 @@ impl Limiter {
     /// # Panics
     ///
     /// If two policies have the same name, one is not [valid](Policy::validate), or one has a setting that needs an HTTP request:
-    /// [`limit::by`](crate::limit::by()), [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if),
+    /// [`Policy::with_limit_fn`](crate::Policy::with_limit_fn), [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if),
     /// [`refund_if`](Policy::refund_if),
     /// [`learn_from_responses`](Policy::learn_from_responses), or `plans`, `routes` or `methods` in its file.
     /// [`try_new`](Self::try_new) returns an error instead.
@@ -126,7 +122,7 @@ impl Limiter {
 
 /// The policies that apply to a request, with their keys and costs.
 fn undecided_by(
-    basis: &Basis<Unkeyed>,
+    basis: &Basis<()>,
     operation: Operation,
     request: &LimiterRequest<'_>,
     wait: impl Fn(Waiting) -> Waiting,
@@ -201,7 +197,7 @@ impl fmt::Debug for Limiter {
 impl Limiter {
     /// Sets the format of responses to requests that the limiter denies.
     ///
-    /// The default is [`Negotiated`](crate::decision::response::Negotiated), as of a [layer](crate::RateLimitLayer::format). See
+    /// The default is that of a [layer](crate::RateLimitLayer::format). See
     /// [`Denied::response_to`](crate::Denied::response_to) for an example.
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
         self.policies

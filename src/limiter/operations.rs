@@ -51,60 +51,6 @@ impl Limiter {
         self.request(key).cost(cost).check().await
     }
 
-    /// Counts the cost of the policies as many times as it fits, at most `units` times: how many of n jobs may run now.
-    ///
-    /// [`Decision::taken`] is how many that were; the decision is allowed if it was at least one. It is one call of the store, and
-    /// of several policies all count as many. With 0 units it is a [`peek`](Self::peek).
-    ///
-    /// ```
-    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(10)));
-    ///
-    /// let decision = mails.take_up_to("42", 7).await?;
-    /// assert_eq!((decision.taken(), decision.remaining()), (7, 3));
-    /// let decision = mails.take_up_to("42", 7).await?;
-    /// assert_eq!((decision.taken(), decision.remaining()), (3, 0));
-    /// // Of the three, one was not needed.
-    /// decision.take_receipt().settle(2).await?;
-    /// assert_eq!(mails.take_up_to("42", 7).await?.taken(), 1);
-    /// assert_eq!(mails.take_up_to("42", 7).await?.taken(), 0);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed). And if a policy has slots or
-    /// [bans](crate::Policy::ban).
-    pub async fn take_up_to(&self, key: impl Into<Key>, units: u32) -> Result<Decision, StoreError> {
-        self.request(key).take_up_to(units).await
-    }
-
-    /// Counts the cost of the policies if it fits, as [`check`](Self::check) does, without a future: for code that is not
-    /// `async`.
-    ///
-    /// It needs a store that replies at once: a [`MemoryStore`](crate::MemoryStore). A decision waits at most for the lock of a part
-    /// of its keys.
-    ///
-    /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    ///
-    /// let queries = Limiter::new(MemoryStore::new(), Policy::new("queries", SlidingLog::per_second(2)));
-    ///
-    /// // The filter of a server that is not async.
-    /// let accepts = |peer: &str| queries.check_now(peer).is_ok_and(|decision| decision.is_allowed());
-    /// assert_eq!([accepts("a"), accepts("a"), accepts("a"), accepts("b")], [true, true, false, true]);
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the store does not reply at once, such as a `RedisStore`: then nothing is sent and nothing is counted.
-    pub fn check_now(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.request(key).check_now()
-    }
-
     /// Counts a cost unconditionally, even if it exceeds the limit. Later requests are denied until enough of it has expired.
     ///
     /// The decision is always allowed. A cost above the limit counts in full, up to 999,999,999,999,999; a larger one counts as
@@ -153,28 +99,6 @@ impl Limiter {
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn peek(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
         self.request(key).peek().await
-    }
-
-    /// Returns what [`check_n`](Self::check_n) would return for this cost, and counts nothing. The smallest cost is 1.
-    ///
-    /// ```
-    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", SlidingLog::per_hour(100)));
-    /// rows.check_n("42", 70).await?;
-    ///
-    /// assert!(rows.peek_n("42", 30).await?.is_allowed());
-    /// assert!(!rows.peek_n("42", 31).await?.is_allowed());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
-    pub async fn peek_n(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
-        self.request(key).cost(cost.max(1)).peek().await
     }
 
     /// Removes all counts of the key, and its [bans](crate::Policy::ban).

@@ -1,12 +1,11 @@
-use std::convert::identity;
+use std::{convert::identity, time::Duration};
 
 use super::Limiter;
 use crate::{
     Decision, Key,
     check::Check,
     decision::CheckContext,
-    limiter::Acquire,
-    policy::{Basis, PlanChoice, Unkeyed},
+    policy::{Basis, PlanChoice},
     store::{ErrorKind, Operation, StoreError, Waiting},
 };
 
@@ -18,6 +17,7 @@ pub struct LimiterRequest<'a> {
     key: Key,
     cost: Option<u64>,
     plan: Option<&'a str>,
+    pub(super) max_wait: Option<Duration>,
     pub(super) units: u32,
     of_policies: Vec<OfPolicy<'a>>,
 }
@@ -61,6 +61,7 @@ impl Limiter {
             key: key.into(),
             cost: None,
             plan: None,
+            max_wait: None,
             units: 1,
             of_policies: Vec::new(),
         }
@@ -167,6 +168,16 @@ impl<'a> LimiterRequest<'a> {
         self
     }
 
+    /// The longest wait of [`acquire`](Self::acquire), in place of those of the policies: in microseconds, rounded down, and zero for
+    /// what fits at once.
+    ///
+    /// Policies with a limit that [cannot wait](crate::Policy::wait_up_to), such as [`FixedWindow`](crate::FixedWindow), must
+    /// have room at once.
+    pub fn max_wait(mut self, longest: Duration) -> Self {
+        self.max_wait = Some(longest);
+        self
+    }
+
     fn of(&mut self, policy: &'a str) -> &mut OfPolicy<'a> {
         let position = self.of_policies.iter().position(|of| of.policy == policy);
         let position = position.unwrap_or_else(|| {
@@ -182,7 +193,7 @@ impl<'a> LimiterRequest<'a> {
 }
 
 /// Decisions.
-impl<'a> LimiterRequest<'a> {
+impl LimiterRequest<'_> {
     /// Counts the costs if all of them fit, as [`Limiter::check`] does.
     ///
     /// # Errors
@@ -194,7 +205,21 @@ impl<'a> LimiterRequest<'a> {
         self.perform(operation, identity).await
     }
 
-    /// The same without a future, as [`Limiter::check_now`] does.
+    /// Counts the costs if all of them fit, as [`check`](Self::check) does, without a future: for code that is not
+    /// `async`.
+    ///
+    /// It needs a store that replies at once: a [`MemoryStore`](crate::MemoryStore). A decision waits at most for the lock of a part
+    /// of its keys.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// let queries = Limiter::new(MemoryStore::new(), Policy::new("queries", SlidingLog::per_second(2)));
+    ///
+    /// // The filter of a server that is not async.
+    /// let accepts = |peer: &str| queries.request(peer).check_now().is_ok_and(|decision| decision.is_allowed());
+    /// assert_eq!([accepts("a"), accepts("a"), accepts("a"), accepts("b")], [true, true, false, true]);
+    /// ```
     ///
     /// # Errors
     ///
@@ -217,7 +242,28 @@ impl<'a> LimiterRequest<'a> {
         }
     }
 
-    /// Counts the costs as many times as they fit, at most `units` times, as [`Limiter::take_up_to`] does.
+    /// Counts the costs as many times as it fits, at most `units` times: how many of n jobs may run now.
+    ///
+    /// [`Decision::taken`] is how many that were; the decision is allowed if it was at least one. It is one call of the store, and
+    /// of several policies all count as many. With 0 units it is a [`peek`](Self::peek).
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(10)));
+    ///
+    /// let decision = mails.request("42").take_up_to(7).await?;
+    /// assert_eq!((decision.taken(), decision.remaining()), (7, 3));
+    /// let decision = mails.request("42").take_up_to(7).await?;
+    /// assert_eq!((decision.taken(), decision.remaining()), (3, 0));
+    /// // Of the three, one was not needed.
+    /// decision.take_receipt().settle(2).await?;
+    /// assert_eq!(mails.request("42").take_up_to(7).await?.taken(), 1);
+    /// assert_eq!(mails.request("42").take_up_to(7).await?.taken(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -255,31 +301,6 @@ impl<'a> LimiterRequest<'a> {
     /// As [`check`](Self::check).
     pub async fn peek(self) -> Result<Decision, StoreError> {
         self.perform(Operation::Peek, identity).await
-    }
-
-    /// Waits until the costs fit, and counts them, as [`Limiter::acquire`] does.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::{Limiter, MemoryStore, Policy, TokenBucket};
-    ///
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), tower_quota::AcquireError> {
-    /// let policies = [("requests", 10), ("tokens", 100)].map(|(name, n)| Policy::new(name, TokenBucket::per_second(n)));
-    /// let model = Limiter::new(MemoryStore::new(), policies);
-    ///
-    /// let wait = Duration::from_secs(1);
-    /// let _first = model.request("42").cost_of("tokens", 100).acquire().max_wait(wait).await?;
-    /// let second = model.request("42").cost_of("tokens", 50).acquire().max_wait(wait).await?;
-    /// assert_eq!(second.decision().delay(), Duration::from_millis(500));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn acquire(self) -> Acquire<'a> {
-        Acquire {
-            request: self,
-            max_wait: None,
-        }
     }
 
     /// A check of cost 0 is a peek.
@@ -333,7 +354,7 @@ impl LimiterRequest<'_> {
 
     /// Refuses a name that none of the policies has.
     #[inline]
-    pub(super) fn validate(&self, Basis { context, .. }: &Basis<Unkeyed>) -> Result<(), StoreError> {
+    pub(super) fn validate(&self, Basis { context, .. }: &Basis<()>) -> Result<(), StoreError> {
         for of in &self.of_policies {
             if context
                 .policies

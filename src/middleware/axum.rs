@@ -1,9 +1,6 @@
 //! [`Decision`] as an extractor.
 
-#[cfg(feature = "tracing")]
-use std::sync::atomic::AtomicBool;
-#[cfg(feature = "tracing")]
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::{
     Router,
@@ -68,10 +65,10 @@ use crate::{
 /// # }
 /// ```
 impl<S: Send + Sync> FromRequestParts<S> for Decision {
-    type Rejection = MissingDecision;
+    type Rejection = (StatusCode, &'static str);
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, MissingDecision> {
-        parts.extensions.get::<Self>().cloned().ok_or(MissingDecision(()))
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(missing_decision)
     }
 }
 
@@ -83,48 +80,15 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for Decision {
     }
 }
 
-/// Rejection of a handler that takes a [`Decision`] without a layer around it; the response is `500 Internal Server Error`.
-///
-/// Its text, which is also logged as an error, names the fix.
-///
-/// ```
-/// use axum::{extract::FromRequestParts, response::IntoResponse};
-/// use http::{Request, StatusCode};
-/// use tower_quota::Decision;
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
-/// let (mut parts, ()) = Request::new(()).into_parts();
-/// let missing = <Decision as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await.unwrap_err();
-/// assert!(missing.to_string().contains("put a `RateLimitLayer` around the handler"));
-/// assert_eq!(missing.into_response().status(), StatusCode::INTERNAL_SERVER_ERROR);
-/// # }
-/// ```
-#[derive(Debug)]
-pub struct MissingDecision(());
+fn missing_decision() -> (StatusCode, &'static str) {
+    const FIX: &str = "no layer has left a decision on this request; put a `RateLimitLayer` around the handler, with its extensions \
+                       on, or take an `Option<Decision>`";
+    static LOGGED: AtomicBool = AtomicBool::new(false);
 
-impl std::fmt::Display for MissingDecision {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(
-            "no layer has left a decision on this request; put a `RateLimitLayer` around the handler, with its extensions \
-             on, or take an `Option<Decision>`",
-        )
+    if !LOGGED.swap(true, Ordering::Relaxed) {
+        tracing::error!(error = FIX, "a handler cannot run");
     }
-}
-
-impl std::error::Error for MissingDecision {}
-
-impl IntoResponse for MissingDecision {
-    fn into_response(self) -> Response {
-        #[cfg(feature = "tracing")]
-        {
-            static LOGGED: AtomicBool = AtomicBool::new(false);
-            if !LOGGED.swap(true, Ordering::Relaxed) {
-                tracing::error!(error = %self, "a handler cannot run");
-            }
-        }
-        (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
-    }
+    (StatusCode::INTERNAL_SERVER_ERROR, FIX)
 }
 
 /// The response as for a `GET` of `/`: a handler is left without the request. For a format that reads the request, or a gRPC

@@ -22,7 +22,10 @@ use std::{
 use http::request::Parts;
 use smallvec::SmallVec;
 
-use super::{admitted::Admitted, drain::Rejected};
+use super::{
+    admitted::Admitted,
+    drain::{Bounds, Rejected},
+};
 use crate::{
     Decision, Limit, Policy, PolicyDecision, check,
     check::{AwaitedCompletion, Check, PendingCheck},
@@ -32,17 +35,19 @@ use crate::{
     },
     key::KeyError,
     observe::{Observer, PolicyOutcome},
-    policy::{Basis, Keyed, PolicySet},
+    policy::{Basis, PolicySet},
     store::{NamedLimit, Operation, StoreError},
 };
 
 /// What a layer and its services share.
 #[derive(Clone)]
 pub(crate) struct Enforcer {
-    pub(crate) policies: PolicySet<Keyed>,
+    pub(crate) policies: PolicySet,
     /// Whether decisions are left in extensions.
     pub(crate) extensions: bool,
     pub(crate) jitter: Duration,
+    /// How much is read of the bodies of rejected requests.
+    pub(crate) drained: Option<Bounds>,
     pub(crate) on_decision: Observer<Decision>,
     pub(crate) on_failure: Observer<StoreError>,
     pub(crate) warned: Arc<Warned>,
@@ -104,7 +109,7 @@ impl Enforcer {
     /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Undecided>, Unchecked> {
-        let basis: &Basis<Keyed> = &self.policies.newest();
+        let basis: &Basis = &self.policies.newest();
         let Basis {
             policies,
             context,
@@ -329,24 +334,20 @@ pub(crate) struct Warned {
 impl Warned {
     pub(crate) fn of_key(&self, named: &NamedLimit, error: &KeyError) {
         if !self.key.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
             tracing::error!(
                 policy = &*named.name,
                 %error,
                 "requests are refused, or not observed: their key or limit cannot be determined"
             );
         }
-        let _ = (named, error);
     }
 
     pub(crate) fn of_repetition(&self, named: &NamedLimit) {
         if !self.repetition.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
             tracing::warn!(
                 policy = &*named.name,
                 "a policy is met twice on one request; only the larger cost is charged"
             );
         }
-        let _ = named;
     }
 }

@@ -16,17 +16,14 @@ mod body;
 mod drain;
 mod enforce;
 mod layer;
-mod read_body;
 mod service;
 
 #[cfg(feature = "axum")]
-pub use self::axum::{MissingDecision, undecided_routes};
+pub use self::axum::undecided_routes;
 #[cfg(feature = "admin")]
 pub(crate) use self::enforce::Enforcer;
 pub use self::{
     body::ResponseBody,
-    drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     layer::RateLimitLayer,
-    read_body::{ReadBody, ReadBodyFuture, ReadBodyLayer},
     service::{RateLimit, ResponseFuture},
 };

@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use super::{
     admitted::Admitted,
-    drain::{Content, Rejected},
+    drain::{Bounds, Content, Drain, Rejected},
     enforce::{Action, Enforcer, Progress},
 };
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
 /// | requirement | for a service that does not meet it |
 /// | --- | --- |
 /// | `Clone`, since a request that waits for the store keeps the clone that was ready | put a `tower::buffer::BufferLayer` inside of the layer |
-/// | takes an `http::Request` and returns an `http::Response` | use a [`Limiter`](crate::Limiter) |
+/// | takes an `http::Request` of an `http_body::Body` and returns an `http::Response` | use a [`Limiter`](crate::Limiter) |
 /// | the body of its response is an `http_body::Body<Data = Bytes>` | map the body, with `tower_http::map_response_body` or `response.map(..)` |
 ///
 /// # Readiness
@@ -100,6 +100,7 @@ impl<S> Layer<S> for RateLimitLayer {
 impl<S, B, C> Service<Request<B>> for RateLimit<S>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
+    B: Body,
     C: Body<Data = Bytes>,
 {
     type Response = Response<ResponseBody<C>>;
@@ -120,7 +121,7 @@ where
             Progress::Done(Action::Reject(rejected)) => {
                 // Ready and not called, it would keep its permit from the other clones.
                 self.inner = self.inner.clone();
-                ResponseFuture::rejected(rejected, body)
+                ResponseFuture::rejected(rejected, body, self.enforcer.drained)
             }
             Progress::Pending(check) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
@@ -174,9 +175,11 @@ pin_project! {
             // None if no policy applied.
             admitted: Option<Admitted>,
         },
-        /// The layer responds. The content of the request is not read yet.
+        /// The layer responds, when it has read the content of the request if that is to be drained.
         Rejected {
-            rejected: Option<(Rejected, B)>,
+            rejected: Option<Rejected>,
+            #[pin]
+            drain: Option<Drain<B>>,
         },
     }
 }
@@ -202,12 +205,6 @@ impl<S: Clone, B> Waiting<S, B> {
     }
 }
 
-/// A completed request, before the content of a rejected one is dropped or drained.
-pub(crate) enum Completed<B, C> {
-    Admitted(Response<ResponseBody<C>>),
-    Rejected(Rejected, B),
-}
-
 impl<S, B, F> ResponseFuture<S, B, F> {
     pub(crate) fn pending(check: PendingCheck, ready: S, (parts, body): (Parts, B), enforcer: Arc<Enforcer>) -> Self {
         Self {
@@ -230,24 +227,36 @@ impl<S, B, F> ResponseFuture<S, B, F> {
             state: State::Admitted { future, admitted },
         }
     }
+}
 
-    pub(crate) fn rejected(rejected: Rejected, body: B) -> Self {
+impl<S, B: Body, F> ResponseFuture<S, B, F> {
+    fn rejected(rejected: Rejected, body: B, drained: Option<Bounds>) -> Self {
         Self {
-            state: State::Rejected {
-                rejected: Some((rejected, body)),
-            },
+            state: State::rejected(rejected, body, drained),
         }
     }
 }
 
-impl<S, B, C> ResponseFuture<S, B, S::Future>
+impl<S, B: Body, F> State<S, B, F> {
+    fn rejected(rejected: Rejected, body: B, drained: Option<Bounds>) -> Self {
+        Self::Rejected {
+            drain: drained.and_then(|bounds| Drain::new(body, bounds, &rejected)),
+            rejected: Some(rejected),
+        }
+    }
+}
+
+impl<S, B, C> Future for ResponseFuture<S, B, S::Future>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
+    B: Body,
 {
-    pub(crate) fn poll_completed(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Completed<B, C>, S::Error>> {
+    type Output = Result<Response<ResponseBody<C>>, S::Error>;
+
+    /// # Panics
+    ///
+    /// If it is polled again after it was ready, like most futures.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
@@ -279,9 +288,7 @@ where
                                 },
                             }
                         }
-                        Action::Reject(rejected) => State::Rejected {
-                            rejected: Some((rejected, body)),
-                        },
+                        Action::Reject(rejected) => State::rejected(rejected, body, enforcer.drained),
                     }
                 }
                 StateProj::Turn { called, admitted } => {
@@ -318,32 +325,19 @@ where
                         }
                         (Err(error), None) => Err(error),
                     };
-                    return Poll::Ready(result.map(Completed::Admitted));
+                    return Poll::Ready(result);
                 }
-                StateProj::Rejected { rejected } => {
-                    let (rejected, body) = rejected.take().expect("polled after it was ready");
-                    return Poll::Ready(Ok(Completed::Rejected(rejected, body)));
+                StateProj::Rejected { rejected, drain } => {
+                    let content = match drain.as_pin_mut() {
+                        Some(drain) => ready!(drain.poll(cx)),
+                        None => Content::Unread,
+                    };
+                    let rejected = rejected.take().expect("polled after it was ready");
+                    return Poll::Ready(Ok(rejected.into_response(content).map(ResponseBody::own)));
                 }
             };
             this.state.set(next);
         }
-    }
-}
-
-impl<S, B, C> Future for ResponseFuture<S, B, S::Future>
-where
-    S: Service<Request<B>, Response = Response<C>> + Clone,
-{
-    type Output = Result<Response<ResponseBody<C>>, S::Error>;
-
-    /// # Panics
-    ///
-    /// If it is polled again after it was ready, like most futures.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(Ok(match ready!(self.poll_completed(cx))? {
-            Completed::Admitted(response) => response,
-            Completed::Rejected(rejected, _) => rejected.into_response(Content::Unread).map(ResponseBody::own),
-        }))
     }
 }
 

@@ -7,12 +7,17 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+#[cfg(feature = "metrics")]
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use tokio::time::Instant;
 
 use super::PolicyOutcome;
+#[cfg(not(feature = "metrics"))]
+use super::unrecorded::{
+    Counter, Gauge, Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 use crate::error::ErrorKind;
 
 /// Metrics, each with the macro that describes it, its name, its unit and its description.
@@ -65,14 +70,37 @@ metrics! {
 }
 
 /// Whether there are metrics.
-pub(crate) const METRICS_ENABLED: bool = true;
+pub(crate) const METRICS_ENABLED: bool = cfg!(feature = "metrics");
+
+/// Handles of the recorder, which are made for the first value.
+#[derive(Clone)]
+struct Handles<T>(OnceLock<T>);
+
+impl<T> Handles<T> {
+    const fn new() -> Self {
+        Self(OnceLock::new())
+    }
+
+    #[inline]
+    fn record(&self, make: impl FnOnce() -> T, record: impl FnOnce(&T)) {
+        if METRICS_ENABLED {
+            record(self.0.get_or_init(make));
+        }
+    }
+}
+
+impl<T> Default for Handles<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 /// The metrics of one policy.
 #[derive(Clone)]
 pub(crate) struct PolicyMetrics {
     policy: Arc<str>,
     limits_hash: u64,
-    handles: OnceLock<Arc<PolicyHandles>>,
+    handles: Handles<Arc<PolicyHandles>>,
 }
 
 struct PolicyHandles {
@@ -89,7 +117,7 @@ impl PolicyMetrics {
         Self {
             policy,
             limits_hash,
-            handles: OnceLock::new(),
+            handles: Handles::new(),
         }
     }
 
@@ -100,34 +128,38 @@ impl PolicyMetrics {
 
     #[inline]
     pub(crate) fn count(&self, outcome: PolicyOutcome) {
-        self.handles().outcomes[outcome as usize].increment(1);
+        self.record(|handles| handles.outcomes[outcome as usize].increment(1));
     }
 
     #[inline]
     pub(crate) fn near_limit(&self) {
-        self.handles().near_limit.increment(1);
+        self.record(|handles| handles.near_limit.increment(1));
     }
 
     /// Counts slots as held until the guard is dropped.
     pub(crate) fn hold(&self, slots: u64) -> HeldSlots {
-        let (gauge, slots) = (self.handles().slots_held.clone(), slots as f64);
-        gauge.increment(slots);
-        HeldSlots { gauge, slots }
+        let mut held = HeldSlots(None);
+        self.record(|handles| {
+            let (gauge, slots) = (handles.slots_held.clone(), slots as f64);
+            gauge.increment(slots);
+            held.0 = Some((gauge, slots));
+        });
+        held
     }
 
     /// Counts a request as waiting until the guard is dropped.
     pub(crate) fn wait(&self) -> WaitingRequest {
-        let handles = self.handles().clone();
-        handles.requests_waiting.increment(1);
-        WaitingRequest {
-            handles,
-            since: Instant::now(),
-        }
+        let mut waiting = WaitingRequest(None);
+        self.record(|handles| {
+            handles.requests_waiting.increment(1);
+            waiting.0 = Some((handles.clone(), Instant::now()));
+        });
+        waiting
     }
 
     #[inline]
-    fn handles(&self) -> &Arc<PolicyHandles> {
-        self.handles.get_or_init(|| Arc::new(PolicyHandles::of(self)))
+    fn record(&self, record: impl FnOnce(&Arc<PolicyHandles>)) {
+        self.handles.record(|| Arc::new(PolicyHandles::of(self)), record);
     }
 }
 
@@ -148,33 +180,31 @@ impl PolicyHandles {
 }
 
 /// Slots of one policy that a request holds.
-pub(crate) struct HeldSlots {
-    gauge: Gauge,
-    slots: f64,
-}
+pub(crate) struct HeldSlots(Option<(Gauge, f64)>);
 
 impl Drop for HeldSlots {
     fn drop(&mut self) {
-        self.gauge.decrement(self.slots);
+        if let Some((gauge, slots)) = &self.0 {
+            gauge.decrement(*slots);
+        }
     }
 }
 
 /// A request that waits for its turn.
-pub(crate) struct WaitingRequest {
-    handles: Arc<PolicyHandles>,
-    since: Instant,
-}
+pub(crate) struct WaitingRequest(Option<(Arc<PolicyHandles>, Instant)>);
 
 impl Drop for WaitingRequest {
     fn drop(&mut self) {
-        self.handles.requests_waiting.decrement(1);
-        self.handles.wait_duration.record(self.since.elapsed());
+        if let Some((handles, since)) = &self.0 {
+            handles.requests_waiting.decrement(1);
+            handles.wait_duration.record(since.elapsed());
+        }
     }
 }
 
 /// The metrics of the checks of a layer or a limiter.
 #[derive(Clone, Default)]
-pub(crate) struct CheckMetrics(OnceLock<Arc<CheckHandles>>);
+pub(crate) struct CheckMetrics(Handles<Arc<CheckHandles>>);
 
 struct CheckHandles {
     duration: Histogram,
@@ -186,8 +216,10 @@ impl CheckMetrics {
     /// than all other metrics of a request.
     #[inline]
     pub(crate) fn end(&self, began: Option<Began>) {
-        let duration = began.map_or(0.0, |began| began.0.elapsed().as_secs_f64());
-        self.handles().duration.record(duration);
+        self.record(|handles| {
+            let duration = began.map_or(0.0, |began| began.0.elapsed().as_secs_f64());
+            handles.duration.record(duration);
+        });
     }
 
     /// Registers the series.
@@ -196,12 +228,12 @@ impl CheckMetrics {
     }
 
     pub(crate) fn failed(&self, kind: ErrorKind) {
-        self.handles().store_errors[kind as usize].increment(1);
+        self.record(|handles| handles.store_errors[kind as usize].increment(1));
     }
 
     #[inline]
-    fn handles(&self) -> &CheckHandles {
-        self.0.get_or_init(|| Arc::new(CheckHandles::new()))
+    fn record(&self, record: impl FnOnce(&Arc<CheckHandles>)) {
+        self.0.record(|| Arc::new(CheckHandles::new()), record);
     }
 }
 
@@ -230,7 +262,7 @@ impl Began {
 }
 
 /// The metrics of a Redis store.
-pub(crate) struct RedisMetrics(OnceLock<RedisHandles>);
+pub(crate) struct RedisMetrics(Handles<RedisHandles>);
 
 struct RedisHandles {
     call_requests: Histogram,
@@ -240,22 +272,19 @@ struct RedisHandles {
 impl RedisMetrics {
     pub(crate) fn new() -> Self {
         drop(RedisHandles::new());
-        Self(OnceLock::new())
+        Self(Handles::new())
     }
 
     /// Records a script call for so many requests.
     pub(crate) fn call(&self, requests: u64) {
-        self.handles().call_requests.record(requests as f64);
+        let record = |handles: &RedisHandles| handles.call_requests.record(requests as f64);
+        self.0.record(RedisHandles::new, record);
     }
 
     #[inline]
     pub(crate) fn deny_cache_hit(&self) {
-        self.handles().deny_cache_hits.increment(1);
-    }
-
-    #[inline]
-    fn handles(&self) -> &RedisHandles {
-        self.0.get_or_init(RedisHandles::new)
+        let record = |handles: &RedisHandles| handles.deny_cache_hits.increment(1);
+        self.0.record(RedisHandles::new, record);
     }
 }
 
@@ -275,14 +304,14 @@ impl RedisHandles {
 #[derive(Default)]
 pub(crate) struct NodeMetrics {
     node: Option<String>,
-    handles: OnceLock<[Counter; 3]>,
+    handles: Handles<[Counter; 3]>,
 }
 
 impl NodeMetrics {
     pub(crate) fn new(address: &str) -> Self {
         let metrics = Self {
             node: Some(address.to_owned()),
-            handles: OnceLock::new(),
+            handles: Handles::new(),
         };
         drop(node_handles(address));
         metrics
@@ -304,8 +333,8 @@ impl NodeMetrics {
     #[inline]
     fn count(&self, outcome: usize, checks: u64) {
         if let Some(node) = &self.node {
-            let handles = self.handles.get_or_init(|| node_handles(node));
-            handles[outcome].increment(checks);
+            let record = |handles: &[Counter; 3]| handles[outcome].increment(checks);
+            self.handles.record(|| node_handles(node), record);
         }
     }
 }
@@ -318,11 +347,12 @@ fn node_handles(node: &str) -> [Counter; 3] {
 
 /// The metrics of a memory store.
 #[derive(Default)]
-pub(crate) struct MemoryMetrics(OnceLock<Counter>);
+pub(crate) struct MemoryMetrics(Handles<Counter>);
 
 impl MemoryMetrics {
     pub(crate) fn evicted(&self, keys: u64) {
-        self.0.get_or_init(|| counter!(EVICTIONS)).increment(keys);
+        self.0
+            .record(|| counter!(EVICTIONS), |evictions| evictions.increment(keys));
     }
 }
 

@@ -76,9 +76,17 @@ impl<K> Policy<K> {
     /// If the clock of the store is set ahead, bans end early. If it is set back by more than a second, a ban ends that would then
     /// last for more than the [longest length](Ban::max_length). While the store fails and this process counts, it has bans of
     /// its own.
+    ///
+    /// # Panics
+    ///
+    /// If a number of the ban is out of range, or its first length is above the longest one.
+    #[track_caller]
     pub fn ban(mut self, ban: Ban) -> Self {
+        if let Err(error) = ban.validate() {
+            panic!("{error}");
+        }
         self.settings.ban = Some(ban);
-        self.noting(ban.validate())
+        self
     }
 }
 

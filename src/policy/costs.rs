@@ -5,14 +5,17 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::Policy;
-use crate::{Completion, ConfigError, decision::Cost};
+use crate::{Completion, decision::Cost};
+
+pub(super) const COST_FAULT: &str =
+    "a request costs at least 1; a policy with `Limit::Unlimited`, in a file with `enabled = false`, counts nothing";
 
 /// The requests that are counted, and their costs.
 impl<K> Policy<K> {
     /// The cost of each request, in units of the limit, from 1.
     ///
     /// A cost above the limit admits no request, so the policy is not [valid](Self::validate). A limit that is
-    /// [chosen](crate::limit::by()) for a request may be below it: the request is denied without a call of the store, without
+    /// [chosen](crate::Policy::with_limit_fn) for a request may be below it: the request is denied without a call of the store, without
     /// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). Setting it again, or setting
     /// `cost_fn`, replaces it. The default is 1.
     ///
@@ -26,14 +29,15 @@ impl<K> Policy<K> {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the cost is 0.
+    #[track_caller]
     pub fn cost(mut self, cost: u64) -> Self {
+        assert!(cost > 0, "{COST_FAULT}");
         self.settings.cost = Some(Cost::Fixed(cost));
-        self.noting(match cost {
-            0 => Err(ConfigError::new(
-                "a request costs at least 1; with `Limit::Unlimited` a policy counts nothing",
-            )),
-            _ => Ok(()),
-        })
+        self
     }
 
     /// The cost of each request, computed from the request, in units of the limit; with 0 the policy does not apply.

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::Policy;
 use crate::{
-    ConfigError,
     decision::EnforcedShare,
     store::{FailureMode, Waiting},
 };
@@ -89,17 +88,16 @@ impl<K> Policy<K> {
     /// # }
     /// ```
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// A share that is not from 0 to 1 is an error of the layer or limiter that takes the policy.
+    /// If the share is not from 0 to 1.
+    #[track_caller]
     pub fn enforce_share(mut self, share: f64) -> Self {
         match EnforcedShare::new(share) {
-            Ok(share) => {
-                self.settings.enforced = share;
-                self
-            }
-            Err(error) => self.noting(Err(error)),
+            Ok(share) => self.settings.enforced = share,
+            Err(error) => panic!("{error}"),
         }
+        self
     }
 
     /// What happens to requests while the store fails.
@@ -113,49 +111,8 @@ impl<K> Policy<K> {
     }
 }
 
-/// Degrees.
-impl<K> Policy<K> {
-    /// A threshold: a fraction of the quota, above 0 and at most 1, from which on requests are near the limit.
-    ///
-    /// Requests are admitted as without it. [`Decision::degree`](crate::Decision::degree) returns how many of the thresholds
-    /// are reached, so that a handler can degrade step by step before requests are denied. It is also in
-    /// [`on_decision`](crate::RateLimitLayer::on_decision), and
-    /// [`degree_header`](crate::RateLimitLayer::degree_header) adds a field.
-    ///
-    /// A threshold is reached if this fraction of the [quota](crate::Limit::quota) is used, this request included: with 0.8
-    /// of 10 a minute, by the eighth request and those after it.  A denial has reached all thresholds. They are computed from what
-    /// the store returns, so they cost nothing there; they change no count.
-    ///
-    /// Each call adds a threshold; one that is added twice counts once. By default a policy has none.
-    ///
-    /// ```
-    /// use http::{Request, Response};
-    /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{Decision, key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
-    ///
-    /// # type Body = http_body_util::Full<bytes::Bytes>;
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let search = Policy::new("search", SlidingLog::per_minute(10)).key(key::constant("all")).warn_at(0.8);
-    /// let service = RateLimitLayer::new(MemoryStore::new(), search).layer(service_fn(async |request: Request<Body>| {
-    ///     let decision = request.extensions().get::<Decision>().expect("the layer decides");
-    ///     let results = if decision.degree() > 0 { "5 results" } else { "50 results" };
-    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::from(results)))
-    /// }));
-    ///
-    /// for request in 1..=10 {
-    ///     let response = service.clone().oneshot(Request::new(Body::default())).await?;
-    ///     let body = http_body_util::BodyExt::collect(response).await?.to_bytes();
-    ///     assert_eq!(body, if request < 8 { "50 results" } else { "5 results" });
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn warn_at(mut self, fraction: f64) -> Self {
-        let added = self.settings.thresholds.try_add(fraction);
-        self.noting(added)
-    }
-}
+pub(super) const WAITING_FAULT: &str =
+    "1 to 999999999999999 units wait for a limit; without `.wait_up_to(..)`, in a file `wait`, none does";
 
 /// Waiting.
 impl<K> Policy<K> {
@@ -272,13 +229,14 @@ impl<K> Policy<K> {
     /// assert_eq!(tokio::join!(send(), send(), send(), send()), (true, true, true, false));
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the number is out of range.
+    #[track_caller]
     pub fn max_waiting(mut self, units: u64) -> Self {
+        assert!(Waiting::POSSIBLE.contains(&units), "{WAITING_FAULT}");
         self.settings.max_waiting = Some(units);
-        self.noting(match Waiting::POSSIBLE.contains(&units) {
-            true => Ok(()),
-            false => Err(ConfigError::new(
-                "1 to 999999999999999 units wait for a limit; without `.wait_up_to(..)` none does",
-            )),
-        })
+        self
     }
 }

@@ -2,12 +2,14 @@
 
 use std::sync::{Arc, OnceLock};
 
+use http::request::Parts;
+
 use super::Policy;
 use crate::{
     ConfigError, Limit,
     decision::{RenderedLimit, policy_item, response::violates},
     key::KeyError,
-    limit::{ChooseLimit, LimitSource, Source},
+    limit::ChooseLimit,
     store::NamedLimit,
 };
 
@@ -24,21 +26,23 @@ pub(super) struct PolicyLimit {
 }
 
 impl PolicyLimit {
-    pub(super) fn new(name: Arc<str>, limit: impl Into<LimitSource>) -> Self {
-        let (limit, choose) = match limit.into().0 {
-            Source::Fixed(limit) => (limit, None),
-            Source::Chosen(choose) => (Limit::Unlimited, Some(choose)),
-        };
+    pub(super) fn new(name: Arc<str>, limit: impl Into<Limit>) -> Self {
         Self {
             chosen: Arc::new(ChosenLimits::new(name.clone())),
-            fixed: render(name, limit),
-            choose,
+            fixed: render(name, limit.into()),
+            choose: None,
             of_plans: Vec::new(),
         }
     }
 
+    pub(super) fn chosen(name: Arc<str>, choose: ChooseLimit) -> Self {
+        Self {
+            choose: Some(choose),
+            ..Self::new(name, Limit::Unlimited)
+        }
+    }
+
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        validate_name(&self.fixed.named.name)?;
         self.fixed.named.limit.validate()
     }
 
@@ -67,13 +71,21 @@ pub(super) fn validate_name(name: &str) -> Result<(), ConfigError> {
     )))
 }
 
+/// A name that a policy can have.
+#[track_caller]
+pub(super) fn valid_name(name: impl Into<Arc<str>>) -> Arc<str> {
+    let name = name.into();
+    if let Err(error) = validate_name(&name) {
+        panic!("{error}");
+    }
+    name
+}
+
 /// Renders the limit of a policy of this name.
 fn render(name: Arc<str>, limit: Limit) -> Arc<RenderedLimit> {
-    // A name that is not valid is used for nothing but its error.
-    let shown = if validate_name(&name).is_ok() { &name } else { "" };
     Arc::new(RenderedLimit {
-        policy_item: policy_item(shown, &limit),
-        problem: violates(&[shown]),
+        policy_item: policy_item(&name, &limit),
+        problem: violates(&[&name]),
         named: NamedLimit::new(name, limit),
     })
 }
@@ -142,6 +154,90 @@ impl ChosenLimits {
         let first = (hash >> 32) as usize;
         let seen = self.seen.get_or_init(|| Box::new([const { OnceLock::new() }; PLACES]));
         (first..first + REACH).map(move |place| &seen[place % PLACES])
+    }
+}
+
+/// Limits that a function chooses.
+impl Policy<()> {
+    /// A policy whose limit a function chooses for each request, such as by the plan of a user.
+    ///
+    /// The function gets the head of the request, with the extensions that authentication has inserted. It returns one algorithm,
+    /// or a [`Limit`].
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, Response};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// /// What authentication inserts.
+    /// #[derive(Clone)]
+    /// struct User { id: u64, pro: bool }
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Policy::with_limit_fn("api", |parts| match parts.extensions.get::<User>() {
+    ///     Some(user) if user.pro => SlidingLog::per_minute(100),
+    ///     _ => SlidingLog::per_minute(10),
+    /// })
+    /// .key(key::extension("user", |user: &User| user.id));
+    /// let service = RateLimitLayer::new(MemoryStore::new(), api).layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
+    /// }));
+    ///
+    /// // The second request is made after an upgrade. The first one still counts.
+    /// for (pro, policy, state) in [
+    ///     (false, r#""api";q=10;w=60"#, r#""api";r=9;t=60"#),
+    ///     (true, r#""api";q=100;w=60"#, r#""api";r=98;t=60"#),
+    /// ] {
+    ///     let request = Request::get("/").extension(User { id: 42, pro }).body(Body::new())?;
+    ///     let response = service.clone().oneshot(request).await?;
+    ///     assert_eq!(response.headers()["ratelimit-policy"], policy);
+    ///     assert_eq!(response.headers()["ratelimit"], state);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Counts of several plans
+    ///
+    /// Counts are stored under the name of the policy and of the algorithm, whatever the numbers:
+    ///
+    /// * Limits of one algorithm and one window share the count of a key. A caller whose plan changes keeps what was counted,
+    ///   and a plan decides about the requests of the others too.
+    /// * Limits of one algorithm and windows of different lengths share it as [after a change](crate::limit#when-a-limit-changes): a
+    ///   request under a shorter window may remove what counts in a longer one. Choose one length where callers change plans at
+    ///   will, such as by a header.
+    /// * Limits of different algorithms have separate counts.
+    ///
+    /// # What applies to a request
+    ///
+    /// The chosen limit is that of the [`Decision`](crate::Decision), of the response, of the count in this process while the store
+    /// fails, and of a [`Receipt`](crate::Receipt). With [`Limit::Unlimited`] the policy does not apply, and no key is extracted.
+    /// A limit that [`Policy::new`](crate::Policy::new) would not take refuses the request with `500 Internal Server Error`, and the
+    /// first one is logged. So does a limit of [`Concurrency`](crate::Concurrency) if the policy has
+    /// [`refund_if`](crate::Policy::refund_if), which has no meaning for slots.
+    ///
+    /// A [`Limiter`](crate::Limiter) has no requests. Make one for each plan, with the same store and policy name: they share
+    /// their counts.
+    ///
+    /// # Costs
+    ///
+    /// The function runs on the path of the request. Its limits are rendered once and kept, up to some hundred of them; further ones
+    /// are rendered for each request. A request makes no other call of the store than with a fixed limit.
+    ///
+    /// # Panics
+    ///
+    /// If the name is not one that [`new`](Self::new) takes.
+    #[track_caller]
+    pub fn with_limit_fn<L: Into<Limit>>(
+        name: impl Into<Arc<str>>,
+        limit: impl Fn(&Parts) -> L + Send + Sync + 'static,
+    ) -> Self {
+        let choose = Arc::new(move |parts: &Parts| limit(parts).into());
+        Self::of_limit(PolicyLimit::chosen(valid_name(name), choose))
     }
 }
 

@@ -6,8 +6,6 @@ mod enforcement;
 #[cfg(feature = "serde")]
 mod file;
 mod limit;
-#[cfg(feature = "serde")]
-mod live;
 mod plans;
 #[cfg(feature = "serde")]
 mod scope;
@@ -20,16 +18,18 @@ use std::{fmt, sync::Arc};
 use http::request::Parts;
 
 #[cfg(feature = "serde")]
-use self::file::FromFile;
-#[cfg(feature = "serde")]
-use self::live::Place;
+pub use self::file::Policies;
 #[cfg(all(feature = "admin", feature = "serde"))]
-use self::live::RefusedReload;
+use self::file::RefusedReload;
+#[cfg(feature = "serde")]
+use self::file::{FromFile, Place};
 #[cfg(test)]
 pub(crate) use self::set::context;
-#[cfg(feature = "serde")]
-pub use self::{file::Policies, live::LivePolicies};
-use self::{limit::PolicyLimit, plans::PlanOf};
+use self::{
+    limit::{PolicyLimit, valid_name},
+    plans::PlanOf,
+    set::PolicyKey,
+};
 pub(crate) use self::{
     plans::PlanChoice,
     set::{Access, Basis, PolicySet},
@@ -39,7 +39,6 @@ use crate::{
     ConfigError, Key, KeyExtractor, Limit,
     decision::{CheckContext, Cost, PolicyFile, RenderedLimit, Settings},
     key::KeyError,
-    limit::LimitSource,
     store::{NamedLimit, Overrides},
 };
 
@@ -56,7 +55,7 @@ use crate::{
 ///     .key((key::ip(), key::path()));
 /// assert_eq!(say_hi.name(), "say-hi");
 /// assert_eq!(say_hi.limit(), Some(&"sliding-log 2/30s".parse()?));
-/// # Ok::<(), tower_quota::limit::ParseLimitError>(())
+/// # Ok::<(), tower_quota::ConfigError>(())
 /// ```
 ///
 /// A layer takes only policies with a key. One limit for all callers has a constant key:
@@ -73,49 +72,46 @@ use crate::{
 /// let no_key = Policy::new("no-key", SlidingLog::per_second(10));
 /// RateLimitLayer::new(MemoryStore::new(), no_key); // the policy has no key
 /// ```
+///
+/// The type parameter is the key; a `Policy<()>` has none.
 #[derive(Clone)]
 #[must_use]
-pub struct Policy<K = Keyed> {
+pub struct Policy<K = Arc<dyn KeyExtractor>> {
     policy_limit: PolicyLimit,
     /// Those in code.
     settings: Settings,
     /// What the file of the policy has beside its limit.
     #[cfg(feature = "serde")]
     from_file: Option<FromFile>,
-    /// The first setting that is not valid.
-    fault: Option<ConfigError>,
     /// The plan that the policy is of, unless it applies to requests of all plans.
     plan: Option<PlanOf>,
     extractor: K,
 }
 
-/// The type parameter of a [`Policy`] with a key, as a layer takes it.
-#[derive(Clone)]
-pub struct Keyed(Arc<dyn KeyExtractor>);
-
-/// The type parameter of a [`Policy`] without a key. [`Policy::key`] adds one.
-#[derive(Clone, Copy, Debug)]
-pub struct Unkeyed;
-
 /// Constructors.
-impl Policy<Unkeyed> {
+impl Policy<()> {
     /// A policy without a key and with a cost of 1 for each request.
     ///
-    /// The limit is an algorithm, a [`Limit`], or one that [`limit::by`](crate::limit::by()) chooses for each request.
+    /// The limit is an algorithm or a [`Limit`]. A name is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, `.`
+    /// and `-`, 64 characters at most.
     ///
-    /// A name is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, `.` and `-`, 64 characters at most.
+    /// # Panics
     ///
-    /// The name, the limit and all settings are checked when a layer or a limiter is built, and by
+    /// If the name is not such a word. What the settings are together is checked when a layer or a limiter is built, and by
     /// [`validate`](Self::validate).
-    pub fn new(name: impl Into<Arc<str>>, limit: impl Into<LimitSource>) -> Self {
+    #[track_caller]
+    pub fn new(name: impl Into<Arc<str>>, limit: impl Into<Limit>) -> Self {
+        Self::of_limit(PolicyLimit::new(valid_name(name), limit))
+    }
+
+    fn of_limit(policy_limit: PolicyLimit) -> Self {
         Self {
-            policy_limit: PolicyLimit::new(name.into(), limit),
+            policy_limit,
             settings: Settings::default(),
             #[cfg(feature = "serde")]
             from_file: None,
-            fault: None,
             plan: None,
-            extractor: Unkeyed,
+            extractor: (),
         }
     }
 
@@ -130,31 +126,26 @@ impl Policy<Unkeyed> {
     /// assert!(RateLimitLayer::try_new(MemoryStore::new(), login).is_ok());
     /// ```
     pub fn key(self, key: impl KeyExtractor) -> Policy {
-        self.with_key(Keyed(Arc::new(key)))
+        self.with_key(Arc::new(key))
     }
 }
 
 /// Checks.
 impl<K> Policy<K> {
-    /// Returns the first setting that cannot work, as [`RateLimitLayer::try_new`](crate::RateLimitLayer::try_new) and
+    /// Returns the first settings that cannot work together, as [`RateLimitLayer::try_new`](crate::RateLimitLayer::try_new) and
     /// [`Limiter::try_new`](crate::Limiter::try_new) do.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_quota::{Ban, FixedWindow, Policy, SlidingLog};
+    /// use tower_quota::{FixedWindow, Policy, SlidingLog};
     ///
     /// let mails = || Policy::new("mails", SlidingLog::per_hour(100));
     /// assert!(mails().cost(40).validate().is_ok());
     ///
     /// for wrong in [
-    ///     Policy::new("Mails to users", SlidingLog::per_hour(100)),
     ///     Policy::new("mails", SlidingLog::per_hour(1_000_000)), // without a precision
     ///     Policy::new("mails", FixedWindow::per_hour(100)).wait_up_to(Duration::from_secs(2)),
-    ///     mails().cost(0),
     ///     mails().cost(101), // no request would be admitted
-    ///     mails().warn_at(80.0),
-    ///     mails().ban(Ban::after(0, Duration::from_secs(60))),
-    ///     mails().max_waiting(0),
     /// ] {
     ///     assert!(wrong.validate().is_err(), "{wrong:?}");
     /// }
@@ -162,31 +153,17 @@ impl<K> Policy<K> {
     ///
     /// # Errors
     ///
-    /// If the name is not of the form that [`new`](Policy::new) describes, or a setting is out of the range that its method
-    /// describes, such as a [cost](Self::cost) above the limit. Or the limit cannot be kept: a
+    /// If two settings contradict each other, such as a [cost](Self::cost) above the limit. Or the limit cannot be kept: a
     /// [`SlidingLog`](crate::SlidingLog) of more than 100,000 without a [`precision`](crate::SlidingLog::precision), or a
     /// [`TokenBucket`](crate::TokenBucket) whose burst and rate are too large
     /// together for exact integers.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.policy_limit.validate()?;
-        let fault = match (&self.fault, self.limit()) {
-            (Some(fault), _) => Some(fault.clone()),
-            (None, Some(limit)) => {
-                let longest = self.settings.longest_wait.filter(|_| self.settings.refund_if.is_none());
-                longest.and_then(|longest| limit.validate_wait(longest).err())
-            }
-            (None, None) => None,
-        };
-        match fault {
-            Some(fault) => Err(fault.of_policy(self.name())),
-            None => self.validate_slots().and_then(|()| self.validate_cost()),
+        let longest = self.settings.longest_wait.filter(|_| self.settings.refund_if.is_none());
+        if let (Some(limit), Some(longest)) = (self.limit(), longest) {
+            limit.validate_wait(longest).map_err(|error| error.of_policy(self.name()))?;
         }
-    }
-
-    /// The policy with a setting, or with the reason why it is not valid.
-    fn noting(mut self, set: Result<(), ConfigError>) -> Self {
-        self.fault = self.fault.or(set.err());
-        self
+        self.validate_slots().and_then(|()| self.validate_cost())
     }
 }
 
@@ -198,7 +175,7 @@ impl<K> Policy<K> {
         &self.policy_limit.fixed.named.name
     }
 
-    /// The limit; `None` if it is [chosen](crate::limit::by()) for each request.
+    /// The limit; `None` if it is [chosen](crate::Policy::with_limit_fn) for each request.
     #[must_use]
     pub fn limit(&self) -> Option<&Limit> {
         match self.policy_limit.choose {
@@ -228,8 +205,8 @@ impl<K> Policy<K> {
     }
 
     /// The same policy without its key.
-    pub(crate) fn without_key(self) -> Policy<Unkeyed> {
-        self.with_key(Unkeyed)
+    pub(crate) fn without_key(self) -> Policy<()> {
+        self.with_key(())
     }
 
     fn with_key<L>(self, extractor: L) -> Policy<L> {
@@ -238,7 +215,6 @@ impl<K> Policy<K> {
             settings: self.settings,
             #[cfg(feature = "serde")]
             from_file: self.from_file,
-            fault: self.fault,
             plan: self.plan,
             extractor,
         }
@@ -262,7 +238,7 @@ impl<K> Policy<K> {
 /// What a request is for the policy.
 impl Policy {
     pub(crate) fn extractor(&self) -> &dyn KeyExtractor {
-        &*self.extractor.0
+        &*self.extractor
     }
 
     /// The limit that is chosen for a request, unless all requests have the same.
@@ -372,12 +348,6 @@ impl<K> fmt::Debug for Policy<K> {
     }
 }
 
-impl fmt::Debug for Keyed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Keyed(<extractor>)")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -385,9 +355,8 @@ mod tests {
 
     #[test]
     fn a_name_is_a_lower_case_word() {
-        let validate = |name: &str| Policy::new(name, SlidingLog::per_second(1)).validate();
         for name in ["a", "say-hi", "v1.login_attempts"] {
-            assert!(validate(name).is_ok(), "{name}");
+            assert!(limit::validate_name(name).is_ok(), "{name}");
         }
         for name in [
             "",
@@ -400,7 +369,7 @@ mod tests {
             "a\nb",
             &"a".repeat(65),
         ] {
-            let error = validate(name).unwrap_err();
+            let error = limit::validate_name(name).unwrap_err();
             assert!(error.to_string().contains("such as `say-hi`"), "{error}");
         }
     }

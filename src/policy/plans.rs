@@ -2,7 +2,8 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::request::Parts;
 
-use super::{IntoPolicies, Keyed, Policy};
+use super::{IntoPolicies, Policy};
+use crate::KeyExtractor;
 
 /// The plans of callers, such as `free` and `pro`: each has policies of its own, of which a request meets those of its plan.
 ///
@@ -53,14 +54,14 @@ use super::{IntoPolicies, Keyed, Policy};
 ///
 /// # Counts of several plans
 ///
-/// Policies of one name in several plans share their counts as the limits of [`limit::by`](crate::limit::by()) do: those of one
+/// Policies of one name in several plans share their counts as the limits of [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) do: those of one
 /// algorithm and one window share the count of a key, whatever the numbers, so an upgrade keeps what was counted. Policies of
 /// different names, or of different algorithms, have separate counts.
 ///
 /// A request is charged once where nested layers meet it with the same policy, whatever its plan.
 #[derive(Clone)]
 #[must_use]
-pub struct Plans<K = Keyed> {
+pub struct Plans<K = Arc<dyn KeyExtractor>> {
     plans: Vec<(Arc<str>, Vec<Policy<K>>)>,
     in_each: Vec<Policy<K>>,
     choose: Option<ChoosePlan>,
@@ -92,7 +93,7 @@ impl<K> Plans<K> {
     /// Policies that all requests meet, whatever their plan.
     ///
     /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Plans, Policy, SlidingLog, Unkeyed};
+    /// use tower_quota::{Limiter, MemoryStore, Plans, Policy, SlidingLog};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_quota::store::StoreError> {

@@ -1,4 +1,3 @@
-#[cfg(feature = "tracing")]
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{Method, request::Parts};
@@ -92,14 +91,11 @@ impl Scope {
 
     /// Warns of templates that do not apply to their path, since axum has matched another route.
     fn warn_of_missed<'a>(&self, requests: impl Iterator<Item = Spelled<'a>>) {
-        #[cfg(feature = "tracing")]
         if let Routes::These(templates) = &self.routes {
             for request in requests.filter(|request| request.matched.is_some()) {
                 templates.iter().for_each(|template| template.warn_if_missed(request));
             }
         }
-        #[cfg(not(feature = "tracing"))]
-        drop(requests);
     }
 
     fn holds(&self, request: Spelled<'_>) -> bool {
@@ -129,7 +125,6 @@ pub(super) struct Template {
     written: String,
     decoded: PathBytes,
     normalized: PathBytes,
-    #[cfg(feature = "tracing")]
     warned: AtomicBool,
 }
 
@@ -140,7 +135,6 @@ impl Template {
             written: written.to_owned(),
             normalized: key::normalized(&decoded, Segments::Merged),
             decoded,
-            #[cfg(feature = "tracing")]
             warned: AtomicBool::new(false),
         }
     }
@@ -186,7 +180,6 @@ fn has_rest(template: &[u8]) -> bool {
     template.windows(2).any(|pair| pair == b"{*")
 }
 
-#[cfg(feature = "tracing")]
 impl Template {
     /// Warns once if the path is that of this template, but axum has matched a route that is not one of it.
     fn warn_if_missed(&self, request: Spelled<'_>) {

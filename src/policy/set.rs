@@ -7,12 +7,10 @@ use arc_swap::Guard;
 use http::request::Parts;
 
 #[cfg(feature = "serde")]
-use super::live::Live;
-use super::{Keyed, Policy, Unkeyed, plans::PlanChoice};
-#[cfg(feature = "serde")]
-use crate::KeyExtractor;
+use super::file::Live;
+use super::{Policy, plans::PlanChoice};
 use crate::{
-    ConfigError,
+    ConfigError, KeyExtractor,
     decision::{CheckContext, Condition, Cost, PerThread, PolicyContext},
     limit::hash_text,
     observe::METRICS_ENABLED,
@@ -24,9 +22,9 @@ use crate::{
 /// An empty list admits everything. The trait is sealed: it is implemented for these types only.
 ///
 /// ```
-/// use tower_quota::{IntoPolicies, Limiter, MemoryStore, Policy, SlidingLog, Unkeyed};
+/// use tower_quota::{IntoPolicies, Limiter, MemoryStore, Policy, SlidingLog};
 ///
-/// fn limiter(policies: impl IntoPolicies<Unkeyed>) -> Limiter {
+/// fn limiter(policies: impl IntoPolicies<()>) -> Limiter {
 ///     Limiter::new(MemoryStore::new(), policies)
 /// }
 ///
@@ -46,7 +44,7 @@ use crate::{
             limit for all callers",
     note = "a list is an array or a `Vec`, by value"
 )]
-pub trait IntoPolicies<K = Keyed>: sealed::Sealed {
+pub trait IntoPolicies<K = Arc<dyn KeyExtractor>>: sealed::Sealed {
     /// The policies, in the order in which they are reported.
     fn into_policies(self) -> Vec<Policy<K>>;
 }
@@ -156,18 +154,18 @@ pub(crate) trait PolicyKey: Clone + Send + Sync + 'static {
     fn replace(&mut self, key: &Arc<dyn KeyExtractor>);
 }
 
-impl PolicyKey for Keyed {
+impl PolicyKey for Arc<dyn KeyExtractor> {
     fn validate(_: &Policy<Self>) -> Result<(), ConfigError> {
         Ok(())
     }
 
     #[cfg(feature = "serde")]
     fn replace(&mut self, key: &Arc<dyn KeyExtractor>) {
-        self.0 = key.clone();
+        *self = key.clone();
     }
 }
 
-impl PolicyKey for Unkeyed {
+impl PolicyKey for () {
     fn validate(policy: &Policy<Self>) -> Result<(), ConfigError> {
         policy.validate_without_requests()
     }
@@ -185,7 +183,7 @@ impl<K> Policy<K> {
         let for_requests = "leave it out, and call the limiter for the requests that the policy is for";
         let (setting, instead) = if self.policy_limit.choose.is_some() {
             (
-                "`limit::by(..)`",
+                "`Policy::with_limit_fn`",
                 "make a limiter for each plan, with this policy name and one store: they share their counts",
             )
         } else if matches!(settings.cost, Some(Cost::Computed(_))) {
@@ -213,7 +211,7 @@ impl<K> Policy<K> {
 
 /// The policies of a layer or a limiter.
 #[derive(Clone)]
-pub(crate) enum PolicySet<K> {
+pub(crate) enum PolicySet<K = Arc<dyn KeyExtractor>> {
     Fixed(Arc<Basis<K>>),
     /// They follow files.
     #[cfg(feature = "serde")]
@@ -222,7 +220,7 @@ pub(crate) enum PolicySet<K> {
 
 /// What a layer or a limiter decides requests by.
 #[derive(Clone)]
-pub(crate) struct Basis<K> {
+pub(crate) struct Basis<K = Arc<dyn KeyExtractor>> {
     pub(crate) policies: Vec<Policy<K>>,
     pub(crate) context: PerThread<CheckContext>,
     /// How the plan of a request is found, if there are plans.

@@ -93,7 +93,13 @@ pub enum FailureMode {
     #[default]
     Local,
     /// Each process counts by itself, with a [share](Self::local_share) of the limits.
-    LocalShare(Share),
+    #[non_exhaustive]
+    LocalShare {
+        /// The parts that this process has.
+        parts: u32,
+        /// The number of all parts.
+        of: u32,
+    },
     /// The request passes uncounted, and its response has no rate-limit fields.
     Open,
     /// The request is rejected with `503 Service Unavailable`, or as the layer's
@@ -119,7 +125,7 @@ impl FailureMode {
     #[track_caller]
     pub const fn local_share(parts: u32, of: u32) -> Self {
         match Share::new(parts, of) {
-            Some(share) => Self::LocalShare(share),
+            Some(_) => Self::LocalShare { parts, of },
             None => panic!("a share is above 0 and at most 1, as in `FailureMode::local_share(1, 4)`"),
         }
     }
@@ -127,7 +133,7 @@ impl FailureMode {
     pub(crate) fn share(self) -> Option<Share> {
         match self {
             Self::Local => Some(Share::WHOLE),
-            Self::LocalShare(share) => Some(share),
+            Self::LocalShare { parts, of } => Share::new(parts, of),
             Self::Open | Self::Closed => None,
         }
     }
@@ -138,7 +144,7 @@ impl fmt::Display for FailureMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local => f.write_str("local"),
-            Self::LocalShare(share) => write!(f, "local {share}"),
+            Self::LocalShare { parts, of } => write!(f, "local {parts}/{of}"),
             Self::Open => f.write_str("open"),
             Self::Closed => f.write_str("closed"),
         }
@@ -158,9 +164,10 @@ impl FromStr for FailureMode {
         }
         let share = text.strip_prefix("local ").and_then(|share| {
             let (parts, of) = share.trim().split_once('/')?;
-            Share::new(parts.parse().ok()?, of.parse().ok()?)
+            let (parts, of) = (parts.parse().ok()?, of.parse().ok()?);
+            Share::new(parts, of).map(|_| Self::LocalShare { parts, of })
         });
-        share.map(Self::LocalShare).ok_or_else(|| {
+        share.ok_or_else(|| {
             ConfigError::new(format!(
                 "{text:?} is not a failure mode; write `local`, `local 1/4`, `open` or `closed`"
             ))

@@ -3,34 +3,29 @@
 //! [`RedisStore`](crate::RedisStore) shares counts between all replicas of a service. [`MemoryStore`] counts in one process,
 //! with the same decisions. [`FailureMode`] defines what happens while a store fails.
 
-mod denied_subjects;
 mod failover;
-#[cfg_attr(
-    not(any(feature = "fred", feature = "cluster")),
-    expect(dead_code, reason = "other stores have no nodes")
-)]
+#[cfg_attr(not(feature = "_redis"), expect(dead_code, reason = "other stores have no nodes"))]
 mod health;
 mod memory;
 mod operation;
 mod outstanding;
 mod overrides;
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) mod redis;
 mod request;
 mod response;
-#[cfg(any(feature = "admin", feature = "fred", feature = "cluster"))]
-mod space_saving;
 mod status;
 pub(crate) mod wakes;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+#[cfg(feature = "admin")]
+pub(crate) use self::status::summary;
 pub use self::{
-    denied_subjects::DeniedSubjects,
     failover::FailureMode,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
-    outstanding::{StoreId, Undrained},
-    overrides::{Override, Overrides},
+    outstanding::StoreId,
+    overrides::Override,
     request::StoreRequest,
     response::{StoreFuture, StoreResponse},
     status::{NodeState, NodeStatus, StoreStatus},
@@ -40,11 +35,6 @@ pub(crate) use self::{
     operation::Waiting,
     outstanding::{Outstanding, Owed, OwedKind, PerStore},
 };
-#[cfg(feature = "admin")]
-pub(crate) use self::{
-    space_saving::{SpaceSaving, Summary},
-    status::summary,
-};
 pub use crate::error::{ErrorKind, StoreError};
 pub(crate) use crate::limit::NamedLimit;
 /// What requests and responses contain, for the tests of this crate. It may change in any version.
@@ -52,6 +42,7 @@ pub(crate) use crate::limit::NamedLimit;
 pub use {
     self::{
         operation::Operation,
+        overrides::Overrides,
         request::{Charge, ChargeLine},
         response::{ChargeState, Outcome},
     },
@@ -71,11 +62,11 @@ pub use {
 ///
 /// # A store around a store
 ///
-/// It passes the requests and the identity on:
+/// It passes the requests on, and has the identity of that store:
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
-/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::{Store, StoreFuture, StoreId, StoreRequest}};
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::{Store, StoreFuture, StoreRequest}};
 ///
 /// /// Counts the requests to a store.
 /// struct Counted<S>(S, &'static AtomicUsize);
@@ -86,8 +77,8 @@ pub use {
 ///         self.0.decide(requests)
 ///     }
 ///
-///     fn id(&self) -> Option<StoreId> {
-///         self.0.id()
+///     fn inner(&self) -> Option<&dyn Store> {
+///         Some(&self.0)
 ///     }
 /// }
 ///
@@ -111,50 +102,48 @@ pub trait Store: Send + Sync + 'static {
     /// Decides the requests one after the other. A failure is a [`StoreError`]; the [`FailureMode`]s of the policies apply then.
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture;
 
-    /// The identity of the counts: equal for stores that share them, such as clones.
+    /// The store that this one wraps, if it shares the counts of that store. The default is `None`.
     ///
-    /// A policy that nested layers have in common is charged once for a request if they count in the same store. A store
-    /// that wraps another one returns the identity of that store. The default is `None`: such a store shares its counts with
-    /// no other one.
-    fn id(&self) -> Option<StoreId> {
+    /// Then this store has the [identity](Self::id), the [status](Self::status) and the
+    /// [overrides](crate::Limiter::override_limit) of that store.
+    fn inner(&self) -> Option<&dyn Store> {
         None
     }
 
+    /// The identity of the counts: equal for stores that share them, such as clones.
+    ///
+    /// A policy that nested layers have in common is charged once for a request if they count in the same store. A store without
+    /// an identity and an [inner](Self::inner) store shares its counts with no other one.
+    fn id(&self) -> Option<StoreId> {
+        self.inner()?.id()
+    }
+
     /// Whether each response is [ready](StoreFuture::ready) when [`decide`](Self::decide) returns, as
-    /// [`Limiter::check_now`](crate::Limiter::check_now) needs it. A store that wraps another one returns what that store does.
-    /// The default is `false`.
+    /// [`check_now`](crate::LimiterRequest::check_now) needs it. The default is `false`, also with an inner store, whose
+    /// responses this one may delay.
     fn replies_at_once(&self) -> bool {
         false
+    }
+
+    /// What the store reports about itself to operators, from memory: no call of a server is made for it.
+    fn status(&self) -> Option<StoreStatus> {
+        self.inner()?.status()
     }
 
     /// Starts to receive the messages of other processes that wake requests which wait for
     /// [slots](crate::Concurrency#waiting-for-a-slot), if the store has such messages. It is called for each request that waits, and
     /// returns at once.
-    ///
-    /// A store that wraps another one calls this method of that store. The default does nothing: then a request that waits notices
-    /// within a second that slots are free for it.
-    fn receive_wakes(&self) {}
+    #[doc(hidden)]
+    fn receive_wakes(&self) {
+        if let Some(inner) = self.inner() {
+            inner.receive_wakes();
+        }
+    }
 
-    /// The [overrides](crate::Limiter::override_limit) of single keys.
-    ///
-    /// A store that wraps another one returns those of that store. The default is `None`: then no limit can be overridden.
+    /// The overrides of single keys.
+    #[doc(hidden)]
     fn overrides(&self) -> Option<&Overrides> {
-        None
-    }
-
-    /// The subjects that all processes with this store [deny most often](crate::Admin#the-denials-of-all-replicas).
-    ///
-    /// A store that wraps another one returns those of that store. The default is `None`: then each process counts its own
-    /// denials alone.
-    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
-        None
-    }
-
-    /// What the store reports about itself to operators, from memory: no call of a server is made for it.
-    ///
-    /// A store that wraps another one returns the status of that store. The default is `None`.
-    fn status(&self) -> Option<StoreStatus> {
-        None
+        self.inner()?.overrides()
     }
 
     /// Waits until the store has confirmed what requests of this process owe to it, for at most this long.
@@ -214,6 +203,8 @@ pub trait Store: Send + Sync + 'static {
     ///     sleep(Duration::from_secs(2)).await; // the export
     ///     drop(slots);
     /// });
+    /// let undrained = store.drained(Duration::ZERO).await.unwrap_err();
+    /// assert_eq!(undrained.to_string(), "the store has not confirmed 0 settlements and 1 release of slots");
     ///
     /// let start = Instant::now();
     /// store.drained(Duration::from_secs(5)).await?;
@@ -228,12 +219,13 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// The number of settlements and releases that are not confirmed after this time, and of those that have failed since the
-    /// call. Earlier failures are in [`lost_settlements`](crate::RateLimitLayer::lost_settlements) and the metrics.
+    /// call, in an error of the kind [`Timeout`](ErrorKind::Timeout). What was charged stays charged until it expires, and slots are
+    /// free when their leases expire. Earlier failures are in [`lost_settlements`](crate::RateLimitLayer::lost_settlements) and the metrics.
     ///
     /// # Panics
     ///
     /// Its future panics outside of a tokio runtime with a timer, if it has to wait.
-    fn drained(&self, within: Duration) -> Pin<Box<dyn Future<Output = Result<(), Undrained>> + Send>> {
+    fn drained(&self, within: Duration) -> Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>> {
         Outstanding::of(self.id()).drained(within)
     }
 }
@@ -261,10 +253,6 @@ macro_rules! pointer {
 
             fn overrides(&self) -> Option<&Overrides> {
                 (**self).overrides()
-            }
-
-            fn denied_subjects(&self) -> Option<&DeniedSubjects> {
-                (**self).denied_subjects()
             }
 
             fn status(&self) -> Option<StoreStatus> {

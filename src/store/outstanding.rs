@@ -1,7 +1,5 @@
 use std::{
     collections::HashMap,
-    error::Error,
-    fmt,
     pin::Pin,
     sync::{
         Arc, LazyLock, Mutex, PoisonError, Weak,
@@ -13,18 +11,18 @@ use std::{
 use tokio::{sync::Notify, time::timeout};
 
 use super::response::StoreResponse;
-use crate::error::StoreError;
+use crate::error::{ErrorKind, StoreError};
 
 /// What requests of this process owe to one store: settlements and releases that it has not confirmed.
 #[derive(Default)]
 pub(crate) struct Outstanding {
-    owed: Counts,
-    lost: Counts,
+    owed: OwedCounts,
+    lost: OwedCounts,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct Counts {
+struct OwedCounts {
     settlements: AtomicU64,
     releases: AtomicU64,
 }
@@ -40,49 +38,6 @@ pub(crate) enum OwedKind {
 static OUTSTANDING: PerStore<Outstanding> = PerStore::new();
 /// That of all stores without identity, since none of them can be found again.
 static UNIDENTIFIED: LazyLock<Arc<Outstanding>> = LazyLock::new(Arc::default);
-
-/// What a [`Store`](super::Store) has not confirmed, as an error of [`drained`](super::Store::drained).
-///
-/// ```
-/// use std::time::Duration;
-/// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy, store::Store};
-///
-/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-/// let store = MemoryStore::new();
-/// let exports = Limiter::new(store.clone(), Policy::new("exports", Concurrency::new(1)));
-/// let running = exports.check("42").await?;
-///
-/// let undrained = store.drained(Duration::from_secs(5)).await.unwrap_err();
-/// assert_eq!((undrained.settlements, undrained.releases), (0, 1));
-/// assert_eq!(undrained.to_string(), "the store has not confirmed 0 settlements and 1 release of slots");
-/// # drop(running);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Undrained {
-    /// Refunds, charges after a check, and turns that are given back: what was charged stays charged, until it expires.
-    pub settlements: u64,
-    /// Releases of slots, which are free when their leases expire.
-    pub releases: u64,
-}
-
-impl fmt::Display for Undrained {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let s = |number| if number == 1 { "" } else { "s" };
-        let Self { settlements, releases } = *self;
-        write!(
-            f,
-            "the store has not confirmed {settlements} settlement{} and {releases} release{} of slots",
-            s(settlements),
-            s(releases),
-        )
-    }
-}
-
-impl Error for Undrained {}
 
 impl Outstanding {
     /// That of the store with this identity.
@@ -107,7 +62,7 @@ impl Outstanding {
     pub(super) fn drained(
         self: Arc<Self>,
         within: Duration,
-    ) -> Pin<Box<dyn Future<Output = Result<(), Undrained>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>> {
         let lost_before = self.lost.read();
         Box::pin(async move {
             // Without a runtime there is no timer.
@@ -116,10 +71,18 @@ impl Outstanding {
             }
             let (owed, lost) = (self.owed.read(), self.lost.read());
             let [settlements, releases] = [0, 1].map(|kind| owed[kind] + lost[kind] - lost_before[kind]);
-            match (settlements, releases) {
-                (0, 0) => Ok(()),
-                _ => Err(Undrained { settlements, releases }),
+            if (settlements, releases) == (0, 0) {
+                return Ok(());
             }
+            let plural = |number| if number == 1 { "" } else { "s" };
+            Err(StoreError::new(
+                ErrorKind::Timeout,
+                format!(
+                    "the store has not confirmed {settlements} settlement{} and {releases} release{} of slots",
+                    plural(settlements),
+                    plural(releases),
+                ),
+            ))
         })
     }
 
@@ -135,7 +98,7 @@ impl Outstanding {
     }
 }
 
-impl Counts {
+impl OwedCounts {
     fn of(&self, kind: OwedKind) -> &AtomicU64 {
         match kind {
             OwedKind::Settlement => &self.settlements,

@@ -1,7 +1,5 @@
 //! Overrides: other limits of single keys of a policy, for a time.
 
-#[cfg(any(feature = "fred", feature = "cluster"))]
-use std::sync::Weak;
 use std::{
     collections::HashMap,
     fmt,
@@ -13,7 +11,7 @@ use std::{
 };
 
 use super::StoreError;
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 use super::redis::overrides::RedisOverrides;
 use crate::{Key, Limit, error::ErrorKind};
 
@@ -76,33 +74,20 @@ impl fmt::Debug for Override {
 }
 
 /// The overrides of a store. Clones share them.
-///
-/// A store that wraps another one passes them on, as [`Store::overrides`](super::Store::overrides) says.
 #[derive(Clone)]
-pub struct Overrides(Arc<Shared>);
+pub struct Overrides(pub(super) Arc<OverrideTable>);
 
-/// The same, without keeping the store.
-#[cfg(any(feature = "fred", feature = "cluster"))]
-pub(super) struct WeakOverrides(Weak<Shared>);
-
-#[cfg(any(feature = "fred", feature = "cluster"))]
-impl WeakOverrides {
-    pub(super) fn upgrade(&self) -> Option<Overrides> {
-        self.0.upgrade().map(Overrides)
-    }
-}
-
-struct Shared {
+pub(super) struct OverrideTable {
     /// Whether there are none, as nearly always.
     is_empty: AtomicBool,
     table: RwLock<Table>,
-    source: Source,
+    source: OverrideSource,
 }
 
 /// What stores the overrides, and their clock.
-pub(super) enum Source {
+pub(super) enum OverrideSource {
     Memory(Box<dyn Fn() -> Duration + Send + Sync>),
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     Redis(RedisOverrides),
 }
 
@@ -117,8 +102,8 @@ pub(super) const MAX_OVERRIDES: usize = 10_000;
 const LONGEST: Duration = Duration::from_micros(crate::limit::MAX_QUOTA);
 
 impl Overrides {
-    pub(super) fn new(source: Source) -> Self {
-        Self(Arc::new(Shared {
+    pub(super) fn new(source: OverrideSource) -> Self {
+        Self(Arc::new(OverrideTable {
             is_empty: AtomicBool::new(true),
             table: RwLock::default(),
             source,
@@ -145,9 +130,9 @@ impl Overrides {
         let table = self.0.read();
         let of_policy = table.0.get(policy)?;
         let found = match &self.0.source {
-            Source::Memory(_) => of_policy.get(key),
-            #[cfg(any(feature = "fred", feature = "cluster"))]
-            Source::Redis(redis) => of_policy.get(&*redis.stored_key(key)),
+            OverrideSource::Memory(_) => of_policy.get(key),
+            #[cfg(feature = "_redis")]
+            OverrideSource::Redis(redis) => of_policy.get(&*redis.stored_key(key)),
         };
         let found = found.filter(|found| self.now() < found.expires_at)?;
         Some(read(found))
@@ -170,9 +155,9 @@ impl Overrides {
     ) -> Result<(), StoreError> {
         let limit = limit.map(|(limit, lasts)| (limit, lasts.min(LONGEST)));
         match &self.0.source {
-            Source::Memory(now) => self.change(now(), policy, key, limit),
-            #[cfg(any(feature = "fred", feature = "cluster"))]
-            Source::Redis(redis) => redis.set(self, policy, key, limit).await,
+            OverrideSource::Memory(now) => self.change(now(), policy, key, limit),
+            #[cfg(feature = "_redis")]
+            OverrideSource::Redis(redis) => redis.set(self, policy, key, limit).await,
         }
     }
 
@@ -196,7 +181,7 @@ impl Overrides {
     }
 
     /// Replaces all by what the store has.
-    #[cfg(any(feature = "fred", feature = "cluster", test))]
+    #[cfg(any(feature = "_redis", test))]
     pub(super) fn replace(&self, list: Vec<Override>) {
         self.0.write(|table| {
             *table = Table::default();
@@ -204,30 +189,25 @@ impl Overrides {
         });
     }
 
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(super) fn redis(&self) -> Option<&RedisOverrides> {
         match &self.0.source {
-            Source::Memory(_) => None,
-            Source::Redis(redis) => Some(redis),
+            OverrideSource::Memory(_) => None,
+            OverrideSource::Redis(redis) => Some(redis),
         }
-    }
-
-    #[cfg(any(feature = "fred", feature = "cluster"))]
-    pub(super) fn downgrade(&self) -> WeakOverrides {
-        WeakOverrides(Arc::downgrade(&self.0))
     }
 
     /// The time by the clock of the store.
     pub(crate) fn now(&self) -> Duration {
         match &self.0.source {
-            Source::Memory(now) => now(),
-            #[cfg(any(feature = "fred", feature = "cluster"))]
-            Source::Redis(redis) => redis.now(),
+            OverrideSource::Memory(now) => now(),
+            #[cfg(feature = "_redis")]
+            OverrideSource::Redis(redis) => redis.now(),
         }
     }
 }
 
-impl Shared {
+impl OverrideTable {
     fn write<R>(&self, change: impl FnOnce(&mut Table) -> R) -> R {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut table);
@@ -285,7 +265,7 @@ mod tests {
     #[tokio::test]
     async fn there_is_a_bounded_number_of_them() {
         let (limit, lasts) = (Limit::from(SlidingLog::per_hour(9)), Duration::from_secs(9));
-        let overrides = Overrides::new(Source::Memory(Box::new(|| Duration::ZERO)));
+        let overrides = Overrides::new(OverrideSource::Memory(Box::new(|| Duration::ZERO)));
         let all = (0..MAX_OVERRIDES as u64).map(|n| Override::new("p", n.into(), limit.clone(), lasts));
         overrides.replace(all.collect());
 

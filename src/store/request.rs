@@ -14,7 +14,7 @@ pub struct StoreRequest<'a> {
     /// How many equal requests this one stands for.
     units: u32,
     #[cfg_attr(
-        not(any(feature = "fred", feature = "cluster")),
+        not(feature = "_redis"),
         expect(dead_code, reason = "only Redis fails for some requests of a list")
     )]
     is_optional: bool,
@@ -72,7 +72,7 @@ impl<'a> StoreRequest<'a> {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn is_optional(&self) -> bool {
         self.is_optional
     }

@@ -112,7 +112,7 @@ impl StoreResponse {
     }
 
     /// The same for requests that this process has decided without the store.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn without_reply(server_time: Duration, outcomes: impl IntoIterator<Item = Outcome>) -> Self {
         let cached = |outcome| Outcome {
             is_cached: true,
@@ -193,7 +193,7 @@ impl Outcome {
     }
 
     /// The outcome of an [optional](super::StoreRequest::optional) request for which the store has failed.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn unknown() -> Self {
         Self::new(false, [])
     }

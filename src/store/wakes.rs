@@ -92,7 +92,7 @@ pub(crate) fn wake_line(number: u64) {
 }
 
 /// Wakes all lines of this process.
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) fn wake_all() {
     let signals: Vec<_> = with_signals(|signals| signals.of_lines.values().filter_map(Weak::upgrade).collect());
     signals.iter().for_each(|signal| signal.wake());

@@ -320,66 +320,6 @@ async fn fifty_policies_and_ten_thousand_subjects_fit_the_page() {
     visit.end();
 }
 
-#[tokio::test]
-#[ignore = "needs Chromium: `.ci/test`"]
-async fn the_page_lists_the_subjects_that_all_replicas_deny() {
-    let Some(tab) = Chromium::start().await else { return };
-    let redis = Redis::start();
-    let replica = async || {
-        let store = connected(patient().denied_subjects(true), &redis.url()).await;
-        let ban = Ban::after(5, Duration::from_secs(3_600));
-        Limiter::new(store, Policy::new("mails", SlidingLog::per_day(1)).ban(ban))
-    };
-    let (own, other) = (replica().await, replica().await);
-    let mut visit = Visit::of(tab, page_of(&own, true), "").await;
-    let has = |text: &str| format!("document.querySelector('#policies').innerText.includes('{text}')");
-    visit.tab.until(&has("none")).await;
-
-    check(&own, "alice", 3).await;
-    check(&other, "alice", 4).await;
-    check(&other, "bob", 9).await;
-    // Of 16 checks 2 are admitted, and the replica of the page denies 2.
-    visit.tab.until(&has("14 since")).await;
-    let card = visit.text("#policies").await;
-    for part in [
-        "Denied most often by all replicas",
-        "key=alice",
-        "key=bob",
-        "2 since",
-        "14 since",
-    ] {
-        assert!(card.contains(part), "no `{part}` in {card}");
-    }
-    let subjects =
-        "[...document.querySelectorAll('#policies ol li')].map((row) => row.innerText.replace(/\\s+/g, ' ')).join()";
-    assert_eq!(visit.tab.evaluate(subjects).await, "key=bob 8,key=alice 6");
-    // The page has found both bans, of which one is of a key that its replica has never met.
-    let holders = visit.text("#holders").await;
-    assert!(
-        holders.contains("key=bob") && holders.contains("key=alice"),
-        "{holders}"
-    );
-
-    visit.focus("key").await;
-    visit.type_text("bob").await;
-    visit.tab.press("Enter").await;
-    visit.has_status("mails denies key=bob.").await;
-    let shown = visit.text("#subject").await;
-    assert!(
-        shown.contains("By all replicas") && shown.contains("8 times"),
-        "{shown}"
-    );
-    assert!(
-        visit
-            .tab
-            .evaluate("document.querySelector('#policies li.found').innerText")
-            .await
-            .to_string()
-            .contains("key=bob")
-    );
-    visit.end();
-}
-
 /// Draws `docs/pictures/admin.png` if the environment variable `TOWER_QUOTA_PICTURES` is set.
 #[tokio::test]
 #[ignore = "needs Chromium: `.ci/test`"]

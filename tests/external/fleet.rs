@@ -20,7 +20,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 use tower_quota::{
-    Concurrency, FailureMode, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, SlidingLog, key, store::Store,
+    FailureMode, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, SlidingLog, key, store::Store,
 };
 
 use crate::support::{get, send, serve};
@@ -130,39 +130,8 @@ pub(crate) async fn with_memory(store: impl Store, limit: SlidingLog) -> Router 
 
 /// A service that follows a file.
 pub(crate) async fn with_file(path: PathBuf) -> Router {
-    let policies = Policies::watch(path).expect("a file");
+    let policies = Policies::from_file(path).expect("a file");
     policies.reload_on_change(Duration::from_millis(50)).expect("a runtime");
     let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
     Router::new().fallback(async || "hi").layer(layer)
-}
-
-/// A service with policies of each kind, of which one is in a file.
-pub(crate) async fn of_the_picture(url: String, path: PathBuf) -> Router {
-    let store = RedisStore::builder().url(&url).connect_lazy().expect("a store");
-    store.ready().await.expect("Redis runs");
-    let policies = Policies::watch(path).expect("a file");
-    policies.reload_on_change(Duration::from_secs(1)).expect("a runtime");
-    let api = policies.layer(store.clone(), ["api"]).expect("a policy");
-    let layer = |policy| RateLimitLayer::new(store.clone(), policy);
-    let all = |name, limit: SlidingLog| Policy::new(name, limit).key(key::constant("all"));
-    let pay = by_user("pay", SlidingLog::per_minute(60)).failure_mode(FailureMode::Closed);
-    let exports = by_user("exports", SlidingLog::per_minute(60)).refund_if(|_| true);
-    let mails = all("mails", SlidingLog::per_second(15)).wait_up_to(Duration::from_secs(2));
-    let uploads = Policy::new("uploads", Concurrency::new(20)).key(key::constant("all"));
-    let slow = async || sleep(Duration::from_secs(1)).await;
-    Router::new()
-        .route("/api", route(async || "hi").layer(api))
-        .route("/pay", route(async || "paid").layer(layer(pay)))
-        .route("/export", route(slow).layer(layer(exports)))
-        .route("/mail", route(async || "sent").layer(layer(mails)))
-        .route("/upload", route(slow).layer(layer(uploads)))
-}
-
-/// Requests for each route of it; one caller sends half of them in an attack.
-pub(crate) fn of_the_callers(number: u64, has_fault: bool) -> Builder {
-    if has_fault && number.is_multiple_of(2) {
-        return get("/api").header("user", "attacker");
-    }
-    let path = ["/api", "/pay", "/export", "/mail", "/upload"][number as usize / 2 % 5];
-    get(path).header("user", number / 10 % 18)
 }

@@ -6,7 +6,6 @@ mod admin_page;
 mod admin_page_live;
 mod alerts;
 mod chromium;
-mod dashboard;
 mod failovers;
 mod fleet;
 mod hello_page;

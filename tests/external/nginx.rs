@@ -20,7 +20,7 @@ use tokio::{
 use tower_quota::{
     FailureMode, KeyExtractor, Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog,
     key::{self, ClientIpSource},
-    response::{Grpc, PlainText, Rejection},
+    response::{Grpc, Rejection, text},
     store::Store,
 };
 
@@ -186,7 +186,7 @@ async fn no_response_of_the_layer_is_stored() {
     let user = Arc::new(key::extension("user", |_: &User| ""));
     for (layer, status) in [
         (denied(), 429),
-        (denied().format(PlainText), 429),
+        (denied().format(text(|_, _| "later")), 429),
         (layer(Broken::default(), Limit::DenyAll, all()), 429),
         (layer(Broken::default(), limit, Arc::new(key::header("x-user-id"))), 400),
         (layer(Broken::default(), limit, user), 500),

@@ -109,15 +109,15 @@ impl Tally {
     }
 }
 
-fn request(address: SocketAddr) -> Request<()> {
-    let mut request = Request::new(());
+fn request(address: SocketAddr) -> Request<Body> {
+    let mut request = Request::new(Body::empty());
     request.extensions_mut().insert(ConnectInfo(address));
     request
 }
 
 async fn send<S, B>(service: &mut S, address: SocketAddr) -> StatusCode
 where
-    S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
 {
     let request = request(address);
     let Ok(()) = poll_fn(|cx| service.poll_ready(cx)).await;
@@ -127,7 +127,7 @@ where
 
 impl<S, B> Subject for S
 where
-    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -245,7 +245,7 @@ where
 #[derive(Clone, Copy, Debug)]
 pub struct Bare;
 
-impl Service<Request<()>> for Bare {
+impl Service<Request<Body>> for Bare {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -254,7 +254,7 @@ impl Service<Request<()>> for Bare {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Request<()>) -> Self::Future {
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
         ready(Ok(Response::new(Body::empty())))
     }
 }

@@ -11,6 +11,9 @@ pub(crate) use self::{
 };
 use crate::{Decision, key::Secret};
 
+/// Writes the fields of a decision.
+type Custom = Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>;
+
 /// Rate limit fields of responses.
 ///
 /// They are on the responses to admitted and to denied requests, apart from redirects. Those that count only one policy have
@@ -31,7 +34,7 @@ use crate::{Decision, key::Secret};
 /// use http::{HeaderMap, Request, Response};
 /// use http_body_util::Empty;
 /// use tower::{Layer, ServiceExt, service_fn};
-/// use tower_quota::{key, Headers, MemoryStore, Policy, RateLimitLayer, ResetFormat, SlidingLog};
+/// use tower_quota::{key, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog};
 ///
 /// async fn fields(headers: Headers) -> HeaderMap {
 ///     let policy = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30))).key(key::constant("all"));
@@ -59,7 +62,7 @@ use crate::{Decision, key::Secret};
 /// assert_eq!(draft06["ratelimit-remaining"], "1");
 /// assert_eq!(draft06["ratelimit-reset"], "30");
 ///
-/// let legacy = fields(Headers::Legacy { reset: ResetFormat::DeltaSeconds }).await;
+/// let legacy = fields(Headers::LegacyDelta).await;
 /// assert_eq!(legacy["x-ratelimit-limit"], "2");
 /// assert_eq!(legacy["x-ratelimit-remaining"], "1");
 /// assert_eq!(legacy["x-ratelimit-reset"], "30");
@@ -67,7 +70,7 @@ use crate::{Decision, key::Secret};
 /// assert!(fields(Headers::None).await.is_empty());
 /// # }
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Headers {
     /// `RateLimit` and `RateLimit-Policy` as in the IETF drafts -08 to -11 of *RateLimit header fields for HTTP*.
@@ -81,33 +84,21 @@ pub enum Headers {
     /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` and `RateLimit-Policy` as in draft -06.
     Draft06,
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, which many clients read and no standard
-    /// defines.
-    Legacy {
-        /// The format of `X-RateLimit-Reset`.
-        reset: ResetFormat,
-    },
+    /// defines. The last one is in seconds from now, rounded up, as Envoy and Kong have it.
+    ///
+    /// A client that expects an epoch takes it for a time in 1970 and retries at once; choose what the clients expect.
+    LegacyDelta,
+    /// The same, with `X-RateLimit-Reset` in seconds since the Unix epoch by the clock of the store, rounded up, as GitHub has
+    /// it.
+    ///
+    /// A client that expects a delta takes it for a wait of more than 50 years.
+    LegacyEpoch,
     /// Those of a function, made by [`custom`](Self::custom).
-    Custom(CustomHeaders),
+    Custom(Custom),
     /// Those of two, made by [`and`](Self::and).
     Both(Box<[Self; 2]>),
     /// None. A denial has `Retry-After` all the same.
     None,
-}
-
-/// Format of `X-RateLimit-Reset`.
-///
-/// No standard defines it, so choose the one that the clients expect. A client that expects an epoch takes
-/// [`DeltaSeconds`](Self::DeltaSeconds) for a time in 1970 and retries at once; one that expects a delta takes
-/// [`EpochSeconds`](Self::EpochSeconds) for a wait of more than 50 years.
-///
-/// See [`Headers`](crate::Headers#examples) for an example.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ResetFormat {
-    /// Seconds since the Unix epoch by the clock of the store, rounded up, as GitHub has it.
-    EpochSeconds,
-    /// Seconds from now, rounded up, as Envoy and Kong have it.
-    DeltaSeconds,
 }
 
 impl Headers {
@@ -115,7 +106,7 @@ impl Headers {
     ///
     /// Some clients prefer `RateLimit` and ignore the legacy fields. Version 0.1.0 of the npm package `ratelimit-header-parser`
     /// parses every `RateLimit` field as draft -07, and returns `NaN` for [`Draft08`](Self::Draft08). For such clients use
-    /// [`Draft07`](Self::Draft07), [`Draft06`](Self::Draft06) or [`Legacy`](Self::Legacy) alone. Drafts have fields of the same
+    /// [`Draft07`](Self::Draft07), [`Draft06`](Self::Draft06) or [`LegacyDelta`](Self::LegacyDelta) alone. Drafts have fields of the same
     /// names, so at most one of both is a draft.
     ///
     /// ```
@@ -123,14 +114,13 @@ impl Headers {
     /// use http::{Request, Response};
     /// use http_body_util::Empty;
     /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{key, Headers, MemoryStore, Policy, RateLimitLayer, ResetFormat, SlidingLog};
+    /// use tower_quota::{key, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog};
     ///
     /// # type Body = Empty<Bytes>;
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
-    /// let legacy = Headers::Legacy { reset: ResetFormat::DeltaSeconds };
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).headers(Headers::Draft08.and(legacy));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).headers(Headers::Draft08.and(Headers::LegacyDelta));
     /// let service = layer.layer(service_fn(async |_: Request<Body>| {
     ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
     /// }));
@@ -173,7 +163,6 @@ impl Headers {
             RATELIMIT,
             RATELIMIT_POLICY,
             RATELIMIT_OBSERVED,
-            RATELIMIT_DEGREE,
             RATELIMIT_LIMIT,
             RATELIMIT_REMAINING,
             RATELIMIT_RESET,
@@ -191,7 +180,6 @@ impl Headers {
 pub(crate) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT_OBSERVED: HeaderName = HeaderName::from_static("ratelimit-observed");
-const RATELIMIT_DEGREE: HeaderName = HeaderName::from_static("ratelimit-degree");
 const RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 const RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 const RATELIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
@@ -203,12 +191,6 @@ pub(crate) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status"
 pub(crate) const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 pub(crate) const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 pub(crate) const GRPC_RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
-
-/// The function of [`Headers::custom`].
-#[derive(Clone)]
-pub struct CustomHeaders(Write);
-
-type Write = Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>;
 
 impl Headers {
     /// Fields that a function writes: those of another API, such as OpenAI's.
@@ -264,28 +246,22 @@ impl Headers {
     /// # }
     /// ```
     pub fn custom(write: impl Fn(&Decision, &mut HeaderMap) + Send + Sync + 'static) -> Self {
-        Self::Custom(CustomHeaders(Arc::new(write)))
+        Self::Custom(Arc::new(write))
     }
 }
 
-impl CustomHeaders {
-    fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
-        (self.0)(decision, headers);
-    }
-}
-
-/// Whether both are clones of one value.
-impl PartialEq for CustomHeaders {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for CustomHeaders {}
-
-impl fmt::Debug for CustomHeaders {
+impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("<fn>")
+        f.write_str(match self {
+            Self::Draft08 => "Draft08",
+            Self::Draft07 => "Draft07",
+            Self::Draft06 => "Draft06",
+            Self::LegacyDelta => "LegacyDelta",
+            Self::LegacyEpoch => "LegacyEpoch",
+            Self::Custom(_) => "Custom(<fn>)",
+            Self::Both(both) => return f.debug_tuple("Both").field(both).finish(),
+            Self::None => "None",
+        })
     }
 }
 
@@ -298,6 +274,4 @@ pub(crate) struct Fields {
     pub(crate) longest_retry_after: Option<Duration>,
     /// Whether policies that only observe have a field.
     pub(crate) observed: bool,
-    /// Whether there is a field for the degree.
-    pub(crate) degree: bool,
 }

@@ -4,8 +4,8 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::{
-    Fields, Headers, RATELIMIT, RATELIMIT_DEGREE, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY,
-    RATELIMIT_REMAINING, RATELIMIT_RESET, ResetFormat, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET,
+    Fields, Headers, RATELIMIT, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY, RATELIMIT_REMAINING,
+    RATELIMIT_RESET, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET,
     values::{Text, append, ceil_secs, count, keep_one_line, least_remaining, remaining, standing},
 };
 use crate::{Decision, Limit, PolicyDecision, key::Secret};
@@ -19,9 +19,6 @@ impl Fields {
         }
         if self.observed {
             write_observed(decision, headers);
-        }
-        if self.degree {
-            write_degree(decision, headers);
         }
         if matches!(self.dialect, Headers::None) {
             return;
@@ -41,25 +38,15 @@ impl Fields {
             Headers::Draft08 => write_draft08(decision, self.partition_key.as_ref(), headers),
             Headers::Draft07 => write_draft07(foremost, headers),
             Headers::Draft06 => write_draft06(foremost, headers),
-            Headers::Legacy { reset } => write_legacy(foremost, *reset, headers),
-            Headers::Custom(custom) => custom.write(decision, headers),
+            Headers::LegacyDelta => write_legacy(foremost, Reset::Delta, headers),
+            Headers::LegacyEpoch => write_legacy(foremost, Reset::Epoch, headers),
+            Headers::Custom(custom) => custom(decision, headers),
             Headers::Both(both) => both
                 .iter()
                 .for_each(|dialect| self.write_dialect(dialect, (decision, foremost), headers)),
             Headers::None => {}
         }
     }
-}
-
-/// Writes the degree of a decision, unless an inner layer has written a larger one.
-fn write_degree(decision: &Decision, headers: &mut HeaderMap) {
-    if !decision.has_thresholds() {
-        return;
-    }
-    let inner = headers.get(RATELIMIT_DEGREE).and_then(|degree| degree.to_str().ok());
-    let inner = inner.and_then(|degree| degree.parse().ok());
-    let degree = decision.degree().max(inner.unwrap_or(0));
-    headers.insert(RATELIMIT_DEGREE, degree.into());
 }
 
 fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &mut HeaderMap) {
@@ -168,7 +155,7 @@ fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
 fn write_draft06(policy: &PolicyDecision, headers: &mut HeaderMap) {
     append(headers, || RATELIMIT_POLICY, single_policy(policy));
     let names = [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET];
-    write_triple(policy, names, ResetFormat::DeltaSeconds, headers);
+    write_triple(policy, names, Reset::Delta, headers);
 }
 
 /// `2;w=30`, as in the drafts -06 and -07.
@@ -180,16 +167,23 @@ fn single_policy(policy: &PolicyDecision) -> HeaderValue {
     value.into()
 }
 
-fn write_legacy(policy: &PolicyDecision, reset_format: ResetFormat, headers: &mut HeaderMap) {
+/// The format of the last of three single values.
+#[derive(Clone, Copy)]
+enum Reset {
+    Delta,
+    Epoch,
+}
+
+fn write_legacy(policy: &PolicyDecision, format: Reset, headers: &mut HeaderMap) {
     let names = [X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET];
-    write_triple(policy, names, reset_format, headers);
+    write_triple(policy, names, format, headers);
 }
 
 /// Writes three single values, unless those that are there have less left.
 fn write_triple(
     policy: &PolicyDecision,
     [limit_name, remaining_name, reset_name]: [HeaderName; 3],
-    reset_format: ResetFormat,
+    format: Reset,
     headers: &mut HeaderMap,
 ) {
     let names = [&limit_name, &remaining_name, &reset_name];
@@ -203,9 +197,9 @@ fn write_triple(
     headers.insert(remaining_name, Text::from(remaining).into());
     headers.remove(&reset_name);
     if let Some(reset) = reset {
-        let seconds = match reset_format {
-            ResetFormat::DeltaSeconds => ceil_secs(reset),
-            ResetFormat::EpochSeconds => ceil_secs(policy.decided_at.saturating_add(reset)),
+        let seconds = match format {
+            Reset::Delta => ceil_secs(reset),
+            Reset::Epoch => ceil_secs(policy.decided_at.saturating_add(reset)),
         };
         headers.insert(reset_name, Text::from(seconds).into());
     }
@@ -220,7 +214,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Denial, Key, MemoryStore, Policy, PolicyDecision, ResetFormat, SlidingLog,
+        Denial, Key, MemoryStore, Policy, PolicyDecision, SlidingLog,
         decision::headers::{RATELIMIT, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING},
         key::Secret,
         policy,
@@ -288,9 +282,7 @@ mod tests {
                 ],
             ),
             (
-                Headers::Legacy {
-                    reset: ResetFormat::EpochSeconds,
-                },
+                Headers::LegacyEpoch,
                 vec![
                     "x-ratelimit-limit: 100",
                     "x-ratelimit-remaining: 60",
@@ -298,9 +290,7 @@ mod tests {
                 ],
             ),
             (
-                Headers::Legacy {
-                    reset: ResetFormat::DeltaSeconds,
-                },
+                Headers::LegacyDelta,
                 vec![
                     "x-ratelimit-limit: 100",
                     "x-ratelimit-remaining: 60",
@@ -356,9 +346,7 @@ mod tests {
 
     #[test]
     fn of_single_values_the_lower_remaining_wins_whole() {
-        let legacy = fields(Headers::Legacy {
-            reset: ResetFormat::DeltaSeconds,
-        });
+        let legacy = fields(Headers::LegacyDelta);
         let theirs = |remaining: u64| {
             let mut headers = HeaderMap::new();
             headers.insert(X_RATELIMIT_LIMIT, 70.into());
@@ -396,9 +384,7 @@ mod tests {
 
     #[test]
     fn the_legacy_fields_go_beside_a_draft() {
-        let legacy = Headers::Legacy {
-            reset: ResetFormat::DeltaSeconds,
-        };
+        let legacy = Headers::LegacyDelta;
         let both = fields(Headers::Draft08.and(legacy));
         assert_eq!(written(&both, vec![state("a", None)], HeaderMap::new()).len(), 5);
     }

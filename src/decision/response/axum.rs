@@ -13,7 +13,7 @@ use http_body::Body;
 
 use super::{
     format::{Rejection, ResponseFormat},
-    text::StatusOnly,
+    text::status_only,
 };
 
 /// Responds with what a closure returns, if axum turns it into a response.
@@ -52,8 +52,8 @@ use super::{
 /// # Streams
 ///
 /// The body must have a known length and be ready at once, as that of a string, `Json`, `Html`, bytes or a template.
-/// A stream, such as a file or server-sent events, is not read: the response is that of [`StatusOnly`], and the first such
-/// response is logged as an error.
+/// A stream, such as a file or server-sent events, is not read: the response has the status of the rejection and no content, and the
+/// first such response is logged as an error.
 pub fn axum<F, R>(response: F) -> impl ResponseFormat
 where
     F: Fn(Rejection<'_>, &Parts) -> R + Send + Sync + 'static,
@@ -66,13 +66,12 @@ where
             Some(content) => Response::from_parts(head, content),
             None => {
                 if !logged.swap(true, Ordering::Relaxed) {
-                    #[cfg(feature = "tracing")]
                     tracing::error!(
                         status = %rejection.status(),
                         "a format returned a body that is not ready at once; the response has no content"
                     );
                 }
-                StatusOnly.respond(rejection, parts)
+                status_only(rejection)
             }
         }
     }

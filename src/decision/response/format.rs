@@ -7,7 +7,6 @@ use http::{
     request::Parts,
 };
 
-use super::body_error::BodyError;
 use crate::{Decision, decision::headers::retry_after, key::KeyError, store::StoreError};
 
 /// Builds the response to a request that is not admitted.
@@ -23,7 +22,7 @@ use crate::{Decision, decision::headers::retry_after, key::KeyError, store::Stor
 ///
 /// `Retry-After`, `Cache-Control` and `Content-Length` that the format has set stay as they are.
 ///
-/// The default, [`Negotiated`](super::Negotiated), denies a gRPC call with `200 OK` and a gRPC status, and the client selects that by
+/// The [default](super) denies a gRPC call with `200 OK` and a gRPC status, and the client selects that by
 /// its content type. [A service without gRPC](super#a-service-without-grpc) uses [`Problem`](super::Problem).
 ///
 /// # Closures
@@ -183,12 +182,10 @@ where
 pub enum Rejection<'a> {
     /// A limit denied it.
     Limited(&'a Decision),
-    /// Its key cannot be extracted, or the limit that was [chosen](crate::limit::by()) for it is invalid.
+    /// Its key cannot be extracted, or the limit that was [chosen](crate::Policy::with_limit_fn) for it is invalid.
     Refused(&'a KeyError),
     /// It fulfills a condition of [`RateLimitLayer::block`](crate::RateLimitLayer::block).
     Blocked,
-    /// A [`ReadBodyLayer`](crate::ReadBodyLayer) has not read its body, or not as what it is to be.
-    Unread(&'a BodyError),
     /// The store failed, and the failure mode is [`Closed`](crate::FailureMode::Closed).
     #[non_exhaustive]
     Failed {
@@ -207,7 +204,6 @@ impl Rejection<'_> {
     /// | [`Limited`](Self::Limited) | `429 Too Many Requests` |
     /// | [`Refused`](Self::Refused) | `400 Bad Request`; `500 Internal Server Error` if the server is [at fault](KeyError::is_misconfigured) |
     /// | [`Blocked`](Self::Blocked) | `403 Forbidden` |
-    /// | [`Unread`](Self::Unread) | that of the [`BodyError`]: `400`, `408`, `413` or `422` |
     /// | [`Failed`](Self::Failed) | `503 Service Unavailable` |
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -216,7 +212,6 @@ impl Rejection<'_> {
             Self::Refused(error) if error.is_misconfigured() => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Refused(_) => StatusCode::BAD_REQUEST,
             Self::Blocked => StatusCode::FORBIDDEN,
-            Self::Unread(error) => error.status(),
             Self::Failed { .. } => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -225,7 +220,7 @@ impl Rejection<'_> {
     /// [longest](crate::RateLimitLayer::longest_retry_after) one.
     ///
     /// `None` if waiting does not help: the cost of the request is above the limit, the limit admits nothing, the key cannot be
-    /// extracted, the request is blocked, or its body is unread.
+    /// extracted, or the request is blocked.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -234,7 +229,7 @@ impl Rejection<'_> {
                 let first = decision.as_slice().first()?;
                 Some(wait.min(first.context.fields.longest_retry_after.unwrap_or(Duration::MAX)))
             }
-            Self::Refused(_) | Self::Blocked | Self::Unread(_) => None,
+            Self::Refused(_) | Self::Blocked => None,
             Self::Failed { retry_after, .. } => Some(*retry_after),
         }
     }
@@ -279,7 +274,7 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
         Rejection::Failed { .. } => {
             response.extensions_mut().insert(OwnRejection { is_denial: false });
         }
-        Rejection::Refused(_) | Rejection::Blocked | Rejection::Unread(_) => {}
+        Rejection::Refused(_) | Rejection::Blocked => {}
     }
     response
 }

@@ -1,4 +1,4 @@
-use std::{fmt, fmt::Write, sync::Arc};
+use std::fmt::Write;
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
@@ -7,8 +7,7 @@ use http::{HeaderValue, Method, Response, header::CONTENT_TYPE, request::Parts};
 use super::{
     format::{Rejection, ResponseFormat},
     grpc_status::{GrpcStatus, INVALID_ARGUMENT, UNAUTHENTICATED},
-    problem::Problem,
-    text::StatusOnly,
+    text::status_only,
 };
 use crate::decision::headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS};
 
@@ -20,11 +19,11 @@ use crate::decision::headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, G
 /// | limited, and waiting does not help | `RESOURCE_EXHAUSTED` (8) | `google.rpc.QuotaFailure` | -1 |
 /// | refused | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | | -1 |
 /// | blocked | `PERMISSION_DENIED` (7) | | -1 |
-/// | unread body | `RESOURCE_EXHAUSTED` (8) if it is too large, `DEADLINE_EXCEEDED` (4) if it is too slow, else `INVALID_ARGUMENT` (3) | | -1 |
 /// | failed | `UNAVAILABLE` (14) | `google.rpc.RetryInfo` with the wait | the wait |
 ///
 /// A streaming call counts once, when it begins. A gRPC call is a `POST` with the content type `application/grpc`,
-/// `application/grpc-web` or `application/grpc-web-text`; any other request gets the response of [`StatusOnly`].
+/// `application/grpc-web` or `application/grpc-web-text`; any other request gets the
+/// status without content, or the response of the format in [`or`](Self::or).
 ///
 /// # gRPC-Web
 ///
@@ -126,23 +125,35 @@ impl Grpc {
         self
     }
 
-    /// Whether a request is a gRPC call.
-    pub(super) fn is_call(parts: &Parts) -> bool {
-        content_type(parts).is_some()
+    /// Responds to requests that are not gRPC calls in another format.
+    ///
+    /// `Grpc::new().or(Problem)` is the default of layers and limiters.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{key, response::{self, Grpc, Rejection, ResponseFormat}, KeyExtractor};
+    ///
+    /// let format = Grpc::new().pushback(false).or(response::text(|rejection, _| rejection.status()));
+    ///
+    /// for (content_type, of_response) in [
+    ///     ("application/grpc", "application/grpc"),
+    ///     ("application/json", "text/plain; charset=utf-8"),
+    /// ] {
+    ///     let (parts, ()) = Request::post("/").header("content-type", content_type).body(())?.into_parts();
+    ///     let error = key::ip().extract(&parts).unwrap_err();
+    ///     let refused = format.respond(Rejection::Refused(&error), &parts);
+    ///     assert_eq!(refused.headers()["content-type"], of_response);
+    /// }
+    /// # Ok::<_, http::Error>(())
+    /// ```
+    pub fn or(self, otherwise: impl ResponseFormat) -> impl ResponseFormat {
+        move |rejection: Rejection<'_>, parts: &Parts| match content_type(parts) {
+            Some(content_type) => self.respond_as(content_type, rejection),
+            None => otherwise.respond(rejection, parts),
+        }
     }
-}
 
-impl Default for Grpc {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl ResponseFormat for Grpc {
-    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
-        let Some(content_type) = content_type(parts) else {
-            return StatusOnly.respond(rejection, parts);
-        };
+    fn respond_as(&self, content_type: HeaderValue, rejection: Rejection<'_>) -> Response<Bytes> {
         let mut status = GrpcStatus::new(rejection);
         if matches!(rejection, Rejection::Refused(error) if error.is_absent()) {
             status.code = self.without_key;
@@ -166,6 +177,21 @@ impl ResponseFormat for Grpc {
             headers.insert(GRPC_RETRY_PUSHBACK, status.pushback);
         }
         response
+    }
+}
+
+impl Default for Grpc {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ResponseFormat for Grpc {
+    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
+        match content_type(parts) {
+            Some(content_type) => self.respond_as(content_type, rejection),
+            None => status_only(rejection),
+        }
     }
 }
 
@@ -210,76 +236,6 @@ fn percent_encoded(message: &str) -> String {
 }
 
 const MAX_MESSAGE: usize = 1_024;
-
-/// Responds to gRPC calls with [`Grpc`], and to all other requests in another format.
-///
-/// A gRPC call is a `POST` with a content type of gRPC or gRPC-Web, to any route. The default for other requests is [`Problem`].
-/// [A service without gRPC](super#a-service-without-grpc) uses [`Problem`] for all.
-///
-/// ```
-/// use http::Request;
-/// use tower_quota::{key, response::{Grpc, Negotiated, PlainText, Rejection, ResponseFormat}, KeyExtractor};
-///
-/// let format = Negotiated::new(PlainText).grpc(Grpc::new().pushback(false));
-///
-/// for (content_type, of_response) in [
-///     ("application/grpc", "application/grpc"),
-///     ("application/json", "text/plain; charset=utf-8"),
-/// ] {
-///     let (parts, ()) = Request::post("/").header("content-type", content_type).body(())?.into_parts();
-///     let error = key::ip().extract(&parts).unwrap_err();
-///     let refused = format.respond(Rejection::Refused(&error), &parts);
-///     assert_eq!(refused.headers()["content-type"], of_response);
-/// }
-/// # Ok::<_, http::Error>(())
-/// ```
-#[derive(Clone)]
-#[must_use]
-pub struct Negotiated {
-    grpc: Grpc,
-    otherwise: Arc<dyn ResponseFormat>,
-}
-
-impl Negotiated {
-    /// Responds to gRPC calls with [`Grpc::new`], and to all other requests in this format.
-    pub fn new(otherwise: impl ResponseFormat) -> Self {
-        Self {
-            grpc: Grpc::new(),
-            otherwise: Arc::new(otherwise),
-        }
-    }
-
-    /// Sets the format for gRPC calls.
-    ///
-    /// The default is [`Grpc::new`].
-    pub fn grpc(mut self, grpc: Grpc) -> Self {
-        self.grpc = grpc;
-        self
-    }
-}
-
-impl Default for Negotiated {
-    fn default() -> Self {
-        Self::new(Problem)
-    }
-}
-
-impl ResponseFormat for Negotiated {
-    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
-        match Grpc::is_call(parts) {
-            true => self.grpc.respond(rejection, parts),
-            false => self.otherwise.respond(rejection, parts),
-        }
-    }
-}
-
-impl fmt::Debug for Negotiated {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Negotiated")
-            .field("grpc", &self.grpc)
-            .finish_non_exhaustive()
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -2,14 +2,13 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use http::{HeaderValue, StatusCode};
+use http::HeaderValue;
 
-use super::{body_error::BodyError, format::Rejection};
+use super::format::Rejection;
 use crate::{Decision, Limit, PolicyDecision};
 
 // google.rpc.Code
 pub(super) const INVALID_ARGUMENT: u8 = 3;
-const DEADLINE_EXCEEDED: u8 = 4;
 const PERMISSION_DENIED: u8 = 7;
 const RESOURCE_EXHAUSTED: u8 = 8;
 const INTERNAL: u8 = 13;
@@ -34,7 +33,6 @@ impl GrpcStatus {
             Rejection::Refused(error) if error.is_misconfigured() => (INTERNAL, "internal error".into()),
             Rejection::Refused(error) => (INVALID_ARGUMENT, error.to_string().into()),
             Rejection::Blocked => (PERMISSION_DENIED, "permission denied".into()),
-            Rejection::Unread(error) => (code_of(error), error.to_string().into()),
             Rejection::Failed { .. } => (UNAVAILABLE, "temporarily unavailable".into()),
         };
         // With a wait of zero a client would try again in a loop.
@@ -49,15 +47,6 @@ impl GrpcStatus {
             details,
             pushback: pushback(wait),
         }
-    }
-}
-
-/// The code of a call whose body is unread. A message that is too large has the one that gRPC defines for it.
-fn code_of(error: &BodyError) -> u8 {
-    match error.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => RESOURCE_EXHAUSTED,
-        StatusCode::REQUEST_TIMEOUT => DEADLINE_EXCEEDED,
-        _ => INVALID_ARGUMENT,
     }
 }
 
@@ -88,7 +77,7 @@ fn details(rejection: Rejection<'_>, wait: Option<Duration>) -> Vec<Vec<u8>> {
     let retry_info = wait.map(|wait| any("google.rpc.RetryInfo", &retry_info(wait)));
     let quota_failure = match rejection {
         Rejection::Limited(decision) => Some(any("google.rpc.QuotaFailure", &quota_failure(decision))),
-        Rejection::Refused(_) | Rejection::Blocked | Rejection::Unread(_) | Rejection::Failed { .. } => None,
+        Rejection::Refused(_) | Rejection::Blocked | Rejection::Failed { .. } => None,
     };
     retry_info.into_iter().chain(quota_failure).collect()
 }

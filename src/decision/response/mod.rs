@@ -5,12 +5,10 @@
 //!
 //! | format | response |
 //! | --- | --- |
-//! | [`Negotiated`], the default | [`Grpc`] for gRPC calls, [`Problem`] for all other requests |
+//! | [`Grpc::new().or(Problem)`](Grpc::or), the default | [`Grpc`] for gRPC calls, [`Problem`] for all other requests |
 //! | [`Problem`] | `application/problem+json` (RFC 9457) |
 //! | [`Grpc`] | a gRPC status |
-//! | [`PlainText`] | one line of text |
-//! | [`StatusOnly`] | the status without content |
-//! | [`json`], [`html`] | the text that a closure returns, with the status and the content type |
+//! | [`text`], [`json`], [`html`] | the text that a closure returns, with the status and the content type |
 #![cfg_attr(
     feature = "axum",
     doc = "| [`axum`](fn@axum) | whatever a closure returns that axum turns into a response |"
@@ -78,7 +76,6 @@
 
 #[cfg(feature = "axum")]
 mod axum;
-mod body_error;
 mod format;
 mod grpc;
 mod grpc_status;
@@ -88,14 +85,13 @@ mod text;
 
 #[cfg(feature = "axum")]
 pub use self::axum::axum;
-pub use self::{
-    body_error::BodyError,
-    format::{Rejection, ResponseFormat},
-    grpc::{Grpc, Negotiated},
-    problem::Problem,
-    text::{PlainText, StatusOnly, html, json},
-};
 pub(crate) use self::{
     format::{OwnRejection, RETRY_AFTER_FAILURE, respond, write_fields},
     problem::violates,
+};
+pub use self::{
+    format::{Rejection, ResponseFormat},
+    grpc::Grpc,
+    problem::Problem,
+    text::{html, json, text},
 };

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::{
-    FailureMode, Headers, ResetFormat,
+    FailureMode, Headers,
     decision::{CheckContext, PolicyContext},
 };
 
@@ -90,17 +90,14 @@ fn fields_of(dialect: &Headers) -> Vec<(&'static str, Value)> {
             ("RateLimit-Reset", number("The seconds to wait.")),
             ("RateLimit-Policy", text("The limit.", "100;w=60")),
         ],
-        Headers::Legacy { reset } => legacy(*reset).into(),
+        Headers::LegacyDelta => legacy("The seconds to wait.").into(),
+        Headers::LegacyEpoch => legacy("When the limit admits again, in seconds since the Unix epoch.").into(),
         Headers::Both(both) => both.iter().flat_map(fields_of).collect(),
         Headers::Custom(_) | Headers::None => Vec::new(),
     }
 }
 
-fn legacy(reset: ResetFormat) -> [(&'static str, Value); 3] {
-    let reset = match reset {
-        ResetFormat::EpochSeconds => "When the limit admits again, in seconds since the Unix epoch.",
-        ResetFormat::DeltaSeconds => "The seconds to wait.",
-    };
+fn legacy(reset: &str) -> [(&'static str, Value); 3] {
     [
         ("X-RateLimit-Limit", number("The limit.")),
         ("X-RateLimit-Remaining", number("What remains of the limit.")),

@@ -3,10 +3,7 @@ use http::{HeaderValue, Response, header::CONTENT_TYPE, request::Parts};
 use serde_json::json;
 use smallvec::SmallVec;
 
-use super::{
-    body_error::BodyError,
-    format::{Rejection, ResponseFormat},
-};
+use super::format::{Rejection, ResponseFormat};
 use crate::{Decision, Denial, PolicyDecision};
 
 /// Responds with `application/problem+json` (RFC 9457).
@@ -19,8 +16,7 @@ use crate::{Decision, Denial, PolicyDecision};
 /// | `abnormal-usage-detected` | 429 | is denied by [bans](crate::Policy::ban) alone |
 /// | `temporary-reduced-capacity` | 503 | fails with the store, if a policy is [closed](crate::FailureMode::Closed) |
 ///
-/// A refused request gets `about:blank` with a `detail`, without one if the server is at fault. So do a blocked request, without
-/// a `detail`, and one with an [unread body](BodyError).
+/// A refused request gets `about:blank` with a `detail`; a blocked one, and one that is refused since the server is at fault, without.
 ///
 /// ```json
 /// {
@@ -79,7 +75,6 @@ impl ResponseFormat for Problem {
             Rejection::Refused(error) if error.is_misconfigured() => Bytes::from_static(MISCONFIGURED.as_bytes()),
             Rejection::Refused(error) => format!("{REFUSED}{}}}", json!(error.to_string())).into(),
             Rejection::Blocked => Bytes::from_static(BLOCKED.as_bytes()),
-            Rejection::Unread(error) => unread(error),
             Rejection::Failed { .. } => Bytes::from_static(FAILED.as_bytes()),
         };
 
@@ -90,16 +85,6 @@ impl ResponseFormat for Problem {
             .insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         response
     }
-}
-
-fn unread(error: &BodyError) -> Bytes {
-    let (status, detail) = (error.status(), json!(error.to_string()));
-    let title = status.canonical_reason().unwrap_or_default();
-    format!(
-        r#"{{"type":"about:blank","title":"{title}","status":{},"detail":{detail}}}"#,
-        status.as_u16()
-    )
-    .into()
 }
 
 fn limited(decision: &Decision) -> Bytes {

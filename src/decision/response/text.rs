@@ -46,7 +46,7 @@ where
     F: Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static,
     T: Display,
 {
-    text(const { HeaderValue::from_static("application/json") }, content)
+    content_of(const { HeaderValue::from_static("application/json") }, content)
 }
 
 /// Responds with the page that a closure returns, as `text/html; charset=utf-8` with the status of the rejection.
@@ -87,103 +87,48 @@ where
     F: Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static,
     T: Display,
 {
-    text(const { HeaderValue::from_static("text/html; charset=utf-8") }, content)
+    content_of(const { HeaderValue::from_static("text/html; charset=utf-8") }, content)
 }
 
-fn text<F, T>(content_type: HeaderValue, content: F) -> impl ResponseFormat
+/// Responds with the text that a closure returns, as `text/plain; charset=utf-8` with the status of the rejection.
+///
+/// ```
+/// use http::Request;
+/// use tower_quota::{key, response::{self, Rejection, ResponseFormat}, KeyExtractor};
+///
+/// // No peer address on the request.
+/// let (parts, ()) = Request::new(()).into_parts();
+/// let error = key::ip().extract(&parts).unwrap_err();
+///
+/// let format = response::text(|rejection, _| rejection.status());
+/// let refused = format.respond(Rejection::Refused(&error), &parts);
+/// assert_eq!(refused.status(), 500);
+/// assert_eq!(refused.headers()["content-type"], "text/plain; charset=utf-8");
+/// assert_eq!(refused.body(), "500 Internal Server Error");
+/// ```
+pub fn text<F, T>(content: F) -> impl ResponseFormat
+where
+    F: Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static,
+    T: Display,
+{
+    content_of(const { HeaderValue::from_static("text/plain; charset=utf-8") }, content)
+}
+
+fn content_of<F, T>(content_type: HeaderValue, content: F) -> impl ResponseFormat
 where
     F: Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static,
     T: Display,
 {
     move |rejection: Rejection<'_>, parts: &Parts| {
-        let mut response = Response::new(Bytes::from(content(rejection, parts).to_string()));
-        *response.status_mut() = rejection.status();
+        let mut response = status_only(rejection).map(|_| content(rejection, parts).to_string().into());
         response.headers_mut().insert(CONTENT_TYPE, content_type.clone());
         response
     }
 }
 
-/// Responds with one line of text, as `text/plain; charset=utf-8`.
-///
-/// | rejection | text |
-/// | --- | --- |
-/// | limited | `Too many requests.` |
-/// | refused | `Bad request.`, or `Internal server error.` if the server is at fault |
-/// | blocked | `Forbidden.` |
-/// | unread body | the [error](super::BodyError), such as `the body is longer than 65536 bytes.` |
-/// | failed | `Temporarily unavailable.` |
-///
-/// ```
-/// use http::Request;
-/// use tower_quota::{key, response::{PlainText, Rejection, ResponseFormat}, KeyExtractor};
-///
-/// // No peer address on the request.
-/// let (parts, ()) = Request::new(()).into_parts();
-/// let error = key::ip().extract(&parts).unwrap_err();
-///
-/// let refused = PlainText.respond(Rejection::Refused(&error), &parts);
-/// assert_eq!(refused.status(), 500);
-/// assert_eq!(refused.body(), "Internal server error.\n");
-/// ```
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PlainText;
-
-impl ResponseFormat for PlainText {
-    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
-        let text: Bytes = match rejection {
-            Rejection::Limited(_) => "Too many requests.\n".into(),
-            Rejection::Refused(error) if error.is_misconfigured() => "Internal server error.\n".into(),
-            Rejection::Refused(_) => "Bad request.\n".into(),
-            Rejection::Blocked => "Forbidden.\n".into(),
-            Rejection::Unread(error) => format!("{error}.\n").into(),
-            Rejection::Failed { .. } => "Temporarily unavailable.\n".into(),
-        };
-        let mut response = StatusOnly.respond(rejection, parts).map(|_| text);
-        response
-            .headers_mut()
-            .insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        response
-    }
-}
-
-/// Responds with the status and no content.
-///
-/// ```
-/// use http::Request;
-/// use tower_quota::{key, response::{Rejection, ResponseFormat, StatusOnly}, KeyExtractor};
-///
-/// // No peer address on the request.
-/// let (parts, ()) = Request::new(()).into_parts();
-/// let error = key::ip().extract(&parts).unwrap_err();
-///
-/// let refused = StatusOnly.respond(Rejection::Refused(&error), &parts);
-/// assert_eq!(refused.status(), 500);
-/// assert!(refused.body().is_empty());
-/// ```
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StatusOnly;
-
-impl ResponseFormat for StatusOnly {
-    fn respond(&self, rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
-        let mut response = Response::new(Bytes::new());
-        *response.status_mut() = rejection.status();
-        response
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::key::KeyError;
-
-    #[test]
-    fn a_refusal_says_whose_fault_it_is() {
-        let (parts, ()) = http::Request::new(()).into_parts();
-        for (error, text) in [
-            (KeyError::malformed("two users"), "Bad request.\n"),
-            (KeyError::misconfigured("no peer"), "Internal server error.\n"),
-        ] {
-            assert_eq!(PlainText.respond(Rejection::Refused(&error), &parts).body(), text);
-        }
-    }
+/// A response with the status and no content.
+pub(super) fn status_only(rejection: Rejection<'_>) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
+    *response.status_mut() = rejection.status();
+    response
 }

@@ -12,7 +12,7 @@ use super::{
 use crate::ConfigError;
 
 pub(crate) use self::entries::Log;
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) use self::entries::{BUDGET, LONGER_WINDOWS};
 
 /// Sliding window log: at most the quota in any window, exactly.
@@ -79,7 +79,7 @@ pub(crate) use self::entries::{BUDGET, LONGER_WINDOWS};
 ///
 /// # Several windows on one key
 ///
-/// [Plans](crate::limit::by) of a policy, and two versions of a service during a deployment, may count on one key with different
+/// [Plans](crate::Plans) of a policy, and two versions of a service during a deployment, may count on one key with different
 /// windows. Each admission counts in the window of each request that is decided, and is stored as long as the longest window
 /// under which a stored admission still counts: a request under a shorter window removes nothing that a longer one counts. After a
 /// window was made longer, admissions that were removed before count no more, so the quota holds from one new window later on.

@@ -242,6 +242,7 @@ impl RateLimitLayer {
                 policies: PolicySet::new(store, policies.into_policies())?,
                 extensions: true,
                 jitter: Duration::ZERO,
+                drained: None,
                 on_decision: Observer::default(),
                 on_failure: Observer::default(),
                 warned: Arc::default(),

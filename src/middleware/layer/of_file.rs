@@ -1,4 +1,4 @@
-use crate::{ConfigError, IntoPolicies, LivePolicies, Policies, Policy, RateLimitLayer, store::Store};
+use crate::{ConfigError, Policies, RateLimitLayer, store::Store};
 
 /// Layers.
 impl Policies {
@@ -45,57 +45,16 @@ impl Policies {
         store: impl Store,
         names: impl IntoIterator<Item = N>,
     ) -> Result<RateLimitLayer, ConfigError> {
-        layer(store, names, |names| match self.has_plans() {
-            true => self.plans(names).map(IntoPolicies::into_policies),
-            false => names.iter().map(|name| self.get(name)).collect(),
-        })
+        let names: Vec<N> = names.into_iter().collect();
+        if names.is_empty() {
+            return Err(ConfigError::new(
+                "a layer of a file has at least one of its policies, by which it finds the file; name one",
+            ));
+        }
+        if self.has_plans() {
+            return RateLimitLayer::try_new(store, self.plans(names)?);
+        }
+        let policies: Result<Vec<_>, _> = names.iter().map(|name| self.get(name.as_ref())).collect();
+        RateLimitLayer::try_new(store, policies?)
     }
-}
-
-/// Layers.
-impl LivePolicies {
-    /// A layer that counts in this store for the policies of these names, which are decided together and follow the file.
-    ///
-    /// It is [`RateLimitLayer::try_new`] with what [`get`](Self::get) returns for each name or, if the file has plans, with
-    /// [`plans`](Self::plans) of these names.
-    ///
-    /// ```
-    /// use tower_quota::{LivePolicies, MemoryStore, Policies};
-    ///
-    /// # #[cfg(feature = "file")] {
-    /// let file = Policies::from_toml("policies.api = { limit = 'sliding-log 5/min', key = 'ip' }")?;
-    /// let policies = LivePolicies::from(file);
-    /// assert!(policies.layer(MemoryStore::new(), ["api"]).is_ok());
-    /// assert!(policies.layer(MemoryStore::new(), ["api", "search"]).is_err());
-    /// # }
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If there is no policy of a name, or it has no key, a name occurs twice, or there are no names.
-    pub fn layer<N: AsRef<str>>(
-        &self,
-        store: impl Store,
-        names: impl IntoIterator<Item = N>,
-    ) -> Result<RateLimitLayer, ConfigError> {
-        layer(store, names, |names| match self.has_plans() {
-            true => self.plans(names).map(IntoPolicies::into_policies),
-            false => names.iter().map(|name| self.get(name)).collect(),
-        })
-    }
-}
-
-fn layer<N: AsRef<str>>(
-    store: impl Store,
-    names: impl IntoIterator<Item = N>,
-    get: impl FnOnce(&[String]) -> Result<Vec<Policy>, ConfigError>,
-) -> Result<RateLimitLayer, ConfigError> {
-    let names: Vec<String> = names.into_iter().map(|name| name.as_ref().to_owned()).collect();
-    if names.is_empty() {
-        return Err(ConfigError::new(
-            "a layer of a file has at least one of its policies, by which it finds the file; name one",
-        ));
-    }
-    RateLimitLayer::try_new(store, get(&names)?)
 }

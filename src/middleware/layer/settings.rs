@@ -6,6 +6,7 @@ use crate::{
     ConfigError, Headers, RateLimitLayer,
     decision::response::{ResponseFormat, openapi::components},
     key::Secret,
+    middleware::drain::Bounds,
 };
 
 /// Settings.
@@ -127,42 +128,6 @@ impl RateLimitLayer {
         self
     }
 
-    /// Adds the field `RateLimit-Degree`: the number of [thresholds](crate::Policy::warn_at) that are reached, the
-    /// [`degree`](crate::Decision::degree) of the decision.
-    ///
-    /// It is for the layers and proxies around the service, and for clients that slow down by themselves. No standard defines
-    /// it. Of nested layers it has the largest degree. There is no field if no policy of the layer that applies to the request
-    /// has a threshold. By default it is not added.
-    ///
-    /// ```
-    /// use bytes::Bytes;
-    /// use http::{Request, StatusCode};
-    /// use http_body_util::Empty;
-    /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
-    ///
-    /// # type Body = Empty<Bytes>;
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let policy = Policy::new("hello", SlidingLog::per_minute(4)).key(key::constant("all")).warn_at(0.5).warn_at(1.0);
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).degree_header(true);
-    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
-    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
-    /// }));
-    ///
-    /// for (status, degree) in [(200, "0"), (200, "1"), (200, "1"), (200, "2"), (429, "2")] {
-    ///     let response = service.clone().oneshot(Request::new(Body::new())).await?;
-    ///     assert_eq!(response.status(), status);
-    ///     assert_eq!(response.headers()["ratelimit-degree"], degree);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn degree_header(mut self, degree: bool) -> Self {
-        self.change_context(|context| context.fields.degree = degree);
-        self
-    }
-
     /// Adds a random time of up to `most` to the wait of each response, so that clients that were denied together do not
     /// retry together.
     ///
@@ -198,6 +163,46 @@ impl RateLimitLayer {
     /// ```
     pub fn retry_jitter(mut self, most: Duration) -> Self {
         self.enforcer_mut().jitter = most;
+        self
+    }
+
+    /// Reads the bodies of rejected requests on HTTP/1.x before the response, up to this many bytes and for up to this long.
+    ///
+    /// `time` is measured from the denial. See [large request bodies](Self#large-request-bodies). By default nothing is read.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::{BodyExt, Full};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let uploads = Policy::new("uploads", SlidingLog::per_minute(1)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), uploads).drain_body(8 << 20, Duration::from_secs(10));
+    /// let service = layer.layer(service_fn(async |request: Request<Full<Bytes>>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(request.into_body()))
+    /// }));
+    ///
+    /// let post = || service.clone().oneshot(Request::new(Full::from("a large file")));
+    /// assert_eq!(post().await?.status(), StatusCode::OK);
+    ///
+    /// let denied = post().await?;
+    /// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    /// assert_eq!(denied.headers()["retry-after"], "60");
+    /// assert!(!denied.headers().contains_key("connection"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// The layer does not panic. Its services do, on a rejected request, on a tokio runtime without a timer
+    /// ([`enable_time`](tokio::runtime::Builder::enable_time)).
+    pub fn drain_body(mut self, bytes: u64, time: Duration) -> Self {
+        self.enforcer_mut().drained = Some(Bounds { bytes, time });
         self
     }
 
@@ -238,20 +243,20 @@ impl RateLimitLayer {
     /// Sets the format of responses to requests that are not admitted.
     ///
     /// It is a format of the module [`response`](crate::decision::response), a type that implements [`ResponseFormat`], or a
-    /// [closure](ResponseFormat#closures). The default is [`Negotiated`](crate::decision::response::Negotiated):
-    /// [`Grpc`](crate::decision::response::Grpc) for gRPC calls, [`Problem`](crate::decision::response::Problem) for all other requests.
+    /// [closure](ResponseFormat#closures). The default is
+    /// [`Grpc`](crate::decision::response::Grpc) for gRPC calls, and [`Problem`](crate::decision::response::Problem) for all other requests.
     ///
     /// ```
     /// use bytes::Bytes;
     /// use http::{Request, StatusCode};
     /// use http_body_util::{BodyExt, Empty};
     /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{key, response::PlainText, Limit, MemoryStore, Policy, RateLimitLayer};
+    /// use tower_quota::{key, response, Limit, MemoryStore, Policy, RateLimitLayer};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let closed = Policy::new("closed", Limit::DenyAll).key(key::constant("all"));
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), closed).format(PlainText);
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), closed).format(response::text(|_, _| "Closed.\n"));
     /// let service = layer.layer(service_fn(async |_: Request<Empty<Bytes>>| {
     ///     Ok::<_, std::convert::Infallible>(http::Response::new(Empty::<Bytes>::new()))
     /// }));
@@ -260,7 +265,7 @@ impl RateLimitLayer {
     /// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
     /// assert_eq!(denied.headers()["ratelimit"], r#""closed";r=0"#);
     /// assert!(!denied.headers().contains_key("retry-after"), "waiting does not help");
-    /// assert_eq!(denied.into_body().collect().await?.to_bytes(), "Too many requests.\n");
+    /// assert_eq!(denied.into_body().collect().await?.to_bytes(), "Closed.\n");
     /// # Ok(())
     /// # }
     /// ```

@@ -3,85 +3,33 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Ar
 use http::{HeaderName, request::Parts};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, MapAccess, SeqAccess, Visitor},
+    de::{Error as _, MapAccess, Visitor},
 };
 
 use super::{
-    Policies, of_policy,
-    plans::join,
-    requests::{Extensions, Requests},
-    values::{ClientIp, Length, Methods, Routes},
+    requests::Extensions,
+    values::{Length, Methods, Routes},
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
-    decision::{EnforcedShare, Thresholds},
+    decision::EnforcedShare,
     key::KeySpec,
-    limit,
-    limit::LimitSource,
-    policy::{limit::validate_name, scope::Spelling, set::Access},
+    limit::ChooseLimit,
+    policy::{costs::COST_FAULT, enforcement::WAITING_FAULT, limit::validate_name},
     store::Waiting,
 };
 
-/// The fields of [`Policies`], before their keys are built.
-#[derive(Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    rename_all = "kebab-case",
-    expecting = "a table with `policies`"
-)]
-pub(super) struct File {
-    #[serde(default = "yes")]
-    enabled: bool,
-    client_ip: Option<ClientIp>,
-    #[serde(default)]
-    skip: Requests,
-    #[serde(default)]
-    block: Requests,
-    policies: Unique<Name, Entry>,
-    plan: Option<Selector>,
-    #[serde(default)]
-    plans: Unique<String, Unique<Name, Entry>>,
-}
-
-impl TryFrom<File> for Policies {
-    type Error = ConfigError;
-
-    fn try_from(file: File) -> Result<Self, ConfigError> {
-        let client_ip = file.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip);
-        let (plans, policies) = join(file.policies, file.plans)?;
-        for (place, entry) in &policies {
-            if let Some(key) = &entry.fields.key {
-                of_policy(place, key.validate(client_ip))?;
-            }
-        }
-        let listed = Access {
-            skipped: file.skip.conditions(client_ip, Spelling::Both)?,
-            blocked: file.block.conditions(client_ip, Spelling::Either)?,
-        };
-        Ok(Self {
-            enabled: file.enabled,
-            listed: (!listed.is_empty()).then(|| Arc::new(listed)),
-            client_ip: file.client_ip,
-            policies,
-            plan: file.plan,
-            plans,
-            extensions: Extensions::default(),
-            taken: Arc::default(),
-        })
-    }
-}
-
 /// A policy as configuration describes it.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(try_from = "Fields")]
-pub(super) struct Entry {
-    pub(super) fields: Fields,
+#[serde(try_from = "PolicyFields")]
+pub(super) struct PolicyEntry {
+    pub(super) fields: PolicyFields,
     pub(super) plans: Option<Plans>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Fields {
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with a `limit`")]
+pub(super) struct PolicyFields {
     pub(super) limit: Limit,
     plan: Option<Selector>,
     plans: Option<Unique<String, Limit>>,
@@ -102,15 +50,13 @@ pub(super) struct Fields {
     mode: Mode,
     #[serde(default, deserialize_with = "enforce_share")]
     enforce_share: EnforcedShare,
-    #[serde(default)]
-    pub(super) warn_at: WarnAt,
     #[serde(default, deserialize_with = "ban")]
     pub(super) ban: Option<Ban>,
     #[serde(default = "yes")]
     pub(super) enabled: bool,
 }
 
-impl Fields {
+impl PolicyFields {
     /// The keys that the policy is enforced for.
     pub(super) fn enforced(&self) -> EnforcedShare {
         match self.mode {
@@ -120,10 +66,10 @@ impl Fields {
     }
 }
 
-impl TryFrom<Fields> for Entry {
+impl TryFrom<PolicyFields> for PolicyEntry {
     type Error = &'static str;
 
-    fn try_from(mut fields: Fields) -> Result<Self, &'static str> {
+    fn try_from(mut fields: PolicyFields) -> Result<Self, &'static str> {
         let plans = match (fields.plan.take(), fields.plans.take()) {
             (None, None) => None,
             (Some(selector), Some(Unique(limits))) => Some(Plans { selector, limits }),
@@ -143,7 +89,7 @@ enum Mode {
     Observe,
 }
 
-fn yes() -> bool {
+pub(super) fn yes() -> bool {
     true
 }
 
@@ -170,19 +116,15 @@ fn most_waiting() -> u64 {
 
 fn max_waiting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let units = u64::deserialize(deserializer)?;
-    if !Waiting::POSSIBLE.contains(&units) {
-        return Err(D::Error::custom(
-            "1 to 999999999999999 units wait for a limit; without `wait` none does",
-        ));
+    match Waiting::POSSIBLE.contains(&units) {
+        true => Ok(units),
+        false => Err(D::Error::custom(WAITING_FAULT)),
     }
-    Ok(units)
 }
 
 fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     match u64::deserialize(deserializer)? {
-        0 => Err(D::Error::custom(
-            "a request costs at least 1; a policy that is not `enabled` counts nothing",
-        )),
+        0 => Err(D::Error::custom(COST_FAULT)),
         cost => Ok(cost),
     }
 }
@@ -277,51 +219,6 @@ pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<B
     Ok(Some(ban))
 }
 
-/// A fraction, or a list of fractions that is not empty.
-#[derive(Clone, Debug, Default)]
-pub(super) struct WarnAt(pub(super) Thresholds);
-
-impl<'de> Deserialize<'de> for WarnAt {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
-
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = WarnAt;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a fraction of the quota such as 0.8, or a list of fractions")
-            }
-
-            fn visit_f64<E: serde::de::Error>(self, fraction: f64) -> Result<WarnAt, E> {
-                let mut thresholds = Thresholds::default();
-                thresholds.try_add(fraction).map_err(E::custom)?;
-                Ok(WarnAt(thresholds))
-            }
-
-            fn visit_u64<E: serde::de::Error>(self, fraction: u64) -> Result<WarnAt, E> {
-                self.visit_f64(fraction as f64)
-            }
-
-            fn visit_i64<E: serde::de::Error>(self, fraction: i64) -> Result<WarnAt, E> {
-                self.visit_f64(fraction as f64)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<WarnAt, A::Error> {
-                let mut thresholds = Thresholds::default();
-                while let Some(fraction) = list.next_element()? {
-                    thresholds.try_add(fraction).map_err(A::Error::custom)?;
-                }
-                if thresholds.is_empty() {
-                    return Err(A::Error::custom("an empty list has no threshold; leave it out"));
-                }
-                Ok(WarnAt(thresholds))
-            }
-        }
-
-        deserializer.deserialize_any(OneOrSeveral)
-    }
-}
-
 /// What selects the plan of a request, in a file: `extension:tier` or `header:x-plan`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "String")]
@@ -380,10 +277,10 @@ pub(super) struct Plans {
 
 impl Plans {
     /// The limit of each request: that of its plan, or this one if it has none of them.
-    pub(super) fn limit(&self, without: Limit, extensions: &Extensions) -> Result<LimitSource, ConfigError> {
+    pub(super) fn choose(&self, without: Limit, extensions: &Extensions) -> Result<ChooseLimit, ConfigError> {
         let select = self.selector.select(extensions)?;
         let limits = self.limits.clone();
-        Ok(limit::by(move |parts| {
+        Ok(Arc::new(move |parts| {
             let planned = select(parts).and_then(|plan| limits.get(&*plan));
             planned.unwrap_or(&without).clone()
         }))

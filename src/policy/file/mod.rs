@@ -1,31 +1,33 @@
 //! Policies in configuration files.
 
-mod described;
+mod config;
+mod describe;
 mod entry;
+mod follow;
+mod live;
 mod plans;
 #[cfg(feature = "file")]
 mod read;
+mod reload;
 mod requests;
 mod values;
+#[cfg(feature = "file")]
+mod watch;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{fmt, sync::Arc};
 
 use serde::Deserialize;
 
-pub(super) use self::described::{FilePolicy, FromFile, renew};
-#[cfg(feature = "file")]
-pub(super) use self::{described::warn_of_unused, read::read};
-use self::{
-    entry::{Entry, File, Selector},
-    plans::{is_of_plan, policy_at},
-    requests::Extensions,
-    values::{ClientIp, Routes},
+use self::config::Config;
+#[cfg(feature = "admin")]
+pub(crate) use self::follow::RefusedReload;
+pub(super) use self::{
+    describe::FromFile,
+    follow::{File, Place},
+    live::Live,
 };
-use super::{Policy, Unkeyed, limit::PolicyLimit, scope::Scope, set::Access};
-use crate::ConfigError;
+use super::Policy;
+use crate::{ConfigError, key};
 
 /// Policies by name, from configuration.
 ///
@@ -94,7 +96,6 @@ use crate::ConfigError;
 /// | `max-waiting` | the most units that [wait](Policy::max_waiting) for each key | 500 |
 /// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
 /// | `enforce-share` | the [share of the keys](Policy::enforce_share) that the limit is enforced for, such as `0.1`; others are observed | 1 |
-/// | `warn-at` | a fraction of the quota from which on requests are [near the limit](Policy::warn_at), or a list of fractions | none |
 /// | `ban` | when callers are [banned](Policy::ban) and for how long, such as `{ after = 10, within = "1h", first = "1min", longest = "1d" }`; `first` and `longest` may be left out | none |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
 ///
@@ -123,7 +124,7 @@ use crate::ConfigError;
 /// # Plans
 ///
 /// A policy has a limit for each plan of its callers: that of `plans` whose name `plan` selects, and `limit` for requests without
-/// a plan, or with one of another name. [`limit::by`](crate::limit::by()) describes how plans share their counts.
+/// a plan, or with one of another name. [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) describes how plans share their counts.
 ///
 /// ```
 /// use tower_quota::Policies;
@@ -214,26 +215,79 @@ use crate::ConfigError;
 /// | `header` | the one header in which the proxies record the client: `x-forwarded-for`, `forwarded`, or one that holds a single address, such as `cf-connecting-ip` or `x-real-ip` | required |
 /// | `trusted` | a list of the networks of the proxies, whose header is read: `["10.0.0.0/8", "fd00::/8"]`; `"unix-peer"` for a proxy on a Unix socket; or `"any-peer"`, for a server that only its proxy can reach | required |
 /// | `hops` | with `x-forwarded-for`, the number of proxies: the client is the n-th entry from the right | none: the client is the first entry from the right that is not trusted |
-#[derive(Clone, Debug, Deserialize)]
-#[serde(try_from = "File", expecting = "a table with `policies`")]
+///
+/// # Reloads
+///
+/// The layers, limiters and tonic services that are made of the policies follow them. [`reload`](Self::reload) reads the file again,
+/// [`reload_on_change`](Self::reload_on_change) does whenever it has changed, and [`replace`](Self::replace) takes other policies, of
+/// an application that has them in its own configuration. The new numbers apply from the first request after it.
+///
+/// ```
+/// # #[cfg(feature = "file")] {
+/// use std::fs;
+/// use tower_quota::{Limiter, MemoryStore, Policies};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let file = folder.path().join("limits.toml");
+/// fs::write(&file, "policies.mails.limit = 'sliding-log 3/h'")?;
+/// let policies = Policies::from_file(&file)?;
+/// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
+/// assert_eq!(mails.check("42").await?.remaining(), 2);
+///
+/// fs::write(&file, "policies.mails.limit = 'sliding-log 10/h'")?;
+/// policies.reload()?;
+/// assert_eq!(mails.check("42").await?.remaining(), 8);
+///
+/// fs::write(&file, "policies.mails.limit = 'sliding-log 10'")?;
+/// assert!(policies.reload().is_err());
+/// assert_eq!(mails.check("42").await?.remaining(), 7);
+/// # Ok(())
+/// # }
+/// # main().unwrap();
+/// # }
+/// ```
+///
+/// # What a reload changes
+///
+/// * The limit, cost, key and failure mode of each policy become those of the file. Settings in code, such as
+///   [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if) or [`failure_mode`](Policy::failure_mode), and the key of a
+///   policy without one in the file, stay and take precedence.
+/// * The requests that the file [skips and blocks](#skipped-and-blocked-requests) are skipped and blocked. Those of
+///   [`RateLimitLayer::skip`](crate::RateLimitLayer::skip) and [`block`](crate::RateLimitLayer::block) stay.
+/// * Counts are kept, and the new numbers apply to them. With another algorithm [counts start at
+///   zero](crate::limit#when-a-limit-changes).
+/// * A file that cannot be read or has a wrong line changes nothing.
+/// * Nor does a file that contradicts the settings in code of a layer or limiter in use, such as a limit of
+///   [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). The error names the setting.
+/// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
+///   off that one, too.
+/// * A request is decided by one load of the file, with all policies of the layer: never by parts of two.
+///
+/// # Cost
+///
+/// A request reads a pointer with `arc-swap`: some nanoseconds, without a lock. A reload builds what each layer and limiter
+/// decides by, and then replaces all of it, so no request waits for it.
+#[derive(Clone, Deserialize)]
+#[serde(from = "Config")]
 #[must_use]
 pub struct Policies {
-    enabled: bool,
-    client_ip: Option<ClientIp>,
-    listed: Option<Arc<Access>>,
-    /// By their places: their names, and `plan/name` for those of plans.
-    policies: BTreeMap<String, Entry>,
-    /// What selects the plan of a request.
-    plan: Option<Selector>,
-    plans: BTreeSet<String>,
-    extensions: Extensions,
-    /// The places of the policies that were taken.
-    taken: Arc<Mutex<BTreeSet<String>>>,
+    pub(super) file: Arc<File>,
+}
+
+impl From<Config> for Policies {
+    fn from(config: Config) -> Self {
+        Self {
+            file: Arc::new(File::new(config, None)),
+        }
+    }
 }
 
 /// Accessors.
 impl Policies {
-    /// The policy of this name, for a layer. Get all policies when the program starts, so that it does not start with a name
+    /// The policy of this name, for a layer. Its limit, cost, key and failure mode follow the file; [`Policy::limit`] returns the
+    /// limit at the time of this call. Get all policies when the program starts, so that it does not start with a name
     /// that is missing. Settings in code may contradict the limit of the file, such as [`refund_if`](Policy::refund_if) and
     /// `concurrency 3`: [`RateLimitLayer::try_new`](crate::RateLimitLayer::try_new) returns an error then, and does not panic.
     ///
@@ -241,11 +295,10 @@ impl Policies {
     ///
     /// If there is no such policy, or it has no key.
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
-        let key = self.key(name)?;
-        Ok(self.unkeyed(name)?.with_file_key(key))
+        self.file.keyed_policy(name)
     }
 
-    /// The policy of this name without its key: for a limiter, or for a key that only code can extract.
+    /// The policy of this name without its key: for a limiter, or for a key that only code can extract. It follows the file, too.
     ///
     /// ```
     /// use tower_quota::{key, Policies};
@@ -265,13 +318,11 @@ impl Policies {
     /// # Errors
     ///
     /// If there is no such policy.
-    pub fn unkeyed(&self, name: &str) -> Result<Policy<Unkeyed>, ConfigError> {
-        let policy = Policy::described(self.describe(name, false)?, self, None);
-        self.take(name);
-        Ok(policy)
+    pub fn unkeyed(&self, name: &str) -> Result<Policy<()>, ConfigError> {
+        self.file.policy(name)
     }
 
-    /// The names of all policies, in alphabetical order.
+    /// The names of all policies of the last load, in alphabetical order.
     ///
     /// ```
     /// use tower_quota::Policies;
@@ -279,58 +330,40 @@ impl Policies {
     /// let policies: Policies = serde_json::from_str(
     ///     r#"{"policies": {"say-hi": {"limit": "sliding-log 2/30s"}, "login": {"limit": "sliding-log 5/min"}}}"#,
     /// )?;
-    /// assert_eq!(policies.names().collect::<Vec<_>>(), ["login", "say-hi"]);
+    /// assert_eq!(policies.names(), ["login", "say-hi"]);
     /// # Ok::<(), serde_json::Error>(())
     /// ```
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.places().filter(|place| !is_of_plan(place))
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.file.state().config.names().map(str::to_owned).collect()
+    }
+
+    /// The rule for the address of the client: that of `[client-ip]`, or [`key::ip`](crate::key::ip()) if the file has no such table.
+    ///
+    /// It is for what the application does with the address: [`Ip::address`](crate::key::Ip::address), conditions on networks, and
+    /// with the feature `axum` the extractor `ClientAddr`. It is that of this load of the file.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{Policies, key::PeerAddr};
+    ///
+    /// let policies: Policies = serde_json::from_str(
+    ///     r#"{"policies": {}, "client-ip": {"header": "x-forwarded-for", "trusted": ["10.0.0.0/8"]}}"#,
+    /// )?;
+    /// let request = Request::get("/").extension(PeerAddr("10.0.0.2:80".parse()?)).header("x-forwarded-for", "198.51.100.9");
+    /// let (parts, ()) = request.body(())?.into_parts();
+    /// assert_eq!(policies.client_ip().address(&parts)?.to_string(), "198.51.100.9");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn client_ip(&self) -> key::Ip {
+        self.file.state().config.client_ip().cloned().unwrap_or_else(key::ip)
     }
 }
 
-impl Policies {
-    /// Adds the extensions that were registered for an earlier load of the file.
-    pub(super) fn inherit(&mut self, earlier: &Self) {
-        self.extensions.inherit(&earlier.extensions);
+impl fmt::Debug for Policies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Policies")
+            .field("policies", &self.file.state().config)
+            .finish_non_exhaustive()
     }
-
-    /// Notes that a policy is used.
-    fn take(&self, place: &str) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.insert(place.to_owned());
-    }
-
-    /// What the policies are for that are for some requests only, apart from those that are for the others.
-    fn scopes(&self) -> Vec<Scope> {
-        let entries = self.policies.values().map(|entry| &entry.fields);
-        let scopes = entries
-            .filter(|fields| !matches!(fields.routes, Routes::Others))
-            .map(|fields| Scope {
-                routes: fields.routes.scope(Vec::new),
-                methods: fields.methods.0.clone(),
-            });
-        scopes.filter(|scope| !scope.is_everything()).collect()
-    }
-
-    /// The limit of a policy by the switch at the top of the file.
-    pub(super) fn switched(&self, limit: PolicyLimit) -> PolicyLimit {
-        if self.enabled { limit } else { limit.switched_off() }
-    }
-
-    /// The requests that the file skips or blocks, unless it is switched off.
-    pub(super) fn listed(&self) -> Option<Arc<Access>> {
-        self.listed.clone().filter(|_| self.enabled)
-    }
-
-    fn entry(&self, place: &str) -> Result<&Entry, ConfigError> {
-        self.policies.get(place).ok_or_else(|| {
-            let name = policy_at(place);
-            let names: Vec<_> = self.names().map(|name| format!("`{name}`")).collect();
-            ConfigError::new(format!("there is no policy `{name}`; there are {}", names.join(", ")))
-        })
-    }
-}
-
-/// The result of a setting, with an error that names the policy.
-fn of_policy<T>(name: &str, result: Result<T, ConfigError>) -> Result<T, ConfigError> {
-    result.map_err(|error| ConfigError::because(format!("the policy `{name}`: {error}"), error))
 }

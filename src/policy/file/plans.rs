@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Policies,
-    entry::{Entry, Name, Unique},
+    config::Config,
+    entry::{Name, PolicyEntry, Unique},
     values::{Methods, Routes},
 };
 use crate::{
     ConfigError,
-    policy::{LivePolicies, Plans, Policy, Unkeyed},
+    policy::{Plans, Policy},
 };
 
 /// The plan of requests without one.
@@ -28,14 +29,14 @@ fn place_of(plan: &str, policy: &str) -> String {
     format!("{plan}/{policy}")
 }
 
-type Places = BTreeMap<String, Entry>;
+type Places = BTreeMap<String, PolicyEntry>;
 
 /// The names of the plans, and all policies by their places.
 ///
 /// What a policy is for and counted by is that of the policy of its name outside of the plans, unless the plan has others.
 pub(super) fn join(
-    Unique(policies): Unique<Name, Entry>,
-    Unique(plans): Unique<String, Unique<Name, Entry>>,
+    Unique(policies): Unique<Name, PolicyEntry>,
+    Unique(plans): Unique<String, Unique<Name, PolicyEntry>>,
 ) -> Result<(BTreeSet<String>, Places), ConfigError> {
     let mut places: Places = policies.into_iter().map(|(Name(name), entry)| (name, entry)).collect();
     let mut names = BTreeSet::new();
@@ -46,7 +47,7 @@ pub(super) fn join(
             )));
         }
         for (Name(name), mut entry) in policies {
-            if let Some(Entry { fields: common, .. }) = places.get(&name) {
+            if let Some(PolicyEntry { fields: common, .. }) = places.get(&name) {
                 let fields = &mut entry.fields;
                 fields.key = fields.key.take().or_else(|| common.key.clone());
                 if fields.routes == Routes::default() {
@@ -67,7 +68,9 @@ pub(super) fn join(
 impl Policies {
     /// The policies of these names in each [plan](Self#plans) of the file, for a layer.
     ///
-    /// The plan `default` is that of requests without one, or with one that the file does not have.
+    /// The plan `default` is that of requests without one, or with one that the file does not have. A reload changes what the plans
+    /// have; requests of a plan that it removes meet the policies outside of plans. A plan that it adds, and another `plan` to select
+    /// by, are for the next start.
     ///
     /// ```
     /// use tower_quota::{MemoryStore, Policies, RateLimitLayer};
@@ -109,8 +112,9 @@ impl Policies {
     /// If neither the file nor one of its plans has a policy of a name, if one has no key, if there are plans and no `plan` that
     /// selects one, or if that is an extension that is not [registered](Self::with_extension).
     pub fn plans<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Plans, ConfigError> {
-        let plans = self.plans_with(names, |place| self.get(place))?;
-        self.choosing(plans)
+        let config = self.file.config();
+        let plans = config.plans_with(names, |place| self.get(place))?;
+        config.choosing(plans)
     }
 
     /// The same without keys, for a limiter, which [chooses the plan](crate::LimiterRequest::plan) of each request.
@@ -137,29 +141,23 @@ impl Policies {
     /// # Errors
     ///
     /// If neither the file nor one of its plans has a policy of a name.
-    pub fn unkeyed_plans<N: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = N>,
-    ) -> Result<Plans<Unkeyed>, ConfigError> {
-        self.plans_with(names, |place| self.unkeyed(place))
+    pub fn unkeyed_plans<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Plans<()>, ConfigError> {
+        self.file.config().plans_with(names, |place| self.unkeyed(place))
     }
 
-    /// Where the file describes policies.
-    pub(in crate::policy) fn places(&self) -> impl Iterator<Item = &str> {
-        self.policies.keys().map(String::as_str)
+    /// Whether the last load has plans.
+    pub(crate) fn has_plans(&self) -> bool {
+        !self.file.state().config.plans.is_empty()
     }
+}
 
+impl Config {
     fn contains(&self, place: &str) -> bool {
         self.policies.contains_key(place)
     }
 
-    /// Whether the file has plans.
-    pub(crate) fn has_plans(&self) -> bool {
-        !self.plans.is_empty()
-    }
-
     /// The place itself, or where the file has the policy of the name for all plans, if it has either.
-    pub(in crate::policy) fn nearest<'a>(&self, place: &'a str) -> Option<&'a str> {
+    pub(super) fn nearest<'a>(&self, place: &'a str) -> Option<&'a str> {
         [place, policy_at(place)].into_iter().find(|place| self.contains(place))
     }
 
@@ -202,75 +200,5 @@ impl Policies {
                 "`plans` need a `plan` at the top of the file, which selects one, such as `\"extension:plan\"`",
             )),
         }
-    }
-}
-
-/// Plans.
-impl LivePolicies {
-    /// The policies of these names in each plan of the file, which follow it, as [`Policies::plans`].
-    ///
-    /// A reload changes what the plans have; requests of a plan that it removes meet the policies outside of plans. A plan that it
-    /// adds, and another `plan` to select by, are for the next start.
-    ///
-    /// ```
-    /// use tower_quota::{LivePolicies, MemoryStore, Policies, RateLimitLayer};
-    ///
-    /// # #[cfg(feature = "file")] {
-    /// let policies = LivePolicies::from(Policies::from_toml(r#"
-    ///     plan = "extension:plan"
-    ///     policies.search = { limit = "sliding-log 5/min", key = "ip" }
-    ///     plans.pro.search = { limit = "sliding-log 100/min", wait = "2s" }
-    /// "#)?)
-    /// .with_extension("plan", |plan: &&'static str| plan.to_string());
-    /// let layer = RateLimitLayer::try_new(MemoryStore::new(), policies.plans(["search"])?)?;
-    /// # let _ = layer;
-    /// # }
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`Policies::plans`].
-    pub fn plans<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Plans, ConfigError> {
-        let policies = self.policies();
-        let plans = policies.plans_with(names, |place| self.get(place))?;
-        policies.choosing(plans)
-    }
-
-    /// The same without keys, for a limiter, as [`Policies::unkeyed_plans`].
-    ///
-    /// ```
-    /// use tower_quota::{Limiter, LivePolicies, MemoryStore, Policies};
-    ///
-    /// # #[cfg(feature = "file")] {
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let describe = |n| Policies::from_toml(&format!("
-    ///     policies.mails.limit = 'sliding-log 3/h'
-    ///     plans.pro.mails.limit = 'sliding-log {n}/h'
-    /// "));
-    /// let policies = LivePolicies::from(describe(100)?);
-    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed_plans(["mails"])?);
-    /// policies.replace(describe(200)?)?;
-    /// assert_eq!(mails.request("42").plan("pro").check().await?.remaining(), 199);
-    /// # Ok(())
-    /// # }
-    /// # main().unwrap();
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`Policies::unkeyed_plans`].
-    pub fn unkeyed_plans<N: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = N>,
-    ) -> Result<Plans<Unkeyed>, ConfigError> {
-        self.policies().plans_with(names, |place| self.unkeyed(place))
-    }
-
-    /// Whether the last load has plans.
-    pub(crate) fn has_plans(&self) -> bool {
-        self.policies().has_plans()
     }
 }

@@ -1,6 +1,6 @@
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::Arc};
 
-use super::Policies;
+use super::{Policies, config::Config, follow::File};
 use crate::ConfigError;
 
 /// Constructors.
@@ -24,7 +24,7 @@ impl Policies {
     ///
     /// If the text does not describe policies; the message shows the place.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        toml::from_str(text).map_err(|error| ConfigError::new(error.to_string().trim_end().to_owned()))
+        Config::from_toml(text).map(Self::from)
     }
 
     /// Policies from JSON.
@@ -41,10 +41,26 @@ impl Policies {
     ///
     /// If the text does not describe policies; the message shows the place.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        serde_json::from_str(text).map_err(|error| ConfigError::new(error.to_string()))
+        Config::from_json(text).map(Self::from)
     }
 
     /// Policies from a file whose name ends in `.toml` or `.json`.
+    ///
+    /// The file is read once. It is read again by [`reload`](Self::reload), and by [`reload_on_change`](Self::reload_on_change)
+    /// whenever it has changed:
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tower_quota::{MemoryStore, Policies};
+    ///
+    /// # async fn run() -> Result<(), tower_quota::ConfigError> {
+    /// let policies = Policies::from_file("limits.toml")?;
+    /// policies.reload_on_change(Duration::from_secs(1))?;
+    /// let layer = policies.layer(MemoryStore::new(), ["search"])?;
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// ```
     /// use tower_quota::Policies;
@@ -58,11 +74,24 @@ impl Policies {
     /// If the file cannot be read, or does not describe policies; the message shows the place.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
-        Self::parse(path, &read(path)?)
+        let text = read(path)?;
+        let config = Config::parse(path, &text)?;
+        let file = File::new(config, Some((path.to_owned(), text)));
+        Ok(Self { file: Arc::new(file) })
+    }
+}
+
+impl Config {
+    fn from_toml(text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| ConfigError::new(error.to_string().trim_end().to_owned()))
     }
 
-    /// Policies from the content of a file.
-    pub(in crate::policy) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+    fn from_json(text: &str) -> Result<Self, ConfigError> {
+        serde_json::from_str(text).map_err(|error| ConfigError::new(error.to_string()))
+    }
+
+    /// Parses the content of a file.
+    pub(super) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let parsed = match format_of(path)? {
             Format::Toml => Self::from_toml(text),
             Format::Json => Self::from_json(text),
@@ -72,7 +101,7 @@ impl Policies {
 }
 
 /// Reads a file of limits.
-pub(in crate::policy) fn read(path: &Path) -> Result<String, ConfigError> {
+pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
     format_of(path)?;
     fs::read_to_string(path)
         .map_err(|error| ConfigError::because(format!("`{}` cannot be read: {error}", path.display()), error))

@@ -1,20 +1,15 @@
 use std::{any::type_name, collections::BTreeMap, fmt, fmt::Display, sync::Arc};
 
 use http::request::Parts;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, Deserializer};
 
-use super::{
-    Policies, of_policy,
-    values::{ClientIp, Methods, Networks, Routes},
-};
+use super::Policies;
+use super::values::{Methods, Networks, Routes};
 use crate::{
     ConfigError, KeyExtractor,
     decision::Condition,
     key,
-    key::Registered,
+    key::OneOrSeveral,
     policy::scope::{Scope, Spelling},
 };
 
@@ -24,12 +19,12 @@ pub(super) struct Requests(Vec<RequestMatcher>);
 
 /// Requests as a table describes them: those for which all of its fields hold.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(try_from = "Fields")]
-struct RequestMatcher(Fields);
+#[serde(try_from = "RequestFields")]
+struct RequestMatcher(RequestFields);
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Fields {
+#[serde(deny_unknown_fields, expecting = "a table with `networks`, `routes` or `methods`")]
+struct RequestFields {
     clients: Option<Clients>,
     #[serde(default)]
     networks: Networks,
@@ -46,10 +41,10 @@ enum Clients {
     Unknown,
 }
 
-impl TryFrom<Fields> for RequestMatcher {
+impl TryFrom<RequestFields> for RequestMatcher {
     type Error = &'static str;
 
-    fn try_from(fields: Fields) -> Result<Self, &'static str> {
+    fn try_from(fields: RequestFields) -> Result<Self, &'static str> {
         match &fields.routes {
             Routes::Others => Err("the routes `others` are for a policy; list the routes of these requests"),
             _ if fields.clients.is_some() && !fields.networks.0.is_empty() => {
@@ -103,33 +98,10 @@ impl Requests {
 
 impl<'de> Deserialize<'de> for Requests {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
+        const EXPECTED: &str = "a table with `networks`, `routes` or `methods`, or a list of such tables";
+        const EMPTY: &str = "an empty list describes no request; leave it out";
 
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = Requests;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a table with `networks`, `routes` or `methods`, or a list of such tables")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Requests, A::Error> {
-                let only = RequestMatcher::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(Requests(vec![only]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Requests, A::Error> {
-                let mut all = Vec::new();
-                while let Some(matcher) = list.next_element()? {
-                    all.push(matcher);
-                }
-                match all.is_empty() {
-                    true => Err(A::Error::custom("an empty list describes no request; leave it out")),
-                    false => Ok(Requests(all)),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(OneOrSeveral)
+        OneOrSeveral::read(deserializer, EXPECTED, EMPTY).map(|tables| Self(tables.into_list()))
     }
 }
 
@@ -148,6 +120,27 @@ struct Extension {
 type Text = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 impl Extensions {
+    /// Adds one, or replaces that of the name.
+    pub(super) fn register<T, V>(&mut self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
+    where
+        T: Send + Sync + 'static,
+        V: Display,
+    {
+        let value = Arc::new(value);
+        let of_key = value.clone();
+        let extension = Extension {
+            type_name: type_name::<T>(),
+            key: Arc::new(key::extension(&name, move |extension: &T| of_key(extension))),
+            text: Arc::new(move |parts| {
+                parts
+                    .extensions
+                    .get::<T>()
+                    .map(|extension| value(extension).to_string())
+            }),
+        };
+        self.0.insert(name, extension);
+    }
+
     /// Adds those that were registered for an earlier load of the file.
     pub(super) fn inherit(&mut self, earlier: &Self) {
         for (name, extension) in &earlier.0 {
@@ -185,7 +178,7 @@ impl Policies {
     /// Registers the type of an extension of requests under a name that the file uses, with the text of its value.
     ///
     /// As a key, `extension:<name>` is [`key::extension`](crate::key::extension()) of this name. As the `plan` of a policy it
-    /// selects one of its [plans](Policies#plans). Registering a name again replaces it.
+    /// selects one of its [plans](Policies#plans). Registering a name again replaces it, and reloads keep it.
     ///
     /// ```
     /// use tower_quota::Policies;
@@ -204,54 +197,12 @@ impl Policies {
     /// assert!(policies.get("mails").is_ok());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn with_extension<T, V>(
-        mut self,
-        name: impl Into<String>,
-        value: impl Fn(&T) -> V + Send + Sync + 'static,
-    ) -> Self
+    pub fn with_extension<T, V>(self, name: impl Into<String>, value: impl Fn(&T) -> V + Send + Sync + 'static) -> Self
     where
         T: Send + Sync + 'static,
-        V: Display,
+        V: fmt::Display,
     {
-        self.register(name.into(), value);
+        self.file.state().config.extensions.register(name.into(), value);
         self
-    }
-
-    pub(in crate::policy) fn register<T, V>(&mut self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
-    where
-        T: Send + Sync + 'static,
-        V: Display,
-    {
-        let value = Arc::new(value);
-        let of_key = value.clone();
-        let extension = Extension {
-            type_name: type_name::<T>(),
-            key: Arc::new(key::extension(&name, move |extension: &T| of_key(extension))),
-            text: Arc::new(move |parts| {
-                parts
-                    .extensions
-                    .get::<T>()
-                    .map(|extension| value(extension).to_string())
-            }),
-        };
-        self.extensions.0.insert(name, extension);
-    }
-}
-
-/// Keys.
-impl Policies {
-    /// The key of a policy.
-    pub(in crate::policy) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
-        let Some(key) = &self.entry(name)?.fields.key else {
-            return Err(ConfigError::new(format!(
-                "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
-                 policy that `unkeyed` returns"
-            )));
-        };
-        let registered = Registered {
-            client_ip: self.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip),
-            extension: &|name| self.extensions.key(name),
-        };
-        of_policy(name, key.extractor(&registered))
     }
 }

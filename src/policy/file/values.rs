@@ -3,16 +3,14 @@
 use std::{fmt, time::Duration};
 
 use http::{HeaderName, Method};
-use ipnet::IpNet;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, SeqAccess, Visitor},
+    de::{Error, Visitor},
 };
 
-use super::Policies;
 use crate::{
     ConfigError, key,
-    key::ClientIpSource,
+    key::{ClientIpSource, OneOrSeveral},
     limit::parse_length,
     policy::{
         scope,
@@ -25,34 +23,9 @@ struct Texts(Vec<String>);
 
 impl<'de> Deserialize<'de> for Texts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
+        const EMPTY: &str = "an empty list is for no request; leave it out, for all requests";
 
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = Texts;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, or a list of texts")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Texts, E> {
-                Ok(Texts(vec![text.to_owned()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Texts, A::Error> {
-                let mut texts = Vec::new();
-                while let Some(text) = list.next_element()? {
-                    texts.push(text);
-                }
-                if texts.is_empty() {
-                    return Err(A::Error::custom(
-                        "an empty list is for no request; leave it out, for all requests",
-                    ));
-                }
-                Ok(Texts(texts))
-            }
-        }
-
-        deserializer.deserialize_any(OneOrSeveral)
+        OneOrSeveral::read(deserializer, "a text, or a list of texts", EMPTY).map(|texts| Self(texts.into_list()))
     }
 }
 
@@ -104,12 +77,6 @@ impl TryFrom<Texts> for Networks {
     type Error = ConfigError;
 
     fn try_from(Texts(networks): Texts) -> Result<Self, ConfigError> {
-        let is_all = |network: &&String| network.parse::<IpNet>().is_ok_and(|network| network.prefix_len() == 0);
-        if let Some(all) = networks.iter().find(is_all) {
-            return Err(ConfigError::new(format!(
-                "`{all}` contains every address; list the networks of the clients"
-            )));
-        }
         key::ip().within(&networks).map(|_| Self(networks))
     }
 }
@@ -206,44 +173,9 @@ impl TryFrom<ClientIpTable> for ClientIp {
         match table.trusted {
             Trusted::AnyPeer => Ok(Self(client_ip.trust_any_peer())),
             Trusted::UnixPeer => Ok(Self(client_ip.trust_unix_peer())),
-            Trusted::Networks(networks) => trusted(client_ip, &networks),
+            Trusted::Networks(networks) => client_ip.trusted(networks).map(Self),
         }
     }
-}
-
-impl Policies {
-    /// The rule for the address of the client: that of `[client-ip]`, or [`key::ip`](crate::key::ip()) if the file has no such table.
-    ///
-    /// It is for what the application does with the address: [`Ip::address`](crate::key::Ip::address), conditions on networks, and
-    /// with the feature `axum` the extractor `ClientAddr`. It is that of this load of the file.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_quota::{Policies, key::PeerAddr};
-    ///
-    /// let policies: Policies = serde_json::from_str(
-    ///     r#"{"policies": {}, "client-ip": {"header": "x-forwarded-for", "trusted": ["10.0.0.0/8"]}}"#,
-    /// )?;
-    /// let request = Request::get("/").extension(PeerAddr("10.0.0.2:80".parse()?)).header("x-forwarded-for", "198.51.100.9");
-    /// let (parts, ()) = request.body(())?.into_parts();
-    /// assert_eq!(policies.client_ip().address(&parts)?.to_string(), "198.51.100.9");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn client_ip(&self) -> key::Ip {
-        self.client_ip
-            .as_ref()
-            .map_or_else(key::ip, |ClientIp(client_ip)| client_ip.clone())
-    }
-}
-
-fn trusted(client_ip: key::ClientIp, networks: &[String]) -> Result<ClientIp, ConfigError> {
-    let is_all = |network: &&String| network.parse::<IpNet>().is_ok_and(|network| network.prefix_len() == 0);
-    if let Some(all) = networks.iter().find(is_all) {
-        return Err(ConfigError::new(format!(
-            "`{all}` contains every address; for a server that only its proxy can reach, `trusted` is `\"any-peer\"`"
-        )));
-    }
-    client_ip.trusted(networks).map(ClientIp)
 }
 
 /// The peers whose header is read.
@@ -255,40 +187,18 @@ enum Trusted {
 
 impl<'de> Deserialize<'de> for Trusted {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NetworksOrAny;
-
         const EXPECTED: &str = "a list of networks such as `[\"10.0.0.0/8\"]`, `\"unix-peer\"` for a proxy on a Unix socket, \
                                 or `\"any-peer\"` for a server that only its proxy can reach";
+        const EMPTY: &str = "an empty list trusts no proxy; write the networks of the proxies, such as `[\"10.0.0.0/8\"]`, \
+                             `\"unix-peer\"` or `\"any-peer\"`";
 
-        impl<'de> Visitor<'de> for NetworksOrAny {
-            type Value = Trusted;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(EXPECTED)
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Trusted, E> {
-                match text {
-                    "any-peer" => Ok(Trusted::AnyPeer),
-                    "unix-peer" => Ok(Trusted::UnixPeer),
-                    _ => Err(E::custom(format_args!("`{text}` is not {EXPECTED}"))),
-                }
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Trusted, A::Error> {
-                let mut networks = Vec::new();
-                while let Some(network) = list.next_element()? {
-                    networks.push(network);
-                }
-                match networks.is_empty() {
-                    true => Err(serde::de::Error::custom(format_args!(
-                        "an empty list trusts no proxy; write {EXPECTED}"
-                    ))),
-                    false => Ok(Trusted::Networks(networks)),
-                }
-            }
+        match OneOrSeveral::<String>::read(deserializer, EXPECTED, EMPTY)? {
+            OneOrSeveral::Several(networks) => Ok(Self::Networks(networks)),
+            OneOrSeveral::One(text) => match text.as_str() {
+                "any-peer" => Ok(Self::AnyPeer),
+                "unix-peer" => Ok(Self::UnixPeer),
+                _ => Err(D::Error::custom(format_args!("`{text}` is not {EXPECTED}"))),
+            },
         }
-
-        deserializer.deserialize_any(NetworksOrAny)
     }
 }

@@ -5,9 +5,8 @@
 
 mod states;
 
-#[cfg(feature = "tracing")]
-use std::error::Error as _;
 use std::{
+    error::Error as _,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -20,9 +19,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-#[cfg(feature = "tracing")]
-use self::states::Subject;
-use self::states::{Counts, Line, States};
+use self::states::{CheckCounts, LogLine, LogSubject, NodeStates};
 use super::{NodeState, NodeStatus, StoreError};
 use crate::observe::NodeMetrics;
 
@@ -50,7 +47,7 @@ pub(crate) struct Node {
     decided: AtomicU64,
     failed: AtomicU64,
     failed_by_key: AtomicU64,
-    states: Mutex<States>,
+    states: Mutex<NodeStates>,
     last_error: Mutex<Option<StoreError>>,
     last_error_of_key: Mutex<Option<StoreError>>,
     metrics: NodeMetrics,
@@ -186,8 +183,8 @@ impl Node {
         self.metrics.decided(checks);
     }
 
-    fn totals(&self) -> Counts {
-        Counts {
+    fn totals(&self) -> CheckCounts {
+        CheckCounts {
             decided: self.decided.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
             failed_by_key: self.failed_by_key.load(Ordering::Relaxed),
@@ -198,7 +195,7 @@ impl Node {
         lock(&self.states).begin(now, self.totals());
     }
 
-    fn tick(&self, now: Instant) -> Option<Line> {
+    fn tick(&self, now: Instant) -> Option<LogLine> {
         lock(&self.states).tick(now, self.totals())
     }
 
@@ -230,7 +227,6 @@ impl Node {
     fn leave(&self) {
         let states = lock(&self.states);
         let counts = states.unlogged(self.totals());
-        #[cfg(feature = "tracing")]
         if states.state() != NodeState::Ok {
             tracing::warn!(
                 node = self.address.as_deref(),
@@ -239,44 +235,39 @@ impl Node {
                 "a node of the rate limit store that failed has no slots anymore"
             );
         }
-        let _ = counts;
     }
 
-    fn log(&self, line: &Line) {
-        #[cfg(feature = "tracing")]
-        {
-            let node = self.address.as_deref();
-            let Counts { decided, failed, .. } = line.counts;
-            let (failed, last_error, text) = match line.subject {
-                Subject::State(NodeState::Down) => (
-                    failed,
-                    Some(&self.last_error),
-                    "the rate limit store fails; until it replies, each policy applies its failure mode, by default \
+    fn log(&self, line: &LogLine) {
+        let node = self.address.as_deref();
+        let CheckCounts { decided, failed, .. } = line.counts;
+        let (failed, last_error, text) = match line.subject {
+            LogSubject::State(NodeState::Down) => (
+                failed,
+                Some(&self.last_error),
+                "the rate limit store fails; until it replies, each policy applies its failure mode, by default \
                      counting in this process",
-                ),
-                Subject::State(NodeState::Degraded) => (
-                    failed,
-                    Some(&self.last_error),
-                    "the rate limit store fails a share of the checks; to each of them its policies apply their failure \
+            ),
+            LogSubject::State(NodeState::Degraded) => (
+                failed,
+                Some(&self.last_error),
+                "the rate limit store fails a share of the checks; to each of them its policies apply their failure \
                      modes, by default counting in this process",
-                ),
-                Subject::State(NodeState::Ok) => {
-                    (failed, None, "the rate limit store replies again; its own counts apply")
-                }
-                Subject::Keys => (
-                    line.counts.failed_by_key,
-                    Some(&self.last_error_of_key),
-                    "checks of some keys fail because of what the rate limit store has under these keys",
-                ),
-            };
-            let error = last_error.and_then(|error| lock(error).clone());
-            let error = error.as_ref();
-            let kind = error.map(|error| error.kind().name());
-            let source = error.and_then(|error| error.source());
-            let error = error.map(tracing::field::display);
-            tracing::warn!(node, decided, failed, kind, error, source, "{text}");
-        }
-        let _ = (line.subject, line.counts);
+            ),
+            LogSubject::State(NodeState::Ok) => {
+                (failed, None, "the rate limit store replies again; its own counts apply")
+            }
+            LogSubject::Keys => (
+                line.counts.failed_by_key,
+                Some(&self.last_error_of_key),
+                "checks of some keys fail because of what the rate limit store has under these keys",
+            ),
+        };
+        let error = last_error.and_then(|error| lock(error).clone());
+        let error = error.as_ref();
+        let kind = error.map(|error| error.kind().name());
+        let source = error.and_then(|error| error.source());
+        let error = error.map(tracing::field::display);
+        tracing::warn!(node, decided, failed, kind, error, source, "{text}");
     }
 }
 

@@ -9,14 +9,14 @@ use crate::store::NodeState;
 
 /// The checks of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct CheckCounts {
     pub(super) decided: u64,
     pub(super) failed: u64,
     /// Those that failed because of their keys.
     pub(super) failed_by_key: u64,
 }
 
-impl Counts {
+impl CheckCounts {
     fn since(self, earlier: Self) -> Self {
         Self {
             decided: self.decided - earlier.decided,
@@ -28,7 +28,7 @@ impl Counts {
 
 /// What a log line is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(super) enum LogSubject {
     State(NodeState),
     /// Checks that fail because of their keys.
     Keys,
@@ -36,16 +36,16 @@ pub(super) enum Subject {
 
 /// A log line, and the checks since the line before.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Line {
-    pub(super) subject: Subject,
-    pub(super) counts: Counts,
+pub(super) struct LogLine {
+    pub(super) subject: LogSubject,
+    pub(super) counts: CheckCounts,
 }
 
 /// The state of a node over time, and what is logged about it.
 ///
 /// It is advanced by [`tick`](Self::tick) about once a second while a node is watched.
 #[derive(Debug)]
-pub(super) struct States {
+pub(super) struct NodeStates {
     state: NodeState,
     /// Since when, if it was ever another one.
     since: Option<SystemTime>,
@@ -54,9 +54,9 @@ pub(super) struct States {
     last_reply: Option<Instant>,
     last_failure: Option<Instant>,
     /// The totals of the last ticks, the oldest first; empty while the node is not watched.
-    samples: VecDeque<(Instant, Counts)>,
+    samples: VecDeque<(Instant, CheckCounts)>,
     /// The totals of the last line about a state, and of the last one about keys.
-    logged: [Counts; 2],
+    logged: [CheckCounts; 2],
     /// When the last line about each state was logged, and that about keys.
     logged_at: [Option<Instant>; 4],
     /// Whether the state was entered and not logged.
@@ -75,7 +75,7 @@ const LINE_PAUSE: Duration = Duration::from_secs(60);
 /// The time of the reported counts.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
 
-impl Default for States {
+impl Default for NodeStates {
     fn default() -> Self {
         Self {
             state: NodeState::Ok,
@@ -84,16 +84,16 @@ impl Default for States {
             last_reply: None,
             last_failure: None,
             samples: VecDeque::new(),
-            logged: [Counts::default(); 2],
+            logged: [CheckCounts::default(); 2],
             logged_at: [None; 4],
             is_unlogged: false,
         }
     }
 }
 
-impl States {
+impl NodeStates {
     /// Begins to watch the node, unless it is watched.
-    pub(super) fn begin(&mut self, now: Instant, totals: Counts) {
+    pub(super) fn begin(&mut self, now: Instant, totals: CheckCounts) {
         if self.samples.is_empty() {
             self.samples.push_back((now, totals));
             self.logged = [totals; 2];
@@ -106,7 +106,7 @@ impl States {
     }
 
     /// Records the totals, and returns what is to be logged.
-    pub(super) fn tick(&mut self, now: Instant, totals: Counts) -> Option<Line> {
+    pub(super) fn tick(&mut self, now: Instant, totals: CheckCounts) -> Option<LogLine> {
         let before = self.samples.back().map_or(totals, |(_, totals)| *totals);
         let recent = totals.since(before);
         if recent.failed > 0 {
@@ -162,7 +162,7 @@ impl States {
         }
     }
 
-    fn line(&mut self, now: Instant, totals: Counts) -> Option<Line> {
+    fn line(&mut self, now: Instant, totals: CheckCounts) -> Option<LogLine> {
         let [logged, logged_keys] = self.logged.map(|logged| totals.since(logged));
         let is_due = |at: Option<Instant>| at.is_none_or(|at| at + LINE_PAUSE <= now);
         let state = self.state as usize;
@@ -171,16 +171,16 @@ impl States {
             self.logged_at[state] = Some(now);
             self.logged[0] = totals;
             self.is_unlogged = false;
-            return Some(Line {
-                subject: Subject::State(self.state),
+            return Some(LogLine {
+                subject: LogSubject::State(self.state),
                 counts: logged,
             });
         }
         if logged_keys.failed_by_key > 0 && is_due(self.logged_at[3]) {
             self.logged_at[3] = Some(now);
             self.logged[1] = totals;
-            return Some(Line {
-                subject: Subject::Keys,
+            return Some(LogLine {
+                subject: LogSubject::Keys,
                 counts: logged_keys,
             });
         }
@@ -188,7 +188,7 @@ impl States {
     }
 
     /// Whether no check has failed in the last minute, and nothing remains to be logged.
-    pub(super) fn is_settled(&self, totals: Counts) -> bool {
+    pub(super) fn is_settled(&self, totals: CheckCounts) -> bool {
         let is_ok = self.state == NodeState::Ok && self.last_failure.is_none();
         let recent = self.window(totals);
         let fails = recent.failed + recent.failed_by_key > 0;
@@ -204,15 +204,15 @@ impl States {
     }
 
     /// The checks since the last line about a state.
-    pub(super) fn unlogged(&self, totals: Counts) -> Counts {
+    pub(super) fn unlogged(&self, totals: CheckCounts) -> CheckCounts {
         totals.since(self.logged[0])
     }
 
     /// The checks of the last minute while the node is watched.
-    pub(super) fn window(&self, totals: Counts) -> Counts {
+    pub(super) fn window(&self, totals: CheckCounts) -> CheckCounts {
         self.samples
             .front()
-            .map_or_else(Counts::default, |(_, begin)| totals.since(*begin))
+            .map_or_else(CheckCounts::default, |(_, begin)| totals.since(*begin))
     }
 }
 
@@ -220,15 +220,15 @@ impl States {
 mod tests {
     use super::*;
 
-    /// States on a clock that the test advances by a second for each tick.
+    /// NodeStates on a clock that the test advances by a second for each tick.
     struct Watched {
-        states: States,
+        states: NodeStates,
         now: Instant,
-        totals: Counts,
+        totals: CheckCounts,
     }
 
-    const fn checks(decided: u64, failed: u64, failed_by_key: u64) -> Counts {
-        Counts {
+    const fn checks(decided: u64, failed: u64, failed_by_key: u64) -> CheckCounts {
+        CheckCounts {
             decided,
             failed,
             failed_by_key,
@@ -238,7 +238,7 @@ mod tests {
     impl Watched {
         fn new() -> Self {
             let mut watched = Self {
-                states: States::default(),
+                states: NodeStates::default(),
                 now: Instant::now(),
                 totals: checks(1_000, 10, 1),
             };
@@ -247,7 +247,7 @@ mod tests {
         }
 
         /// Makes these checks in each of so many seconds, and returns the lines with the second of each.
-        fn run(&mut self, seconds: u64, each: Counts) -> Vec<(u64, Subject, Counts)> {
+        fn run(&mut self, seconds: u64, each: CheckCounts) -> Vec<(u64, LogSubject, CheckCounts)> {
             let mut lines = Vec::new();
             for second in 1..=seconds {
                 self.now += Duration::from_secs(1);
@@ -261,12 +261,12 @@ mod tests {
         }
     }
 
-    const OK: Subject = Subject::State(NodeState::Ok);
-    const DEGRADED: Subject = Subject::State(NodeState::Degraded);
-    const DOWN: Subject = Subject::State(NodeState::Down);
-    const GOOD: Counts = checks(100, 0, 0);
-    const BAD: Counts = checks(0, 10, 0);
-    const MIXED: Counts = checks(80, 20, 0);
+    const OK: LogSubject = LogSubject::State(NodeState::Ok);
+    const DEGRADED: LogSubject = LogSubject::State(NodeState::Degraded);
+    const DOWN: LogSubject = LogSubject::State(NodeState::Down);
+    const GOOD: CheckCounts = checks(100, 0, 0);
+    const BAD: CheckCounts = checks(0, 10, 0);
+    const MIXED: CheckCounts = checks(80, 20, 0);
 
     #[test]
     fn a_node_that_fails_all_checks_is_down_with_one_line_a_minute() {
@@ -336,12 +336,12 @@ mod tests {
     fn without_checks_a_state_stays() {
         let mut node = Watched::new();
         let mut lines = node.run(1, checks(0, 1, 0));
-        lines.extend(node.run(1_000, Counts::default()));
+        lines.extend(node.run(1_000, CheckCounts::default()));
         assert_eq!(lines, [(1, DOWN, checks(0, 1, 0))]);
         assert!(!node.states.is_settled(node.totals));
 
         node.run(1, checks(1, 0, 0));
-        assert_eq!(node.run(100, Counts::default()), [(6, OK, checks(1, 0, 0))]);
+        assert_eq!(node.run(100, CheckCounts::default()), [(6, OK, checks(1, 0, 0))]);
     }
 
     #[test]
@@ -367,8 +367,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                (1, Subject::Keys, checks(10, 0, 5)),
-                (61, Subject::Keys, checks(600, 0, 300))
+                (1, LogSubject::Keys, checks(10, 0, 5)),
+                (61, LogSubject::Keys, checks(600, 0, 300))
             ]
         );
         assert_eq!(node.states.state(), NodeState::Ok);

@@ -6,7 +6,7 @@ mod shards;
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{clock::Clock, shards::Shards};
-use super::{Overrides, Store, StoreFuture, StoreId, StoreRequest, StoreStatus, overrides::Source};
+use super::{Overrides, Store, StoreFuture, StoreId, StoreRequest, StoreStatus, overrides::OverrideSource};
 
 pub use self::clock::ManualClock;
 
@@ -60,7 +60,7 @@ pub use self::clock::ManualClock;
 /// A [ban](crate::Policy::ban) in force denies; the denials before it and the length of the next one are evicted as counts are.
 ///
 /// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
-/// one is logged as a warning (feature `tracing`).
+/// one is logged as a warning.
 ///
 /// A store for more than 1,024 keys is divided into shards by a hash with a secret, each of at most 1,024 keys, up to 4 million
 /// keys in total. Each shard has its part of the capacity and evicts by itself, so a shard may be full when the store holds nine
@@ -300,7 +300,7 @@ impl MemoryStoreBuilder {
         let shards = Arc::new(Shards::new(self.capacity, clock));
         let clock = shards.clone();
         MemoryStore {
-            overridden: Overrides::new(Source::Memory(Box::new(move || clock.now()))),
+            overridden: Overrides::new(OverrideSource::Memory(Box::new(move || clock.now()))),
             shards,
         }
     }

@@ -306,7 +306,6 @@ impl Shards {
         }
         self.metrics.evicted(evicted);
         if self.evictions.fetch_add(evicted, Ordering::Relaxed) == 0 {
-            #[cfg(feature = "tracing")]
             tracing::warn!(
                 capacity = self.capacity,
                 "the memory store is full: new keys evict others, which resets their limits; \

@@ -327,8 +327,9 @@ mod tests {
             assert!(poll_fn(|cx| Poll::Ready(check.as_mut().poll(cx).is_pending())).await);
         }
         let undrained = store.drained(Duration::ZERO).await.unwrap_err();
-        assert_eq!((undrained.settlements, undrained.releases), (1, 0));
-        assert_eq!(store.drained(Duration::from_secs(60)).await, Ok(()));
+        let undrained = undrained.to_string();
+        assert!(undrained.contains("1 settlement and 0 releases"), "{undrained}");
+        assert!(store.drained(Duration::from_secs(60)).await.is_ok());
         let left = outcome(&store, Operation::Peek, &across[..1]).await.states;
         assert_eq!(left[0].remaining, 5);
     }

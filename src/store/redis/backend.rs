@@ -202,12 +202,10 @@ impl Backend {
     }
 
     pub(super) fn log_refusal(&self, refusal: &Refusal) {
-        #[cfg(feature = "tracing")]
         tracing::error!(
             error = %refusal.explain(self.key_format.prefix()),
             "Redis refuses a permission that the store requires; checks fail"
         );
-        let _ = refusal;
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
     script::{SCRIPT, Script},
     source::{ApplicationClient, Source},
 };
-use crate::key::{Secret, ShortSecret};
+use crate::{ConfigError, key::Secret};
 
 /// Settings of a [`RedisStore`](crate::RedisStore).
 ///
@@ -37,11 +37,10 @@ pub struct RedisStoreBuilder {
     pub(super) connect_timeout: Duration,
     pub(super) deadline: Duration,
     pub(super) prefix: Box<str>,
-    pub(super) secret: Option<Result<Secret, ShortSecret>>,
+    pub(super) secret: Option<Secret>,
     pub(super) group_commit: bool,
     pub(super) deny_cache: bool,
     pub(super) overrides: bool,
-    pub(super) denied_subjects: bool,
     pub(super) script: &'static Script,
 }
 
@@ -59,7 +58,6 @@ impl RedisStoreBuilder {
             group_commit: true,
             deny_cache: true,
             overrides: false,
-            denied_subjects: false,
             script: &SCRIPT,
         }
     }
@@ -119,8 +117,7 @@ impl RedisStoreBuilder {
     /// Sets the number of connections to Redis, in a cluster to each node. They are used in turn. Where a call had no reply, a
     /// connection is left out until it replies to `PING`, if there are others.
     ///
-    /// It is 1 to 64; connecting with another number is an error, and so is a number beside clients of fred, which have a
-    /// connection each: a pool has several.
+    /// Connecting with a number beside clients of fred is an error: they have a connection each, and a pool has several.
     ///
     /// One connection carries many checks at a time. More help if a single one is the bottleneck, such as with TLS.
     ///
@@ -132,19 +129,26 @@ impl RedisStoreBuilder {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379");
-    /// assert!(builder.clone().connections(2).connect_lazy().is_ok());
-    /// assert!(builder.connections(65).connect_lazy().is_err());
+    /// assert!(builder.connections(2).connect_lazy().is_ok());
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the number is not 1 to 64.
+    #[track_caller]
     pub fn connections(mut self, connections: usize) -> Self {
+        assert!(
+            (1..=MAX_CONNECTIONS).contains(&connections),
+            "a store has 1 to {MAX_CONNECTIONS} connections, as in `.connections(2)`"
+        );
         self.connections = Some(connections);
         self
     }
 
     /// Sets the time within which [`connect`](Self::connect) must be able to use Redis.
     ///
-    /// [`connect_lazy`](Self::connect_lazy) returns at once, and a warning is logged after this time. It is longer than zero and
-    /// at most an hour; connecting with another time is an error.
+    /// [`connect_lazy`](Self::connect_lazy) returns at once, and a warning is logged after this time.
     ///
     /// The default is 5 s.
     ///
@@ -155,11 +159,19 @@ impl RedisStoreBuilder {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379");
-    /// assert!(builder.clone().connect_timeout(Duration::from_secs(30)).connect_lazy().is_ok());
-    /// assert!(builder.connect_timeout(Duration::ZERO).connect_lazy().is_err());
+    /// assert!(builder.connect_timeout(Duration::from_secs(30)).connect_lazy().is_ok());
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the time is zero or longer than an hour.
+    #[track_caller]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        assert!(
+            is_timeout(timeout),
+            "the connect timeout is longer than zero and at most an hour, such as 5 s"
+        );
         self.connect_timeout = timeout;
         self
     }
@@ -169,7 +181,7 @@ impl RedisStoreBuilder {
 impl RedisStoreBuilder {
     /// Sets the time for a reply of Redis to a call; see [deadlines](crate::RedisStore#deadlines).
     ///
-    /// It is longer than zero and at most an hour; connecting with another time is an error. Timers have a resolution of 1 ms,
+    /// Timers have a resolution of 1 ms,
     /// so with a deadline of less than a few milliseconds, calls fail although Redis replies.
     ///
     /// The default is 100 ms.
@@ -181,18 +193,26 @@ impl RedisStoreBuilder {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379");
-    /// assert!(builder.clone().deadline(Duration::from_millis(20)).connect_lazy().is_ok());
-    /// assert!(builder.deadline(Duration::ZERO).connect_lazy().is_err());
+    /// assert!(builder.deadline(Duration::from_millis(20)).connect_lazy().is_ok());
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the time is zero or longer than an hour.
+    #[track_caller]
     pub fn deadline(mut self, deadline: Duration) -> Self {
+        assert!(
+            is_timeout(deadline),
+            "the deadline of a check is longer than zero and at most an hour, such as 100 ms"
+        );
         self.deadline = deadline;
         self
     }
 
     /// Sets the prefix of the keys in Redis: one or more of ASCII letters, digits, `.`, `_`, `:` and `-`.
     ///
-    /// Connecting with another prefix is an error. The default is `quota`.
+    /// The default is `quota`.
     ///
     /// ```
     /// use tower_quota::RedisStore;
@@ -201,33 +221,44 @@ impl RedisStoreBuilder {
     /// # async fn main() -> Result<(), tower_quota::ConfigError> {
     /// let store = RedisStore::builder().url("redis://127.0.0.1:6379").prefix("shop").connect_lazy()?;
     /// assert!(format!("{store:?}").contains("shop:1:<algorithm>:<policy>:{<key>}"));
-    /// assert!(RedisStore::builder().url("redis://127.0.0.1:6379").prefix("the shop").connect_lazy().is_err());
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the prefix has other characters.
+    #[track_caller]
     pub fn prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
         self.prefix = prefix.into();
+        assert!(
+            !self.prefix.is_empty() && self.prefix.bytes().all(allowed),
+            "{:?} is not a prefix; one is made of letters, digits, `.`, `_`, `:` and `-`, such as `shop:quota`",
+            self.prefix,
+        );
         self
     }
 
     /// Hashes the keys of callers in Redis, for deployments that must not store addresses or users.
     ///
     /// It is a keyed hash of 128 bits: without the secret, the caller of a key cannot be found by trying addresses. The secret
-    /// has at least 16 bytes from a random source; connecting with a shorter one is an error. The default is to store readable
+    /// has at least 16 bytes from a random source. The default is to store readable
     /// keys.
     ///
     /// ```
     /// use tower_quota::RedisStore;
     ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() {
-    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379").hash_keys("too short");
-    /// assert!(builder.connect().await.is_err());
-    /// # }
+    /// let error = RedisStore::builder().hash_keys("too short").unwrap_err();
+    /// assert!(error.to_string().contains("at least 16 bytes"));
     /// ```
-    pub fn hash_keys(mut self, secret: impl AsRef<[u8]>) -> Self {
-        self.secret = Some(Secret::for_stored_keys(secret));
-        self
+    ///
+    /// # Errors
+    ///
+    /// If the secret is shorter.
+    pub fn hash_keys(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        self.secret = Some(Secret::for_stored_keys(secret)?);
+        Ok(self)
     }
 
     /// Sets whether checks that are made while calls are in flight are sent together, in one call; see
@@ -259,40 +290,21 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets whether the denials of single keys are counted in Redis, so that the report of
-    /// [`Admin`](crate::Admin#the-denials-of-all-replicas) lists the subjects that all processes with this setting deny most often.
-    ///
-    /// Once a second, a process that has denied requests sends how often and of which keys, in one call for each policy: at most
-    /// 100 keys of each. A check makes no call for it, and without denials there is none. What a process has counted is lost if
-    /// it ends before it sends that, which is at most a second, and if Redis fails then: it is sent once.
-    ///
-    /// They are stored under one key for each policy, such as `quota:1:denied:api`, which expires a day after the last denial:
-    /// at most 1,000 keys of callers, as the counts have them. With [`hash_keys`](Self::hash_keys) these are hashes.
-    ///
-    /// The default is `false`: no call is made.
-    ///
-    /// ```
-    /// use tower_quota::{RedisStore, store::Store};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::ConfigError> {
-    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379");
-    /// assert!(builder.clone().connect_lazy()?.denied_subjects().is_none());
-    /// assert!(builder.denied_subjects(true).connect_lazy()?.denied_subjects().is_some());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn denied_subjects(mut self, on: bool) -> Self {
-        self.denied_subjects = on;
-        self
-    }
-
     /// Replaces the text of the script, which is never freed. For the tests of this crate, which set the time of the script.
     #[doc(hidden)]
     pub fn script(mut self, source: String) -> Self {
         self.script = Box::leak(Box::new(Script::new(source.leak())));
         self
     }
+}
+
+const MAX_CONNECTIONS: usize = 64;
+
+/// Times from which deadlines are calculated without an overflow.
+const MAX_TIMEOUT: Duration = Duration::from_secs(3_600);
+
+fn is_timeout(time: Duration) -> bool {
+    !time.is_zero() && time <= MAX_TIMEOUT
 }
 
 impl fmt::Debug for RedisStoreBuilder {

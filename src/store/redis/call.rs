@@ -254,10 +254,12 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
             write_numbers(buffer, parameters(limit, charge.lease));
         }
         Entry::Bans(OwnedBans { ban, .. }) => {
-            let length_us = match operation {
-                Operation::Ban { length } => u64::try_from(length.as_micros()).unwrap_or(MAX_QUOTA).min(MAX_QUOTA),
-                _ => 0,
+            let length = if let Operation::Ban { length } = operation {
+                length
+            } else {
+                Duration::ZERO
             };
+            let length_us = u64::try_from(length.as_micros()).unwrap_or(MAX_QUOTA).min(MAX_QUOTA);
             write_word(buffer, Ban::NAME);
             write_numbers(buffer, [length_us, ban.quota()]);
             write_numbers(buffer, ban.lengths_us());
@@ -289,15 +291,11 @@ fn operation_name(operation: Operation) -> &'static str {
 }
 
 fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
-    let ban = |bans: &Box<OwnedBans>| bans.ban;
+    let ban = |charge: &OwnedCharge| charge.bans.as_ref().map(|bans| bans.ban);
     let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
         // Each charge of slots has an id of its own.
         let is_held = a.limit.is_held();
-        a.cost == b.cost
-            && a.limit == b.limit
-            && a.bans.as_ref().map(ban) == b.bans.as_ref().map(ban)
-            && a.line == b.line
-            && !is_held
+        a.cost == b.cost && a.limit == b.limit && ban(a) == ban(b) && a.line == b.line && !is_held
     };
     let (a, b) = (a.request, b.request);
     let is_same = a.operation == b.operation && a.waiting.is_none() && b.waiting.is_none();

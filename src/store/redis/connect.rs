@@ -1,4 +1,4 @@
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc};
 
 use tokio::runtime::Handle;
 
@@ -11,7 +11,6 @@ use super::{
     builder::RedisStoreBuilder,
     client::{ClientLibrary, RedisClient},
     credentials::ConnectionSettings,
-    denied_subjects::verify,
     deny_cache::DenyCache,
     key_format::KeyFormat,
     overrides::read_newest,
@@ -27,9 +26,6 @@ use crate::{
     error::write_with_cause,
     store::{ErrorKind, Store, StoreError},
 };
-
-const MAX_TIMEOUT: Duration = Duration::from_secs(3_600);
-const MAX_CONNECTIONS: usize = 64;
 
 /// Constructors.
 impl RedisStore {
@@ -67,7 +63,7 @@ impl RedisStore {
     /// It is for services that must start without Redis; others use [`connect`](Self::connect), which finds a wrong password
     /// or a missing permission when the service starts. Until Redis is connected, checks fail at once, and the
     /// [`FailureMode`](crate::FailureMode) defines what happens to the requests. A refusal of Redis is logged as an error
-    /// (feature `tracing`), once, with the text of the error of `connect`, and each check that meets it fails.
+    /// once, with the text of the error of `connect`, and each check that meets it fails.
     ///
     /// ```
     /// use tower_quota::RedisStore;
@@ -119,9 +115,6 @@ impl RedisStoreBuilder {
             // While Redis is away, the task that follows them goes on.
             unless_refused(read_newest(overrides).await)?;
         }
-        if let Some(subjects) = Store::denied_subjects(&store) {
-            unless_refused(verify(subjects).await)?;
-        }
         Ok(store)
     }
 
@@ -156,7 +149,7 @@ impl RedisStoreBuilder {
             return Err(no_runtime());
         }
         let client = self.redis_client()?;
-        let key_format = KeyFormat::new(&self.prefix, self.secret.and_then(Result::ok));
+        let key_format = KeyFormat::new(&self.prefix, self.secret);
         let backend = Backend::new(client, self.script, key_format, self.deadline);
         let limits = match self.group_commit {
             true => BatchLimits::GROUP_COMMIT,
@@ -164,11 +157,7 @@ impl RedisStoreBuilder {
         };
         let deny_cache = self.deny_cache.then(DenyCache::new);
         let store = RedisStore::new(CommitQueues::new(backend, deny_cache, limits));
-        let store = if self.overrides { store.with_overrides() } else { store };
-        Ok(match self.denied_subjects {
-            true => store.with_denied_subjects(),
-            false => store,
-        })
+        Ok(if self.overrides { store.with_overrides() } else { store })
     }
 
     fn redis_client(&self) -> Result<RedisClient, ConfigError> {
@@ -201,40 +190,8 @@ impl RedisStoreBuilder {
         }
     }
 
-    fn validate(&self) -> Result<(), ConfigError> {
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        if self.prefix.is_empty() || !self.prefix.bytes().all(allowed) {
-            return Err(ConfigError::new(format!(
-                "{:?} is not a prefix; one is made of letters, digits, `.`, `_`, `:` and `-`, such as `shop:quota`",
-                self.prefix,
-            )));
-        }
-        if let Some(Err(short)) = self.secret {
-            return Err(short.into());
-        }
-        if self.deadline.is_zero() || self.deadline > MAX_TIMEOUT {
-            return Err(ConfigError::new(
-                "the deadline of a check is longer than zero and at most an hour, such as 100 ms",
-            ));
-        }
-        if self.connect_timeout.is_zero() || self.connect_timeout > MAX_TIMEOUT {
-            return Err(ConfigError::new(
-                "the connect timeout is longer than zero and at most an hour, such as 5 s",
-            ));
-        }
-        if self
-            .connections
-            .is_some_and(|number| !(1..=MAX_CONNECTIONS).contains(&number))
-        {
-            return Err(ConfigError::new(format!(
-                "a store has 1 to {MAX_CONNECTIONS} connections"
-            )));
-        }
-        self.validate_source()
-    }
-
     /// That no setting is one which the client of the application has already.
-    fn validate_source(&self) -> Result<(), ConfigError> {
+    fn validate(&self) -> Result<(), ConfigError> {
         #[cfg(feature = "fred")]
         if let (Some(Source::Fred(_)), Some(number)) = (&self.source, self.connections) {
             return Err(ConfigError::new(format!(

@@ -119,7 +119,7 @@ impl RedisStoreBuilder {
             let provided = provider();
             Box::pin(async { provided.await.map_err(|error| in_full(&*error.into())) })
         };
-        self.credentials = Some(CredentialSource(Arc::new(Source {
+        self.credentials = Some(CredentialSource(Arc::new(ProviderCalls {
             provider: Box::new(provider),
             call: Mutex::default(),
         })));
@@ -165,9 +165,9 @@ type ProviderFuture = Pin<Box<dyn Future<Output = Result<Credentials, String>> +
 
 /// The provider of the credentials of a store.
 #[derive(Clone)]
-pub(super) struct CredentialSource(Arc<Source>);
+pub(super) struct CredentialSource(Arc<ProviderCalls>);
 
-struct Source {
+struct ProviderCalls {
     provider: Box<dyn Fn() -> ProviderFuture + Send + Sync>,
     /// The call that is made, or has a result that no connection has used.
     call: Mutex<Option<Call>>,
@@ -308,14 +308,12 @@ impl Authenticator {
                     self.due.send_replace(credentials.due());
                 }
                 Err(error) => {
-                    #[cfg(feature = "tracing")]
                     if !fails {
                         tracing::warn!(
                             error,
                             "a connection to Redis cannot be authenticated again; the store tries every 5 s"
                         );
                     }
-                    let _ = (error, fails);
                     fails = true;
                     self.due.send_replace(Instant::now().checked_add(RETRY_PAUSE));
                 }

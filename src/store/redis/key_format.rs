@@ -78,11 +78,6 @@ impl KeyFormat {
         format!("{}overrides", self.head).into()
     }
 
-    /// The key of the denied subjects of a policy, such as `quota:1:denied:api`.
-    pub(super) fn denied_key(&self, policy: &str) -> Bytes {
-        format!("{}denied:{policy}", self.head).into()
-    }
-
     /// The key of a trial in the slot of this hash tag, such as `quota:1:trial:{0}`.
     pub(super) fn trial_key(&self, tag: u32) -> Bytes {
         format!("{}trial:{{{tag}}}", self.head).into()

@@ -8,7 +8,6 @@ mod client;
 mod commit_queue;
 mod connect;
 mod credentials;
-pub(super) mod denied_subjects;
 mod deny_cache;
 mod failure;
 mod key_format;

@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -27,7 +27,7 @@ use crate::{
     Key, Limit,
     store::{
         ErrorKind, StoreError,
-        overrides::{MAX_OVERRIDES, Override, Overrides, WeakOverrides, too_many},
+        overrides::{MAX_OVERRIDES, Override, OverrideTable, Overrides, too_many},
     },
 };
 
@@ -125,14 +125,15 @@ fn read(member: &[u8], expires_at: f64) -> Option<Override> {
 }
 
 /// Reads the overrides until the store is dropped. It logs the first of several refusals; that Redis is away is logged by its health.
-pub(super) async fn follow(overrides: WeakOverrides) {
+pub(super) async fn follow(overrides: Weak<OverrideTable>) {
     let mut is_refused = false;
     loop {
-        let Some(overrides) = overrides.upgrade() else { return };
+        let Some(overrides) = overrides.upgrade().map(Overrides) else {
+            return;
+        };
         match read_newest(&overrides).await {
             Ok(()) => is_refused = false,
             Err(error) if error.kind() == ErrorKind::Refused && !is_refused => {
-                #[cfg(feature = "tracing")]
                 tracing::warn!(%error, "the overrides cannot be read; those that were read last apply");
                 is_refused = true;
             }

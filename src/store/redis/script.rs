@@ -19,10 +19,6 @@ pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(with_c
 pub(super) static OVERRIDES: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("../../../lua/overrides.lua")));
 
-/// The script of the denied subjects.
-pub(super) static DENIED_SUBJECTS: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../../../lua/denied_subjects.lua")));
-
 const SOURCE: &str = concat!(
     include_str!("../../../lua/prelude.lua"),
     include_str!("../../../lua/lone_log.lua"),

@@ -7,21 +7,19 @@ use tokio::time::Instant;
 
 use super::{
     across_slots,
-    denied_subjects::{RedisDenied, send as send_denied},
     failure::Failure,
     key_format::slot_of,
     overrides::{RedisOverrides, follow},
     prefetch::Prefetch,
     queues::{CommitQueues, Decided},
     request::{HashedRequest, OwnedRequest},
-    script::{DENIED_SUBJECTS, OVERRIDES, SCRIPT},
+    script::{OVERRIDES, SCRIPT},
     task::spawn,
     trial::ready,
     wakes::Subscription,
 };
 use crate::store::{
-    DeniedSubjects, Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus,
-    overrides,
+    Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, overrides,
 };
 
 /// Storage backend in Redis 6.2 or later, or Valkey, shared by all replicas of a service.
@@ -132,7 +130,7 @@ use crate::store::{
 /// A call contains checks of all slots of a primary. It declares one key, and the script uses the others as arguments. A check
 /// whose slot has moved, or is moving, is not executed there, and is sent once more with all of its keys declared, as the
 /// redirections of a cluster require. Redis since 6.2 and Valkey permit this. The store tries it when it connects; if a server
-/// refuses it, each call contains checks of one slot, and one line in the log says so (feature `tracing`, level `INFO`).
+/// refuses it, each call contains checks of one slot, and one line in the log says so (level `INFO`).
 ///
 /// A request that [waits](crate::Policy::wait_up_to) needs all of its keys in one slot; else its check fails with an error.
 ///
@@ -155,7 +153,6 @@ pub struct RedisStore {
     queues: Arc<CommitQueues>,
     subscription: Arc<Subscription>,
     followed: Option<Overrides>,
-    denied_subjects: Option<DeniedSubjects>,
     prefetch: Arc<Prefetch>,
 }
 
@@ -166,7 +163,6 @@ impl RedisStore {
             queues: Arc::new(queues),
             subscription: Arc::default(),
             followed: None,
-            denied_subjects: None,
             prefetch: Arc::new(Prefetch::new()),
         }
     }
@@ -174,17 +170,9 @@ impl RedisStore {
     /// The same with overrides, which a task reads.
     pub(super) fn with_overrides(mut self) -> Self {
         let redis = RedisOverrides::new(self.queues.backend.clone());
-        let overrides = Overrides::new(overrides::Source::Redis(redis));
-        spawn(follow(overrides.downgrade()));
+        let overrides = Overrides::new(overrides::OverrideSource::Redis(redis));
+        spawn(follow(Arc::downgrade(&overrides.0)));
         self.followed = Some(overrides);
-        self
-    }
-
-    /// The same with denied subjects, which a task sends.
-    pub(super) fn with_denied_subjects(mut self) -> Self {
-        let subjects = DeniedSubjects::new(RedisDenied::new(self.queues.backend.clone()));
-        spawn(send_denied(subjects.downgrade()));
-        self.denied_subjects = Some(subjects);
         self
     }
 
@@ -231,8 +219,7 @@ impl RedisStore {
     /// ```
     #[must_use]
     pub fn scripts() -> &'static [&'static str] {
-        static SCRIPTS: LazyLock<[&str; 3]> =
-            LazyLock::new(|| [SCRIPT.source, OVERRIDES.source, DENIED_SUBJECTS.source]);
+        static SCRIPTS: LazyLock<[&str; 2]> = LazyLock::new(|| [SCRIPT.source, OVERRIDES.source]);
         &*SCRIPTS
     }
 }
@@ -248,10 +235,6 @@ impl Store for RedisStore {
 
     fn overrides(&self) -> Option<&Overrides> {
         self.followed.as_ref()
-    }
-
-    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
-        self.denied_subjects.as_ref()
     }
 
     fn status(&self) -> Option<StoreStatus> {

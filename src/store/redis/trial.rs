@@ -97,13 +97,10 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
         }
     }
     backend.set_reaches_several_slots(false);
-    let error = refused.map(cause);
-    #[cfg(feature = "tracing")]
     tracing::info!(
-        error,
+        error = refused.map(cause),
         "a script can use the keys of one slot of this cluster only; each call of the store contains checks of one slot"
     );
-    let _ = error;
     Ok(())
 }
 
@@ -198,7 +195,6 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeou
         let Some(backend) = backend.upgrade() else { return };
         match try_all(&backend).await {
             Ok(()) => {
-                #[cfg(feature = "tracing")]
                 if warned {
                     tracing::info!("Redis can be used now");
                 }
@@ -212,10 +208,7 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeou
             }
             Err(failure) if !warned && started.elapsed() >= connect_timeout => {
                 warned = true;
-                let error = cause(failure);
-                #[cfg(feature = "tracing")]
-                tracing::warn!(%error, "Redis cannot be used yet; the store keeps connecting");
-                let _ = error;
+                tracing::warn!(error = %cause(failure), "Redis cannot be used yet; the store keeps connecting");
             }
             Err(_) => {}
         }

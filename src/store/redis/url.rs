@@ -1,11 +1,11 @@
-use super::client::{BUILT_IN, BuiltIn, ClientLibrary};
+use super::client::{BUILT_IN, ClientLibrary};
 use crate::ConfigError;
 
 /// A URL that all clients read alike. No error contains it, since it may contain a password.
 #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "fred reads the URL by itself"))]
 pub(super) struct Url<'a> {
     tls: bool,
-    kind: Kind,
+    kind: ServerKind,
     credentials: Option<&'a str>,
     host: &'a str,
     /// The library to connect with.
@@ -16,7 +16,7 @@ pub(super) struct Url<'a> {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum ServerKind {
     SingleServer,
     UnixSocket,
     Sentinel,
@@ -28,11 +28,11 @@ impl<'a> Url<'a> {
     pub(super) fn parse(url: &'a str, chosen: Option<ClientLibrary>, has_provider: bool) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(not_redis)?;
         let (base, kind) = match scheme.split_once(['-', '+']) {
-            Some((base, "sentinel")) => (base, Kind::Sentinel),
-            Some((base, "cluster")) => (base, Kind::Cluster),
-            Some((base, "unix")) => (base, Kind::UnixSocket),
+            Some((base, "sentinel")) => (base, ServerKind::Sentinel),
+            Some((base, "cluster")) => (base, ServerKind::Cluster),
+            Some((base, "unix")) => (base, ServerKind::UnixSocket),
             Some(_) => return Err(not_redis()),
-            None => (scheme, Kind::SingleServer),
+            None => (scheme, ServerKind::SingleServer),
         };
         let tls = match base {
             "redis" | "valkey" => false,
@@ -52,13 +52,19 @@ impl<'a> Url<'a> {
         let url = Self {
             tls,
             kind,
-            library: library((scheme, kind, tls), has_provider, chosen, BUILT_IN)?,
+            library: library(kind, has_provider, chosen)?,
             credentials,
             host,
             path,
             query,
         };
 
+        // Without TLS built in, fred would connect in plain text.
+        if tls && cfg!(not(feature = "tls")) {
+            return Err(ConfigError::new(format!(
+                "`{scheme}://` means TLS: turn on the feature `tls`"
+            )));
+        }
         #[cfg(feature = "tls")]
         if tls {
             choose_crypto_provider();
@@ -76,7 +82,7 @@ impl<'a> Url<'a> {
                 "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`",
             ));
         }
-        if kind == Kind::Sentinel && url.parameter("sentinelServiceName").is_none() {
+        if kind == ServerKind::Sentinel && url.parameter("sentinelServiceName").is_none() {
             return Err(ConfigError::new(
                 "Sentinel needs the name of the primary: `redis-sentinel://host:26379?sentinelServiceName=name`",
             ));
@@ -99,60 +105,42 @@ impl<'a> Url<'a> {
     }
 }
 
-/// The chosen library, or the first of these that supports the URL.
-fn library(
-    (scheme, kind, tls): (&str, Kind, bool),
-    has_provider: bool,
-    chosen: Option<ClientLibrary>,
-    built_in: &[BuiltIn],
-) -> Result<ClientLibrary, ConfigError> {
-    let candidates = built_in
+/// The chosen library, or the first one that is built in and supports such a URL.
+fn library(kind: ServerKind, has_provider: bool, chosen: Option<ClientLibrary>) -> Result<ClientLibrary, ConfigError> {
+    let candidates = BUILT_IN
         .iter()
-        .filter(|built_in| chosen.is_none_or(|chosen| chosen == built_in.library));
-    let supporting =
-        candidates.map(|candidate| supports(candidate, (scheme, kind, tls), has_provider).map(|()| candidate.library));
-    // The error is that of the last one, since only redis-rs serves a cluster.
-    let library = supporting.reduce(Result::or);
-    library.expect("the chosen library is built in")
+        .filter(|library| chosen.is_none_or(|chosen| chosen == **library));
+    let supporting = candidates.map(|library| supports(*library, kind, has_provider).map(|()| *library));
+    supporting.reduce(Result::or).expect("the chosen library is built in")
 }
 
 /// Refuses a URL for a library that does not support it.
-#[cfg_attr(
-    not(feature = "fred"),
-    expect(unused_variables, reason = "fred alone has limits for providers")
-)]
-fn supports(
-    built_in: &BuiltIn,
-    (scheme, kind, tls): (&str, Kind, bool),
-    has_provider: bool,
-) -> Result<(), ConfigError> {
-    #[cfg(feature = "fred")]
-    if kind == Kind::Cluster && built_in.library == ClientLibrary::Fred {
-        let needed = match cfg!(feature = "cluster") {
-            true => "redis-rs",
-            false => "the feature `cluster`",
-        };
-        return Err(ConfigError::new(format!(
-            "a cluster needs {needed}: {FRED_IN_A_CLUSTER}"
-        )));
+#[cfg_attr(not(feature = "fred"), expect(unused_variables, reason = "fred alone has limits"))]
+fn supports(library: ClientLibrary, kind: ServerKind, has_provider: bool) -> Result<(), ConfigError> {
+    match library {
+        #[cfg(feature = "cluster")]
+        ClientLibrary::RedisRs => Ok(()),
+        #[cfg(feature = "fred")]
+        ClientLibrary::Fred => match kind {
+            ServerKind::Cluster => {
+                let needed = match cfg!(feature = "cluster") {
+                    true => "redis-rs",
+                    false => "the feature `cluster`",
+                };
+                Err(ConfigError::new(format!(
+                    "a cluster needs {needed}: {FRED_IN_A_CLUSTER}"
+                )))
+            }
+            ServerKind::Sentinel if has_provider => Err(ConfigError::new(
+                "with Sentinel, `.credentials(..)` and `.password_file(..)` need redis-rs, by the feature `cluster`: fred 10 \
+                 would send these credentials to the sentinels too",
+            )),
+            ServerKind::UnixSocket if cfg!(not(feature = "unix-sockets")) => {
+                Err(ConfigError::new("a Unix socket needs the feature `unix-sockets`"))
+            }
+            ServerKind::SingleServer | ServerKind::UnixSocket | ServerKind::Sentinel => Ok(()),
+        },
     }
-    #[cfg(feature = "fred")]
-    if kind == Kind::Sentinel && has_provider && built_in.library == ClientLibrary::Fred {
-        return Err(ConfigError::new(
-            "with Sentinel, `.credentials(..)` and `.password_file(..)` need redis-rs, by the feature `cluster`: fred 10 \
-             would send these credentials to the sentinels too",
-        ));
-    }
-    if kind == Kind::UnixSocket && !built_in.unix_sockets {
-        return Err(ConfigError::new("a Unix socket needs the feature `unix-sockets`"));
-    }
-    // Without TLS built in, fred would connect in plain text.
-    if tls && !built_in.tls {
-        return Err(ConfigError::new(format!(
-            "`{scheme}://` means TLS: turn on the feature `tls`"
-        )));
-    }
-    Ok(())
 }
 
 /// Where the application has two providers compiled in and has chosen none, rustls would panic.
@@ -185,9 +173,9 @@ pub(super) enum Topology {
 impl<'a> Url<'a> {
     pub(super) fn topology(&self) -> Topology {
         match self.kind {
-            Kind::SingleServer | Kind::UnixSocket => Topology::SingleServer,
-            Kind::Cluster => Topology::Cluster,
-            Kind::Sentinel => Topology::Sentinel {
+            ServerKind::SingleServer | ServerKind::UnixSocket => Topology::SingleServer,
+            ServerKind::Cluster => Topology::Cluster,
+            ServerKind::Sentinel => Topology::Sentinel {
                 service: self.parameter("sentinelServiceName").unwrap_or_default().to_owned(),
                 credentials: self.parameter("sentinelPassword").map(|password| {
                     let user = self.parameter("sentinelUsername").unwrap_or_default();
@@ -201,7 +189,7 @@ impl<'a> Url<'a> {
     /// The URL of the server; for Sentinel and a cluster, the settings of connections to a server.
     pub(super) fn server_url(&self) -> String {
         match self.kind {
-            Kind::UnixSocket => {
+            ServerKind::UnixSocket => {
                 let (user, password) = self
                     .credentials
                     .and_then(|credentials| credentials.split_once(':'))
@@ -214,7 +202,9 @@ impl<'a> Url<'a> {
                 }
                 url
             }
-            Kind::SingleServer | Kind::Sentinel | Kind::Cluster => self.url_of(self.host, self.credentials, self.path),
+            ServerKind::SingleServer | ServerKind::Sentinel | ServerKind::Cluster => {
+                self.url_of(self.host, self.credentials, self.path)
+            }
         }
     }
 
@@ -236,8 +226,8 @@ impl<'a> Url<'a> {
         let (credentials, at) = credentials.map_or(("", ""), |credentials| (credentials, "@"));
         let has_port = host.rfind(':') > host.rfind(']');
         let port = match self.kind {
-            Kind::Sentinel if !has_port => ":26379",
-            Kind::SingleServer | Kind::UnixSocket | Kind::Sentinel | Kind::Cluster => "",
+            ServerKind::Sentinel if !has_port => ":26379",
+            ServerKind::SingleServer | ServerKind::UnixSocket | ServerKind::Sentinel | ServerKind::Cluster => "",
         };
         format!("{scheme}://{credentials}{at}{host}{port}{path}")
     }
@@ -298,43 +288,19 @@ mod tests {
     #[cfg(all(feature = "fred", feature = "cluster"))]
     fn the_first_library_that_supports_a_url_connects() {
         let (fred, redis_rs) = (ClientLibrary::Fred, ClientLibrary::RedisRs);
-        let built_in = |library, tls, unix_sockets| BuiltIn {
-            library,
-            tls,
-            unix_sockets,
-        };
-        let with_both = [built_in(fred, true, true), built_in(redis_rs, true, true)];
-        let with_redis_rs = [built_in(fred, false, false), built_in(redis_rs, true, true)];
-        let with_fred = [built_in(fred, true, true), built_in(redis_rs, false, true)];
-        let with_none = [built_in(fred, false, false), built_in(redis_rs, false, true)];
-
-        let plain = ("redis", Kind::SingleServer, false);
-        let tls = ("rediss-sentinel", Kind::Sentinel, true);
-        let unix = ("redis+unix", Kind::UnixSocket, false);
-        let cluster = ("redis-cluster", Kind::Cluster, false);
-        let cluster_tls = ("rediss-cluster", Kind::Cluster, true);
-        for (url, by_features) in [
-            (plain, [Some(fred), Some(fred), Some(fred), Some(fred)]),
-            (tls, [Some(fred), Some(redis_rs), Some(fred), None]),
-            (unix, [Some(fred), Some(redis_rs), Some(fred), Some(redis_rs)]),
-            (cluster, [Some(redis_rs); 4]),
-            (cluster_tls, [Some(redis_rs), Some(redis_rs), None, None]),
+        let of_sockets = if cfg!(feature = "unix-sockets") { fred } else { redis_rs };
+        for (kind, has_provider, expected) in [
+            (ServerKind::SingleServer, false, fred),
+            (ServerKind::SingleServer, true, fred),
+            (ServerKind::UnixSocket, false, of_sockets),
+            (ServerKind::Sentinel, false, fred),
+            (ServerKind::Sentinel, true, redis_rs),
+            (ServerKind::Cluster, false, redis_rs),
         ] {
-            for (features, expected) in [with_both, with_redis_rs, with_fred, with_none].iter().zip(by_features) {
-                assert_eq!(library(url, false, None, features).ok(), expected, "{}", url.0);
-            }
-        }
-
-        // The application has chosen: no other library connects.
-        for (url, chosen, features, feature) in [
-            (tls, Some(fred), with_redis_rs, "tls"),
-            (tls, Some(redis_rs), with_fred, "tls"),
-            (tls, None, with_none, "tls"),
-            (cluster_tls, None, with_fred, "tls"),
-            (unix, Some(fred), with_none, "unix-sockets"),
-        ] {
-            let error = library(url, false, chosen, &features).unwrap_err().to_string();
-            assert!(error.contains(&format!("feature `{feature}`")), "{}: {error}", url.0);
+            assert_eq!(library(kind, has_provider, None).ok(), Some(expected));
+            // The application has chosen: no other library connects.
+            assert!(library(kind, has_provider, Some(redis_rs)).is_ok());
+            assert_eq!(library(kind, has_provider, Some(fred)).is_ok(), expected == fred);
         }
     }
 

@@ -81,11 +81,9 @@ fn log_refusal(failure: &Failure, logged: &Mutex<bool>) {
     };
     let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
     if !std::mem::replace(&mut logged, true) {
-        #[cfg(feature = "tracing")]
         tracing::info!(
             %error,
             "Redis refuses the messages that wake requests which wait for slots; these take up to a second longer"
         );
     }
-    let _ = error;
 }

@@ -6,8 +6,8 @@ use axum::{Router, routing::get as route};
 use http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tower_quota::{
-    Admin, Ban, Concurrency, Limiter, LivePolicies, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog,
-    key, store::Store,
+    Admin, Ban, Concurrency, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog, key,
+    store::Store,
 };
 
 use super::router::{MINUTE, Operator};
@@ -128,7 +128,7 @@ async fn the_plans_of_a_file_can_be_reset_before_a_request_and_after_a_reload() 
         )
     };
     let parse = |pro| Policies::from_toml(&text(pro)).expect("a file");
-    let policies = LivePolicies::from(parse(3));
+    let policies = parse(3);
     let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
     let app = Router::new().route("/", route(async || "hi")).layer(layer.clone());
     let operator = Operator::of(&layer);
@@ -142,7 +142,7 @@ async fn the_plans_of_a_file_can_be_reset_before_a_request_and_after_a_reload() 
     for plan in ["pro", "pro", "pro", "free", "free"] {
         assert_eq!(call(plan).await, StatusCode::OK);
     }
-    policies.replace(parse(4)).expect("a file");
+    policies.replace(&parse(4)).expect("a file");
     let limits = operator.policy().await["limits"].take();
     let limits: Vec<_> = limits
         .as_array()
@@ -152,7 +152,7 @@ async fn the_plans_of_a_file_can_be_reset_before_a_request_and_after_a_reload() 
         .collect();
     assert_eq!(limits, ["sliding-log 2/min", "sliding-counter 4/min"]);
     assert_eq!(call("free").await, StatusCode::TOO_MANY_REQUESTS);
-    policies.replace(parse(3)).expect("a file");
+    policies.replace(&parse(3)).expect("a file");
     let reset = operator.reset("api", "ip=192.0.2.1").await;
     assert_eq!(reset.status, StatusCode::OK, "{}", reset.json());
     for plan in ["pro", "pro", "pro", "free", "free"] {

@@ -1,7 +1,6 @@
 //! Tests of `src/admin/`: the page and JSON for operators.
 
 mod audit;
-mod denied_subjects;
 mod holders;
 mod keys;
 mod router;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_quota::{
     Admin, Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies,
-    Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket, key, limit,
+    Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket, key,
     store::{Store, StoreStatus},
 };
 
@@ -184,7 +184,7 @@ async fn the_report_follows_a_reload() {
     let write =
         |limit: &str| std::fs::write(&file, format!("[policies.api]\nlimit = '{limit}'\nkey = 'ip'\n")).unwrap();
     write("sliding-log 2/min");
-    let policies = Policies::watch(&file).expect("a file of policies");
+    let policies = Policies::from_file(&file).expect("a file of policies");
     let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
     let limiter = Limiter::new(MemoryStore::new(), policies.unkeyed("api").expect("a policy"));
     let operators = [Operator::of(&layer), Operator::of_limiter(&limiter)];
@@ -222,7 +222,7 @@ async fn the_report_has_the_mistake_in_a_file_until_it_is_mended() {
     let write =
         |limit: &str| std::fs::write(&file, format!("[policies.api]\nlimit = '{limit}'\nkey = 'ip'\n")).unwrap();
     write("sliding-log 2/min");
-    let policies = Policies::watch(&file).expect("a file of policies");
+    let policies = Policies::from_file(&file).expect("a file of policies");
     let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
     let operator = Operator::of(&layer);
     let refused = async || operator.policy().await["refused_reload"].take();
@@ -318,7 +318,11 @@ async fn a_subject_is_read_and_reset_in_redis() {
 #[tokio::test]
 async fn a_subject_is_read_and_reset_where_redis_has_hashes_of_keys() {
     let redis = Redis::start();
-    let store = connected(patient().hash_keys("0123456789abcdef"), &redis.url()).await;
+    let store = connected(
+        patient().hash_keys("0123456789abcdef").expect("a long secret"),
+        &redis.url(),
+    )
+    .await;
     reads_and_resets(store).await;
 }
 
@@ -412,7 +416,10 @@ async fn a_limit_is_overridden_in_redis() {
 #[tokio::test]
 async fn a_limit_is_overridden_where_redis_has_hashes_of_keys() {
     let redis = Redis::start();
-    let builder = patient().overrides(true).hash_keys("0123456789abcdef");
+    let builder = patient()
+        .overrides(true)
+        .hash_keys("0123456789abcdef")
+        .expect("a long secret");
     overrides_a_limit(connected(builder, &redis.url()).await).await;
 }
 
@@ -735,7 +742,7 @@ async fn of_limits_that_are_chosen_those_of_this_process_are_known() {
         Some("hourly") => FixedWindow::per_hour(20).into(),
         _ => SlidingLog::per_minute(2).into(),
     };
-    let policy = Policy::new("api", limit::by(plan)).key(key::ip());
+    let policy = Policy::with_limit_fn("api", plan).key(key::ip());
     let layer = RateLimitLayer::new(MemoryStore::new(), policy);
     let operator = Operator::of(&layer);
     assert_eq!(operator.get("api", "ip=203.0.113.7").await.json()["counts"], json!([]));

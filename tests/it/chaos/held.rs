@@ -143,12 +143,16 @@ async fn hold(limiter: Limiter, key: String, time: Duration, seen: Arc<Seen>) {
 
 async fn wait(limiter: Limiter, key: String, seen: Arc<Seen>) {
     while !seen.ends.load(Ordering::Relaxed) {
-        let permit = limiter.acquire(key.as_str()).max_wait(Duration::from_secs(2)).await;
+        let permit = limiter
+            .request(key.as_str())
+            .max_wait(Duration::from_secs(2))
+            .acquire()
+            .await;
         let Ok(permit) = permit else {
             sleep(Duration::from_millis(5)).await;
             continue;
         };
-        let decision = permit.decision();
+        let decision = permit;
         let turn = decision.server_time() + decision.delay();
         seen.turns.lock().expect("no panic").push(turn.as_micros() as u64);
     }

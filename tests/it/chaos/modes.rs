@@ -192,7 +192,7 @@ impl Row {
         // What a process admits of the checks that the store failed, from empty counts.
         let promise = |failed: u64| match mode {
             FailureMode::Local => failed.min(LIMIT),
-            FailureMode::LocalShare(_) => failed.min(LIMIT / processes),
+            FailureMode::LocalShare { .. } => failed.min(LIMIT / processes),
             FailureMode::Open => failed,
             FailureMode::Closed => 0,
             other => unreachable!("{other} is not measured"),

@@ -5,8 +5,8 @@ use std::time::Duration;
 use fred::types::Value;
 use tokio::task::JoinSet;
 use tower_quota::{
-    Decision, Key, Limit, Limiter, Policy, RedisStore, SlidingLog,
-    store::{Charge, ErrorKind, Operation, Outcome, Store, StoreError, StoreRequest},
+    Decision, Limit, Limiter, Policy, RedisStore, SlidingLog,
+    store::{ErrorKind, Operation, StoreError},
 };
 
 use crate::support::{Redis, Worker, connected, decide, eventually, less_patient, patient, try_decide, work};
@@ -46,16 +46,6 @@ async fn members(redis: &Redis) -> u64 {
     redis.command("ZCOUNT", [LOG, "(0", "+inf"]).await
 }
 
-async fn room(store: &RedisStore, limit: &Limit) -> u64 {
-    let peeked = decide(store, Operation::Peek, limit, "k", 1).await;
-    peeked.states()[0].remaining
-}
-
-/// The milliseconds until the key expires; below 0 if it does not.
-async fn ttl(redis: &Redis, key: &str) -> i64 {
-    redis.command("PTTL", [key]).await
-}
-
 #[tokio::test]
 async fn a_worker_checks_what_it_is_sent() {
     work().await;
@@ -85,120 +75,7 @@ async fn twenty_thousand_checks_on_one_connection_all_count() {
     assert_eq!(peeked.remaining(), 10_000);
 }
 
-#[tokio::test]
-async fn ten_thousand_denials_add_no_member_and_no_time_to_live() {
-    let redis = Redis::start();
-    let limiter = limiter(&redis, SlidingLog::per_hour(3)).await;
-    for _ in 0..3 {
-        let _ = check(&limiter).await;
-    }
-    let expires_at = redis.expires_at(LOG).await;
-
-    let decisions = check_at_once(&limiter, 10_000).await;
-
-    assert_eq!(admitted(&decisions), 0);
-    assert_eq!(members(&redis).await, 3);
-    assert_eq!(redis.expires_at(LOG).await, expires_at);
-}
-
 // Errors of four well-known limiters.
-
-#[tokio::test]
-async fn two_calls_in_one_millisecond_both_count() {
-    let redis = Redis::start();
-    let store = patient_store(&redis).await;
-    let limit = Limit::from(SlidingLog::per_minute(2));
-    let key = Key::from("k");
-    let charges = [Charge::new("test", &limit, &key, 1)];
-
-    // In one script call, so in one microsecond.
-    let requests = [StoreRequest::new(Operation::Check, &charges); 3];
-    let answer = store.decide(&requests).await.expect("Redis answers");
-
-    let allowed: Vec<_> = answer.outcomes().iter().map(|outcome| outcome.allowed).collect();
-    assert_eq!(allowed, [true, true, false]);
-    assert_eq!(room(&store, &limit).await, 0);
-}
-
-#[tokio::test]
-async fn two_heavy_calls_in_one_millisecond_both_count() {
-    let redis = Redis::start();
-    let store = patient_store(&redis).await;
-    let limit = Limit::from(SlidingLog::per_minute(6));
-    let key = Key::from("k");
-    let charges = [Charge::new("test", &limit, &key, 3)];
-
-    let requests = [StoreRequest::new(Operation::Check, &charges); 3];
-    let answer = store.decide(&requests).await.expect("Redis answers");
-
-    let allowed: Vec<_> = answer.outcomes().iter().map(|outcome| outcome.allowed).collect();
-    assert_eq!(allowed, [true, true, false]);
-    assert_eq!(room(&store, &limit).await, 0);
-}
-
-#[tokio::test]
-async fn a_limit_of_3_admits_3_and_not_4() {
-    let redis = Redis::start();
-    let limiter = limiter(&redis, SlidingLog::per_minute(3)).await;
-    for remaining in [2, 1, 0] {
-        let decision = check(&limiter).await;
-        assert!(decision.is_allowed());
-        assert_eq!(decision.remaining(), remaining);
-    }
-    assert!(!check(&limiter).await.is_allowed());
-}
-
-#[tokio::test]
-async fn no_key_is_left_without_expiry() {
-    let redis = Redis::start();
-    let store = patient_store(&redis).await;
-    let limit = Limit::from(SlidingLog::per_minute(3));
-    for (key, operation, costs) in [
-        ("admitted", Operation::Check, &[1, 1][..]),
-        ("denied", Operation::Check, &[1, 1, 1, 1]),
-        ("heavy", Operation::Check, &[2]),
-        ("heavy-later", Operation::Check, &[1, 2]),
-        ("heavy-denied", Operation::Check, &[2, 2]),
-        ("charged", Operation::Charge, &[5, 1]),
-        ("peeked", Operation::Peek, &[1]),
-        ("reset", Operation::Reset, &[1]),
-    ] {
-        for cost in costs {
-            decide(&store, operation, &limit, key, *cost).await;
-        }
-    }
-
-    let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
-    assert_eq!(keys.len(), 6, "{keys:?}");
-    for key in &keys {
-        let ttl = ttl(&redis, key).await;
-        assert!((1..=61_000).contains(&ttl), "{key}: {ttl} ms");
-    }
-}
-
-#[tokio::test]
-async fn an_admission_gives_a_key_its_expiry_back() {
-    let redis = Redis::start();
-    let limiter = limiter(&redis, SlidingLog::per_minute(3)).await;
-    assert!(check(&limiter).await.is_allowed());
-    redis.command::<()>("PERSIST", [LOG]).await;
-    assert_eq!(ttl(&redis, LOG).await, -1);
-
-    assert!(check(&limiter).await.is_allowed());
-    assert!((1..=61_000).contains(&ttl(&redis, LOG).await));
-}
-
-#[tokio::test]
-async fn a_denial_gives_a_key_its_expiry_back() {
-    let redis = Redis::start();
-    let limiter = limiter(&redis, SlidingLog::per_minute(1)).await;
-    assert!(check(&limiter).await.is_allowed());
-    redis.command::<()>("PERSIST", [LOG]).await;
-    assert_eq!(ttl(&redis, LOG).await, -1);
-
-    assert!(!check(&limiter).await.is_allowed());
-    assert!((1..=61_000).contains(&ttl(&redis, LOG).await));
-}
 
 #[tokio::test]
 #[ignore = "needs faketime: `.ci/test`"]
@@ -227,24 +104,6 @@ async fn a_host_whose_clock_is_an_hour_off_makes_the_same_decisions() {
         after.server_time() + after.retry_after().expect("it is denied"),
         first.server_time() + first.reset_after()
     );
-}
-
-#[tokio::test]
-async fn a_denial_does_not_prolong_the_wait() {
-    const WINDOW: Duration = Duration::from_millis(300);
-    let redis = Redis::start();
-    let limiter = limiter(&redis, SlidingLog::new(1, WINDOW)).await;
-    let leaves_at = check(&limiter).await.server_time() + WINDOW;
-
-    // By the clock of Redis, so the speed of this machine does not matter.
-    loop {
-        let decision = check(&limiter).await;
-        if decision.is_allowed() {
-            assert!(decision.server_time() >= leaves_at);
-            return;
-        }
-        assert!(decision.server_time() < leaves_at, "still denied: {decision:?}");
-    }
 }
 
 // What may happen to a Redis.
@@ -317,19 +176,6 @@ async fn after_a_restart_without_data_counts_are_empty_and_errors_end() {
     assert_eq!(peeked.states()[0].remaining, 3);
 }
 
-#[tokio::test]
-async fn a_key_of_another_type_is_an_error_of_the_store() {
-    let redis = Redis::start();
-    let store = patient_store(&redis).await;
-    redis.command::<()>("SET", [LOG, "not a log"]).await;
-
-    let limit = Limit::from(SlidingLog::per_minute(3));
-    let error = try_decide(&store, Operation::Check, &limit, "k", 1).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused);
-    assert!(error.to_string().contains("WRONGTYPE"), "{error}");
-    assert!(decide(&store, Operation::Check, &limit, "another", 1).await.allowed);
-}
-
 // Bounded work.
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -360,34 +206,6 @@ async fn fill(redis: &Redis, key: &str, count: u64, weight: u64, ago: Duration) 
     let numbers = [count, weight, ago.as_micros() as u64].map(|number| number.to_string());
     let arguments = [FILL.to_owned(), "1".to_owned(), key].into_iter().chain(numbers);
     redis.command::<()>("EVAL", arguments).await;
-}
-
-async fn one_check_removes_at_most_a_thousand(weight: u64) -> Outcome {
-    let redis = Redis::start();
-    let store = patient_store(&redis).await;
-    fill(&redis, "k", 100_000, weight, 2 * HOUR).await;
-    let before = members(&redis).await;
-
-    let limit = Limit::from(SlidingLog::new(100_000, HOUR));
-    let outcome = decide(&store, Operation::Check, &limit, "k", 1).await;
-
-    let removed = before + u64::from(outcome.allowed) - members(&redis).await;
-    assert!((900..=1_000).contains(&removed), "{removed} were removed");
-    outcome
-}
-
-#[tokio::test]
-async fn one_check_removes_at_most_a_thousand_of_100_000_expired_members() {
-    let outcome = one_check_removes_at_most_a_thousand(1).await;
-    assert!(outcome.allowed);
-    assert_eq!(outcome.states()[0].remaining, 99_999);
-}
-
-#[tokio::test]
-async fn one_check_removes_at_most_a_thousand_of_100_000_expired_heavy_members() {
-    // Members that are not removed yet still count, so `remaining` is a lower bound.
-    let outcome = one_check_removes_at_most_a_thousand(2).await;
-    assert_eq!(outcome.states()[0].remaining, 0);
 }
 
 /// The number of members that a denial of cost 10,000 reads from a full log of 100,000 with members of this weight.

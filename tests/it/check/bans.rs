@@ -14,9 +14,9 @@ use http_body_util::Empty;
 use tokio::task::JoinSet;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    AcquireError, Ban, BanError, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy,
-    RateLimitLayer, SlidingLog, Unkeyed, key, limit,
-    store::{Charge, Operation, Store, StoreFuture, StoreId, StoreRequest},
+    AcquireError, Ban, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy,
+    RateLimitLayer, SlidingLog, key,
+    store::{Charge, ErrorKind, Operation, Store, StoreFuture, StoreId, StoreRequest},
 };
 
 use crate::support::{
@@ -59,7 +59,7 @@ fn ban() -> Ban {
 }
 
 /// One a second, so that the limit itself denies for a second.
-fn policy(name: &'static str) -> Policy<Unkeyed> {
+fn policy(name: &'static str) -> Policy<()> {
     Policy::new(name, SlidingLog::per_second(1))
 }
 
@@ -321,7 +321,7 @@ async fn a_key_is_banned_by_hand_for_a_time(bench: Bench) {
     assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
     for too_long in [Duration::MAX, 5 * MINUTE + US] {
         let error = limiter.ban("k", too_long).await.unwrap_err();
-        assert!(matches!(error, BanError::TooLong { longest, .. } if longest == 5 * MINUTE));
+        assert_eq!(error.kind(), ErrorKind::Refused);
         assert!(error.to_string().contains("at most 5min"), "{error}");
     }
     assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
@@ -357,7 +357,7 @@ async fn a_ban_by_hand_without_bans_is_no_failure_of_the_store() {
         counted.fetch_add(1, Ordering::Relaxed);
     });
     let error = limiter.ban("k", MINUTE).await.unwrap_err();
-    assert!(matches!(error, BanError::NoBans), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("`.ban(Ban::by_hand())`"), "{error}");
     assert_eq!(failures.load(Ordering::Relaxed), 0);
 }
@@ -410,7 +410,7 @@ async fn a_ban_holds_under_a_policy_that_bans_for_less(bench: Bench) {
         [policy("a").ban(ban()), policy("b").ban(ban().longest(7 * day))],
     );
     let error = both.ban("k", day).await.unwrap_err();
-    assert!(matches!(error, BanError::TooLong { longest, .. } if longest == 5 * MINUTE));
+    assert!(error.to_string().contains("at most 5min"), "{error}");
     assert!(check(&both).await.is_allowed());
 }
 
@@ -453,7 +453,7 @@ async fn a_ban_holds_in_any_order_of_policies_that_differ(bench: Bench) {
                     until = until.max(now + length);
                     by_hand += 1;
                 }
-                Err(error) => assert!(matches!(error, BanError::TooLong { longest, .. } if length > longest)),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Refused),
             }
         }
         let found = denial(&check(limiter).await);
@@ -746,11 +746,13 @@ async fn nested_layers_and_plans_have_bans() {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().manual_clock(&clock).build();
     let plans = || {
-        let by_plan = limit::by(|parts| match parts.headers.contains_key("x-pro") {
+        let by_plan = |parts: &http::request::Parts| match parts.headers.contains_key("x-pro") {
             true => SlidingLog::per_second(3),
             false => SlidingLog::per_second(1),
-        });
-        Policy::new("test", by_plan).ban(ban()).key(key::constant("all"))
+        };
+        Policy::with_limit_fn("test", by_plan)
+            .ban(ban())
+            .key(key::constant("all"))
     };
     let [outer, inner] = [1, 1].map(|cost| RateLimitLayer::new(store.clone(), plans().cost(cost)));
     let service = outer.layer(inner.layer(service_fn(respond)));
@@ -840,7 +842,7 @@ async fn while_the_store_fails_this_process_has_bans_of_its_own() {
     fails.store(true, Ordering::Relaxed);
     assert_eq!(reason().await, banned);
     let error = limiter.ban("l", HOUR).await.unwrap_err();
-    assert!(matches!(error, BanError::Store(_)), "{error:?}");
+    assert_ne!(error.kind(), ErrorKind::Refused);
     let blocked = limiter.check("l").await.expect("this process counts");
     assert_eq!(denial(&blocked).map(|(denial, _)| denial), banned);
 }
@@ -964,14 +966,14 @@ async fn files_have_bans_which_those_in_code_replace() {
 async fn waits_while(limiter: &Limiter, meanwhile: impl AsyncFnOnce()) -> Result<Decision, AcquireError> {
     assert!(limiter.acquire("42").await.is_ok(), "it fits");
     let waiting = limiter.clone();
-    let waiting = tokio::spawn(async move { waiting.acquire("42").max_wait(MINUTE).await });
+    let waiting = tokio::spawn(async move { waiting.request("42").max_wait(MINUTE).acquire().await });
     eventually("it has its turn", async || {
         let peeked = limiter.peek("42").await.expect("Redis answers");
         peeked.reset_after() > Duration::from_secs(1)
     })
     .await;
     meanwhile().await;
-    waiting.await.expect("no panic").map(|permit| permit.decision().clone())
+    waiting.await.expect("no panic")
 }
 
 #[tokio::test]

@@ -18,14 +18,7 @@ use tower_quota::{
 use crate::support::{BERLIN, Bench, Clock, Redis, decide, each_store};
 
 each_store! {
-    charges_beyond_the_limit_count_for_one_window
-    a_repeated_refund_takes_nothing_from_an_admission_soon_after
-    a_refund_finds_what_was_admitted_before_charges_beyond_the_limit
-    a_refund_finds_charges_beyond_the_limit_that_were_merged
     a_flood_of_charges_beyond_the_limit_is_a_bounded_number_of_entries
-    a_refund_of_a_bucket_gives_back_no_token_that_has_come_back
-    a_refund_of_what_was_taken_last_gives_back_all_of_it
-    a_cost_above_the_burst_waits_until_the_bucket_is_full
     a_log_from_which_1000_entries_expire_with_a_heavy_one_admits_what_the_others_leave
     a_clock_set_back_after_1000_entries_expired_loses_no_entry
     a_debt_of_many_full_charges_is_clamped_and_forgotten_in_order
@@ -38,12 +31,9 @@ each_store! {
     a_refund_finds_its_entry_where_more_have_expired_than_one_call_removes
     a_merge_reads_fewer_than_1000_entries
     a_bucket_at_its_largest_debt_settles_what_has_come
-    a_token_that_a_quotient_of_floats_would_omit_comes_in_time
     a_window_at_its_largest_debt_counts_no_more
     a_counter_at_its_largest_count_counts_no_more
     entries_of_one_time_expire_by_weight
-    two_logs_of_one_request_each_keep_their_quota
-    a_shorter_window_removes_nothing_that_a_longer_one_counts
     a_peek_changes_nothing
 }
 
@@ -53,49 +43,6 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 fn remaining(outcome: &Outcome) -> u64 {
     outcome.states()[0].remaining
-}
-
-async fn two_logs_of_one_request_each_keep_their_quota(bench: Bench) {
-    let limits: [Limit; 2] = [SlidingLog::per_second(10).into(), SlidingLog::per_hour(1_000).into()];
-    let check = async |cost: u64, times: usize| {
-        let key = Key::from("k");
-        let charges: Vec<_> = ["second", "hour"].iter().zip(&limits).collect();
-        let charges: Vec<_> = charges
-            .iter()
-            .map(|(name, limit)| Charge::new(name, limit, &key, cost))
-            .collect();
-        let requests = vec![StoreRequest::new(Operation::Check, &charges); times];
-        let response = bench.store.decide(&requests).await.expect("the store replies");
-        response.outcomes().iter().filter(|outcome| outcome.allowed).count()
-    };
-    for (after, cost, times) in [(0, 2, 1), (500, 1, 8), (600, 1, 1), (1_150, 5, 1)] {
-        bench.advance(after * MILLISECOND).await;
-        assert_eq!(check(cost, times).await, times);
-    }
-    assert_eq!(check(1, 40).await, 5, "5 of 10 are left");
-    bench.advance(SECOND).await;
-    // As many callers are one entry.
-    assert_eq!(check(1, 40).await, 10);
-}
-
-async fn a_shorter_window_removes_nothing_that_a_longer_one_counts(bench: Bench) {
-    let (longer, shorter) = (SlidingLog::per_minute(5).into(), SlidingLog::per_second(2).into());
-    for cost in [1, 2] {
-        let bench = bench.with_a_fresh_key();
-        for _ in 0..5 / cost {
-            assert!(bench.check(&longer, cost).await.allowed);
-        }
-        bench.advance(2 * SECOND).await;
-        assert_eq!(remaining(&bench.peek(&shorter, 1).await), 2);
-        assert!(bench.check(&shorter, 1).await.allowed);
-        assert_eq!(remaining(&bench.peek(&longer, 1).await), 0);
-        bench.advance(57 * SECOND).await;
-        assert_eq!(remaining(&bench.check(&shorter, 1).await), 1);
-        assert!(!bench.check(&longer, 1).await.allowed);
-        // The entries of the longer window are gone, those of the shorter one count in it.
-        bench.advance(SECOND).await;
-        assert_eq!(remaining(&bench.check(&longer, 1).await), 2);
-    }
 }
 
 async fn a_peek_changes_nothing(bench: Bench) {
@@ -126,61 +73,6 @@ async fn a_peek_changes_nothing(bench: Bench) {
     }
 }
 
-async fn charges_beyond_the_limit_count_for_one_window(bench: Bench) {
-    let limit = SlidingLog::per_minute(10).into();
-    assert!(bench.check(&limit, 10).await.allowed);
-    for _ in 0..6 {
-        bench.advance(40 * SECOND).await;
-        bench.charge(&limit, 1).await;
-    }
-    // The last minute holds the charges at 200 s and 240 s.
-    assert_eq!(remaining(&bench.peek(&limit, 1).await), 8);
-    bench.advance(25 * SECOND).await;
-    assert_eq!(remaining(&bench.peek(&limit, 1).await), 9, "only the charge at 240 s");
-}
-
-async fn a_repeated_refund_takes_nothing_from_an_admission_soon_after(bench: Bench) {
-    let limit = SlidingLog::per_minute(10).into();
-    let admitted_at = bench.now();
-    assert!(bench.check(&limit, 1).await.allowed);
-    bench.advance(MILLISECOND).await;
-    assert!(bench.check(&limit, 1).await.allowed);
-    for _ in 0..2 {
-        assert_eq!(remaining(&bench.refund(&limit, 1, admitted_at).await), 9);
-    }
-}
-
-async fn a_refund_finds_what_was_admitted_before_charges_beyond_the_limit(bench: Bench) {
-    let limit = SlidingLog::per_minute(10).into();
-    let admitted_at = bench.now();
-    assert!(bench.check(&limit, 10).await.allowed);
-    for _ in 0..3 {
-        bench.advance(10 * MILLISECOND).await;
-        bench.charge(&limit, 1).await;
-    }
-    assert_eq!(remaining(&bench.refund(&limit, 10, admitted_at).await), 7);
-    assert_eq!(remaining(&bench.refund(&limit, 10, admitted_at - 1_000_000).await), 7);
-}
-
-async fn a_refund_finds_charges_beyond_the_limit_that_were_merged(bench: Bench) {
-    let limit = SlidingLog::per_minute(10).into();
-    bench.charge(&limit, 12).await;
-    bench.advance(SECOND).await;
-    // A thousandth of the window is 60 ms.
-    let start = bench.now().next_multiple_of(60_000);
-    bench.advance(Duration::from_micros(start - bench.now())).await;
-    for _ in 0..3 {
-        bench.charge(&limit, 2).await;
-        bench.advance(10 * MILLISECOND).await;
-    }
-    bench.refund(&limit, 2, start).await;
-    bench.refund(&limit, 1, start + 20_000).await;
-    bench.advance(59 * SECOND).await;
-    assert_eq!(remaining(&bench.peek(&limit, 1).await), 7, "3 of 6 were given back");
-    bench.advance(SECOND).await;
-    assert_eq!(remaining(&bench.peek(&limit, 1).await), 10);
-}
-
 async fn a_flood_of_charges_beyond_the_limit_is_a_bounded_number_of_entries(bench: Bench) {
     let limit = SlidingLog::new(10, 2 * SECOND).into();
     for _ in 0..4 {
@@ -193,43 +85,6 @@ async fn a_flood_of_charges_beyond_the_limit_is_a_bounded_number_of_entries(benc
     // In order, they leave the window with the last one of their two milliseconds.
     bench.advance(2 * SECOND).await;
     assert_eq!(remaining(&bench.peek(&limit, 1).await), 10);
-}
-
-async fn a_refund_of_a_bucket_gives_back_no_token_that_has_come_back(bench: Bench) {
-    let limit = TokenBucket::per_second(1).burst(10).into();
-    let admitted_at = bench.now();
-    assert!(bench.check(&limit, 5).await.allowed);
-    bench.advance(4 * SECOND).await;
-    assert!(bench.check(&limit, 6).await.allowed);
-    // Without the first five: a full bucket of ten, less six.
-    assert_eq!(remaining(&bench.refund(&limit, 5, admitted_at).await), 4);
-    assert_eq!(
-        remaining(&bench.refund(&limit, 5, admitted_at).await),
-        5,
-        "one more was missing"
-    );
-}
-
-async fn a_refund_of_what_was_taken_last_gives_back_all_of_it(bench: Bench) {
-    let limit = TokenBucket::per_second(1).burst(10).into();
-    assert!(bench.check(&limit, 9).await.allowed);
-    bench.advance(SECOND).await;
-    let admitted_at = bench.now();
-    assert!(bench.check(&limit, 1).await.allowed);
-    bench.advance(3 * SECOND).await;
-    assert_eq!(remaining(&bench.peek(&limit, 1).await), 4);
-    // The tokens that came were those of the nine.
-    assert_eq!(remaining(&bench.refund(&limit, 1, admitted_at).await), 5);
-}
-
-async fn a_cost_above_the_burst_waits_until_the_bucket_is_full(bench: Bench) {
-    let limit = TokenBucket::per_second(1).burst(10).into();
-    assert!(bench.check(&limit, 4).await.allowed);
-    for cost in [11, 100, 999_999_999_999_999] {
-        let denied = bench.check(&limit, cost).await;
-        assert!(!denied.allowed);
-        assert_eq!(denied.states()[0].retry_after, Some(4 * SECOND), "{cost}");
-    }
 }
 
 async fn a_log_from_which_1000_entries_expire_with_a_heavy_one_admits_what_the_others_leave(bench: Bench) {
@@ -401,19 +256,6 @@ async fn a_bucket_at_its_largest_debt_settles_what_has_come(bench: Bench) {
         charged.abs_diff(due) <= Duration::from_micros(1),
         "{charged:?} instead of {due:?}"
     );
-}
-
-async fn a_token_that_a_quotient_of_floats_would_omit_comes_in_time(bench: Bench) {
-    const RATE: u64 = 1_000_003;
-    let limit = TokenBucket::new(RATE, Duration::from_secs(30 * 86_400))
-        .burst(RATE)
-        .into();
-    bench.charge(&limit, RATE).await;
-    // The 503,086th token comes with this microsecond. As doubles, the time divided by the period, times the rate, is less.
-    bench.advance(Duration::from_micros(1_303_995_000_014)).await;
-    assert_eq!(remaining(&bench.peek(&limit, 1).await), 503_085);
-    bench.advance(Duration::from_micros(1)).await;
-    assert_eq!(remaining(&bench.peek(&limit, 1).await), 503_086);
 }
 
 async fn a_window_at_its_largest_debt_counts_no_more(bench: Bench) {

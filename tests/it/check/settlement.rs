@@ -6,21 +6,13 @@ use std::{
     time::Duration,
 };
 
-use proptest::{
-    collection::vec,
-    option,
-    prelude::{Just, Strategy, TestCaseError, prop_assert, prop_assert_eq, prop_oneof},
-};
 use tokio::task::JoinSet;
 use tower_quota::{
     ClientLibrary, Decision, FixedWindow, Limit, Limiter, MemoryStore, Policy, RedisStore, SlidingCounter, SlidingLog,
     store::{ErrorKind, Operation, Store},
 };
 
-use crate::{
-    limit::oracles::{WINDOW, holds, limits, micros},
-    support::{Bench, Counted, Gated, Proxy, Redis, connected, decide, each_client, eventually, patient, try_decide},
-};
+use crate::support::{Counted, Gated, Proxy, Redis, connected, decide, each_client, eventually, patient, try_decide};
 
 each_client! {
     a_settlement_whose_reply_is_lost_is_made_once
@@ -275,110 +267,6 @@ async fn a_settlement_without_a_connection_changes_nothing(library: ClientLibrar
     proxy.heal();
     replies(&store).await;
     assert_eq!(counted(&limiter).await, [20]);
-}
-
-/// A check after a pause, with its estimate, and the actual cost of one of the previous requests.
-type Timeline = Vec<(u64, u64, Option<(usize, u64)>)>;
-
-fn timelines(pause: impl Strategy<Value = u64>) -> impl Strategy<Value = Timeline> {
-    let estimate = prop_oneof![2 => Just(1), 3 => 1..=10u64];
-    let settlement = option::weighted(0.6, (0..4usize, prop_oneof![1 => Just(0), 4 => 0..=12u64]));
-    vec((pause, estimate, settlement), 0..30)
-}
-
-/// Runs a timeline on a bench, and returns the charges as they would be with the actual costs, with their times.
-async fn run(bench: &Bench, limit: &Limit, timeline: Timeline) -> Result<Vec<(u64, u64)>, TestCaseError> {
-    let (mut receipts, mut net) = (Vec::new(), Vec::<(u64, u64)>::new());
-    for (pause, estimate, settlement) in timeline {
-        bench.advance(micros(pause)).await;
-        let decision = bench.decision(limit, estimate).await;
-        let receipt = decision.take_receipt();
-        if !receipt.is_empty() {
-            receipts.push(Some((receipt, net.len())));
-            net.push((bench.now(), estimate));
-        }
-        let position = settlement.and_then(|(back, actual)| Some((receipts.len().checked_sub(back + 1)?, actual)));
-        if let Some((position, actual)) = position
-            && let Some((receipt, charge)) = receipts[position].take()
-        {
-            let before = bench.peek(limit, 1).await.states()[0].remaining;
-            receipt.settle(actual).await.expect("the store answers");
-            let after = bench.peek(limit, 1).await.states()[0].remaining;
-            let estimate = net[charge].1;
-            let (gain, loss) = (after.saturating_sub(before), before.saturating_sub(after));
-            prop_assert!(gain <= estimate.saturating_sub(actual), "{before} to {after}");
-            prop_assert!(loss <= actual.saturating_sub(estimate), "{before} to {after}");
-            net[charge].1 = estimate.min(actual);
-            if actual > estimate {
-                net.push((bench.now(), actual - estimate));
-            }
-        }
-    }
-    Ok(net)
-}
-
-/// No more is left than if the actual costs had been charged.
-async fn settlements_give_back_no_more_than_was_charged(
-    bench: Bench,
-    (limit, timeline): (Limit, Timeline),
-) -> Result<(), TestCaseError> {
-    // The clock of the other timeline starts at the same time.
-    let other = Bench::memory_store().await;
-    let start = bench.now().max(other.now());
-    other.advance(micros(start - other.now())).await;
-    bench.advance(micros(start - bench.now())).await;
-
-    let mut net = run(&bench, &limit, timeline).await?;
-    net.sort_unstable();
-    for (at, cost) in net.into_iter().filter(|(_, cost)| *cost > 0) {
-        other.advance(micros(at - other.now())).await;
-        other.charge(&limit, cost).await;
-    }
-    other.advance(micros(bench.now() - other.now())).await;
-    let (left, most) = (bench.peek(&limit, 1).await, other.peek(&limit, 1).await);
-    let (left, most) = (left.states()[0].remaining, most.states()[0].remaining);
-    prop_assert!(left <= most, "{left} of {most} remain under {limit}");
-    Ok(())
-}
-
-/// While the clock stands, exactly the actual costs count.
-async fn settlements_count_the_actual_costs(
-    bench: Bench,
-    (limit, timeline): (Limit, Timeline),
-) -> Result<(), TestCaseError> {
-    let net = run(&bench, &limit, timeline).await?;
-    let used: u64 = net.into_iter().map(|(_, cost)| cost).sum();
-    let left = bench.peek(&limit, 1).await.states()[0].remaining;
-    prop_assert_eq!(left, limit.quota().saturating_sub(used), "under {}", limit);
-    Ok(())
-}
-
-fn pauses() -> impl Strategy<Value = u64> {
-    prop_oneof![2 => Just(0), 2 => 0..=20u64, 4 => 0..=WINDOW / 3, 1 => 0..=2 * WINDOW]
-}
-
-#[test]
-fn settlements_in_memory_give_back_no_more_than_was_charged() {
-    let property = settlements_give_back_no_more_than_was_charged;
-    holds(3_000, Bench::memory_store(), (limits(), timelines(pauses())), property);
-}
-
-#[test]
-fn settlements_in_redis_give_back_no_more_than_was_charged() {
-    let property = settlements_give_back_no_more_than_was_charged;
-    holds(60, Bench::redis_store(), (limits(), timelines(pauses())), property);
-}
-
-#[test]
-fn settlements_in_memory_count_the_actual_costs() {
-    let property = settlements_count_the_actual_costs;
-    holds(1_000, Bench::memory_store(), (limits(), timelines(Just(0))), property);
-}
-
-#[test]
-fn settlements_in_redis_count_the_actual_costs() {
-    let property = settlements_count_the_actual_costs;
-    holds(60, Bench::redis_store(), (limits(), timelines(Just(0))), property);
 }
 
 #[tokio::test]

@@ -26,7 +26,6 @@ use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_quota::{
     Concurrency, Decision, Denial, FailureMode, Headers, Key, Limit, Limiter, ManualClock, MemoryStore, Policy,
     RateLimitLayer, RedisStore, SlidingLog, Slots, key,
-    limit::by,
     response::Rejection,
     store::{Charge, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreRequest},
 };
@@ -701,12 +700,12 @@ async fn a_slot_is_held_until_the_response_body_ends() {
     let limiter = slots_of(&store, 1);
     let (chunks, response) = streamed();
     let response = Arc::new(Mutex::new(Some(response)));
-    let service = RateLimitLayer::new(store, exports(1)).layer(service_fn(move |_: Request<()>| {
+    let service = RateLimitLayer::new(store, exports(1)).layer(service_fn(move |_: Request<String>| {
         let response = response.lock().expect("no panic").take();
         ready(Ok::<_, Infallible>(response.expect("one request")))
     }));
 
-    let response = service.oneshot(Request::new(())).await.unwrap();
+    let response = service.oneshot(Request::new(String::new())).await.unwrap();
     assert_eq!(
         response.headers()["ratelimit-policy"],
         r#""exports";q=1;qu="concurrent-requests""#
@@ -749,10 +748,10 @@ async fn a_denied_request_is_to_be_tried_again_after_a_second() {
         (Headers::Draft06, [("ratelimit-policy", "1"), ("ratelimit-reset", "1")]),
     ] {
         let layer = RateLimitLayer::new(store.clone(), exports(1)).headers(headers);
-        let service = layer.layer(service_fn(|_: Request<()>| {
+        let service = layer.layer(service_fn(|_: Request<String>| {
             ready(Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())))
         }));
-        let denied = service.oneshot(Request::new(())).await.unwrap();
+        let denied = service.oneshot(Request::new(String::new())).await.unwrap();
         assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(denied.headers()["retry-after"], "1");
         for (name, value) in fields {
@@ -794,15 +793,14 @@ async fn a_slot_is_free_when_a_body_is_dropped_or_empty() {
 async fn a_slot_is_free_when_a_request_fails_panics_or_is_cancelled() {
     let store = MemoryStore::new();
     let limiter = slots_of(&store, 1);
-    let service =
-        RateLimitLayer::new(store, exports(1)).layer(service_fn(async |request: Request<&str>| {
-            match request.into_body() {
-                "fails" => Err(BoxError::from("it fails")),
-                "panics" => panic!("it panics"),
-                _ => pending::<Result<Response<Full<Bytes>>, BoxError>>().await,
-            }
-        }));
-    let send = |body| service.clone().oneshot(Request::new(body));
+    let service = RateLimitLayer::new(store, exports(1)).layer(service_fn(async |request: Request<String>| {
+        match &**request.body() {
+            "fails" => Err(BoxError::from("it fails")),
+            "panics" => panic!("it panics"),
+            _ => pending::<Result<Response<Full<Bytes>>, BoxError>>().await,
+        }
+    }));
+    let send = |body: &str| service.clone().oneshot(Request::new(body.to_owned()));
 
     assert!(send("fails").await.is_err());
     assert_eq!(free(&limiter).await, 1);
@@ -879,8 +877,8 @@ async fn nested_layers_with_one_policy_take_one_slot_and_a_handler_takes_those_o
     let other = Policy::new("other", Concurrency::new(5)).key(key::constant("all"));
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let service = RateLimitLayer::new(store.clone(), exports(2)).layer(
-        RateLimitLayer::new(store.clone(), [exports(2), other]).layer(service_fn(move |request: Request<&str>| {
-            if *request.body() == "takes" {
+        RateLimitLayer::new(store.clone(), [exports(2), other]).layer(service_fn(move |request: Request<String>| {
+            if request.body() == "takes" {
                 let slots = request.extensions().get::<Decision>().and_then(Decision::take_slots);
                 sender.send(slots).expect("the receiver is there");
             }
@@ -888,12 +886,12 @@ async fn nested_layers_with_one_policy_take_one_slot_and_a_handler_takes_those_o
         })),
     );
 
-    let response = service.clone().oneshot(Request::new("")).await.unwrap();
+    let response = service.clone().oneshot(Request::new(String::new())).await.unwrap();
     assert_eq!(free(&limiter).await, 1);
     drop(response);
     assert_eq!(free(&limiter).await, 2);
 
-    drop(service.oneshot(Request::new("takes")).await.unwrap());
+    drop(service.oneshot(Request::new("takes".to_owned())).await.unwrap());
     let slots = receiver.recv().await.flatten().expect("slots");
     assert_eq!(format!("{slots:?}"), r#"Slots ["exports", "other"]"#);
     assert_eq!(free(&limiter).await, 1);
@@ -983,11 +981,11 @@ async fn settings_that_count_a_request_when_it_has_ended_are_refused() {
 #[tokio::test]
 async fn a_limit_of_slots_that_is_chosen_is_refused_beside_the_same_settings() {
     let chosen = || {
-        let limit = by(|parts| match parts.uri.path() {
+        let policy = Policy::with_limit_fn("exports", |parts| match parts.uri.path() {
             "/slots" => Limit::from(Concurrency::new(1)),
             _ => SlidingLog::per_minute(9).into(),
         });
-        Policy::new("exports", limit).key(key::constant("all"))
+        policy.key(key::constant("all"))
     };
     for (policy, setting) in [(chosen().refund_if(|_| true), "`.refund_if(..)`")] {
         let reason = Arc::new(Mutex::new(String::new()));
@@ -998,11 +996,11 @@ async fn a_limit_of_slots_that_is_chosen_is_refused_beside_the_same_settings() {
                 let response = Response::builder().status(rejection.status());
                 response.body(Bytes::new()).unwrap()
             })
-            .layer(service_fn(|_: Request<()>| {
+            .layer(service_fn(|_: Request<String>| {
                 ready(Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("a"))))
             }));
         let send = async |path: &str| {
-            let request = Request::get(path).body(()).unwrap();
+            let request = Request::get(path).body(String::new()).unwrap();
             service.clone().oneshot(request).await.unwrap().status()
         };
         assert_eq!(send("/").await, StatusCode::OK);
@@ -1021,18 +1019,16 @@ async fn a_limit_of_slots_that_is_chosen_is_refused_beside_the_same_settings() {
 
 #[tokio::test]
 async fn a_limit_of_slots_is_chosen_for_each_request() {
-    let policy = Policy::new(
-        "exports",
-        by(|parts| Concurrency::new(if parts.uri.path() == "/big" { 2 } else { 1 })),
-    );
-    let service =
-        RateLimitLayer::new(MemoryStore::new(), policy.key(key::constant("all"))).layer(service_fn(|_: Request<()>| {
-            ready(Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("a"))))
-        }));
+    let policy = Policy::with_limit_fn("exports", |parts| {
+        Concurrency::new(if parts.uri.path() == "/big" { 2 } else { 1 })
+    });
+    let service = RateLimitLayer::new(MemoryStore::new(), policy.key(key::constant("all"))).layer(service_fn(
+        |_: Request<String>| ready(Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("a")))),
+    ));
     let send = async |path: &str| {
         service
             .clone()
-            .oneshot(Request::get(path).body(()).unwrap())
+            .oneshot(Request::get(path).body(String::new()).unwrap())
             .await
             .unwrap()
     };
@@ -1113,7 +1109,7 @@ async fn a_holder_that_is_to_be_killed() {
     pending::<()>().await;
 }
 
-fn of_holder() -> Policy<tower_quota::Unkeyed> {
+fn of_holder() -> Policy<()> {
     Policy::new("exports", Concurrency::new(3).lease(Duration::from_secs(1)))
 }
 

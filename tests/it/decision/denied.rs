@@ -11,8 +11,8 @@ use axum::{
 };
 use http::{HeaderMap, Method, StatusCode, request::Parts};
 use tower_quota::{
-    Decision, Denied, FailureMode, Headers, Limiter, MemoryStore, Policy, RateLimitLayer, ResetFormat, SlidingLog, key,
-    response::{self, Grpc, PlainText, Rejection},
+    Decision, Denied, FailureMode, Headers, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
+    response::{self, Grpc, Rejection},
 };
 
 use crate::support::{Broken, Clock, Received, get, send};
@@ -83,9 +83,7 @@ fn dialects() -> [(Headers, &'static [&'static str]); 5] {
             ],
         ),
         (
-            Headers::Legacy {
-                reset: ResetFormat::DeltaSeconds,
-            },
+            Headers::LegacyDelta,
             &[
                 "x-ratelimit-limit: 1",
                 "x-ratelimit-remaining: 0",
@@ -126,7 +124,7 @@ async fn a_layer_outside_adds_its_fields_to_what_it_admits_and_not_to_the_denial
         for (outer, _) in dialects() {
             let app = app(exports().headers(headers.clone())).layer(layer("api").headers(outer.clone()));
             let admitted = send(&app, get("/export")).await;
-            assert_eq!(fields(&admitted.headers).is_empty(), outer == Headers::None);
+            assert_eq!(fields(&admitted.headers).is_empty(), matches!(outer, Headers::None));
 
             let denied = send(&app, get("/export")).await;
             assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
@@ -137,9 +135,7 @@ async fn a_layer_outside_adds_its_fields_to_what_it_admits_and_not_to_the_denial
 
 #[tokio::test]
 async fn nested_layers_do_not_add_their_fields_to_the_denial() {
-    let legacy = layer("api").headers(Headers::Draft08.and(Headers::Legacy {
-        reset: ResetFormat::DeltaSeconds,
-    }));
+    let legacy = layer("api").headers(Headers::Draft08.and(Headers::LegacyDelta));
     let denied = denied(&app(exports()).layer(layer("routes")).layer(legacy)).await;
     let (_, expected) = dialects()[0];
     assert_eq!(fields(&denied.headers), expected);
@@ -159,8 +155,8 @@ async fn middleware_finds_the_denial_and_the_decisions_of_the_layers() {
 
 #[tokio::test]
 async fn the_body_is_in_the_format_of_the_limiter() {
-    let plain = denied(&app(exports().format(PlainText))).await;
-    assert_eq!(plain.body, "Too many requests.\n");
+    let plain = denied(&app(exports().format(response::text(|_, _| "later")))).await;
+    assert_eq!(plain.body, "later");
 
     let teapot = response::axum(|rejection: Rejection<'_>, _: &Parts| {
         (StatusCode::IM_A_TEAPOT, format!("{:?}", rejection.retry_after()))
@@ -280,7 +276,7 @@ async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_and_jitter() {
     let policy = Policy::new("once", SlidingLog::per_minute(1)).key(key::constant("all"));
     let layer = RateLimitLayer::new(Clock::new().memory_store(), policy);
     let layer = layer
-        .format(PlainText)
+        .format(response::text(|_, _| "later"))
         .headers(Headers::Draft07)
         .retry_jitter(Duration::from_secs(3_600));
     let app = |around: bool| {
@@ -299,7 +295,7 @@ async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_and_jitter() {
     for anew in [true, false] {
         let denied = send(&app(anew), get("/export")).await;
         assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(denied.body, "Too many requests.\n");
+        assert_eq!(denied.body, "later");
         let wait = denied.field("retry-after").expect("a wait");
         let ratelimit = format!("limit=1, remaining=0, reset={wait}");
         assert_eq!(denied.field("ratelimit"), Some(&*ratelimit), "{anew}");

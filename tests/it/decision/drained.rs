@@ -27,8 +27,8 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    Concurrency, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, Unkeyed, key,
-    store::{ErrorKind, Store, StoreError, StoreFuture, StoreId, StoreRequest, Undrained},
+    Concurrency, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
+    store::{ErrorKind, Store, StoreError, StoreFuture, StoreId, StoreRequest},
 };
 
 use crate::support::{Broken, Gated, PATIENCE};
@@ -40,22 +40,26 @@ fn slow() -> Slow {
     Arc::new(Gated::new(MemoryStore::new()))
 }
 
-fn log() -> Policy<Unkeyed> {
+fn log() -> Policy<()> {
     Policy::new("log", SlidingLog::per_hour(10))
 }
 
-fn slots() -> Policy<Unkeyed> {
+fn slots() -> Policy<()> {
     Policy::new("slots", Concurrency::new(1))
 }
 
 /// The settlements and releases that are not confirmed now.
 async fn owed(store: &(impl Store + ?Sized)) -> (u64, u64) {
-    match store.drained(Duration::ZERO).await {
-        Ok(()) => (0, 0),
-        Err(Undrained {
-            settlements, releases, ..
-        }) => (settlements, releases),
-    }
+    let drained = store.drained(Duration::ZERO).await;
+    drained.map_or_else(|undrained| numbers(&undrained), |()| (0, 0))
+}
+
+/// The settlements and releases of an error.
+fn numbers(undrained: &StoreError) -> (u64, u64) {
+    let numbers = undrained.to_string();
+    let mut numbers = numbers.split(' ').filter_map(|word| word.parse().ok());
+    let mut next = || numbers.next().expect("two numbers");
+    (next(), next())
 }
 
 /// Asserts that the store waits for this and for nothing else, and that its next responses end it.
@@ -65,7 +69,7 @@ async fn assert_waits_for(store: &Slow, settlements: u64, releases: u64) {
     yield_now().await;
     assert!(!waiting.is_finished());
     store.open(10);
-    assert_eq!(waiting.await.expect("no panic"), Ok(()));
+    assert!(waiting.await.expect("no panic").is_ok());
 }
 
 async fn is_pending<F: Future>(future: &mut Pin<&mut F>) -> bool {
@@ -95,15 +99,15 @@ async fn a_store_without_requests_is_drained_at_once() {
             .unwrap()
             .is_allowed()
     );
-    assert_eq!(store.drained(PATIENCE).await, Ok(()));
-    assert_eq!(memory.drained(PATIENCE).await, Ok(()));
+    assert!(store.drained(PATIENCE).await.is_ok());
+    assert!(memory.drained(PATIENCE).await.is_ok());
 }
 
 #[test]
 fn a_store_without_requests_is_drained_without_a_runtime() {
     let mut drained = MemoryStore::new().drained(PATIENCE);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    assert_eq!(drained.as_mut().poll(&mut context), Poll::Ready(Ok(())));
+    assert!(matches!(drained.as_mut().poll(&mut context), Poll::Ready(Ok(()))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,7 +172,7 @@ async fn a_receipt_is_waited_for_until_it_is_dropped() {
     let receipt = decision.take_receipt();
     assert_eq!(owed(&store).await, (1, 0));
     drop(receipt);
-    assert_eq!(store.drained(PATIENCE).await, Ok(()));
+    assert!(store.drained(PATIENCE).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,7 +231,13 @@ async fn a_turn_that_is_given_back_is_waited_for() {
     store.open(2);
     assert!(limiter.check("k").await.unwrap().is_allowed());
     {
-        let mut waiting = pin!(limiter.acquire("k").max_wait(Duration::from_secs(3_600)).into_future());
+        let mut waiting = pin!(
+            limiter
+                .request("k")
+                .max_wait(Duration::from_secs(3_600))
+                .acquire()
+                .into_future()
+        );
         assert!(is_pending(&mut waiting).await);
         assert_eq!(owed(&store).await, (1, 0));
     }
@@ -263,7 +273,7 @@ async fn what_begins_meanwhile_is_waited_for_too() {
     yield_now().await;
     assert!(!waiting.is_finished(), "the refund of the second one is not confirmed");
     store.open(1);
-    assert_eq!(waiting.await.expect("no panic"), Ok(()));
+    assert!(waiting.await.expect("no panic").is_ok());
     assert_eq!(owed(&store).await, (0, 0));
 }
 
@@ -275,7 +285,7 @@ async fn it_ends_after_its_time() {
     let start = Instant::now();
     let undrained = store.drained(Duration::from_secs(5)).await.unwrap_err();
     assert_eq!(start.elapsed().as_secs(), 5);
-    assert_eq!((undrained.settlements, undrained.releases), (0, 1));
+    assert_eq!(numbers(&undrained), (0, 1));
     drop(held);
 }
 
@@ -305,7 +315,7 @@ async fn all_stores_of_one_identity_are_drained_together() {
     assert_eq!(owed(&memory.clone()).await, (0, 1));
     assert_eq!(owed(&MemoryStore::new()).await, (0, 0));
     gated.open(1);
-    assert_eq!(memory.drained(PATIENCE).await, Ok(()));
+    assert!(memory.drained(PATIENCE).await.is_ok());
 }
 
 /// In a process of its own, since what is owed to stores without identity is one number.
@@ -333,7 +343,7 @@ fn a_store_without_identity_is_drained() {
         drop(Limiter::new(store.clone(), slots()).check("k").await.unwrap());
         assert_eq!(owed(&store).await, (0, 1));
         store.open(1);
-        assert_eq!(store.drained(PATIENCE).await, Ok(()));
+        assert!(store.drained(PATIENCE).await.is_ok());
     });
 }
 
@@ -346,7 +356,7 @@ async fn what_this_process_counts_while_the_store_fails_is_given_back_at_once() 
     assert_eq!(owed(&store).await, (0, 1));
     drop(held);
     // The release after the check, whose outcome is unknown, has failed before.
-    assert_eq!(store.drained(PATIENCE).await, Ok(()));
+    assert!(store.drained(PATIENCE).await.is_ok());
 }
 
 /// A store that breaks.
@@ -372,8 +382,8 @@ async fn what_fails_meanwhile_is_reported_once() {
     store.is_broken.store(true, Ordering::Relaxed);
     spawn(async move { decision.take_receipt().refund().await });
     let undrained = store.drained(PATIENCE).await.unwrap_err();
-    assert_eq!((undrained.settlements, undrained.releases), (1, 1));
-    assert_eq!(store.drained(PATIENCE).await, Ok(()));
+    assert_eq!(numbers(&undrained), (1, 1));
+    assert!(store.drained(PATIENCE).await.is_ok());
 }
 
 #[tokio::test]
@@ -395,6 +405,6 @@ async fn a_task_that_ends_with_its_runtime_is_reported_as_lost() {
     let waiting = store.drained(PATIENCE);
     drop(end);
     let undrained = waiting.await.unwrap_err();
-    assert_eq!((undrained.settlements, undrained.releases), (1, 1));
+    assert_eq!(numbers(&undrained), (1, 1));
     other.join().expect("no panic");
 }

@@ -1,7 +1,6 @@
 //! Tests of `src/decision/`: what a decision does until its request has ended.
 
 mod concurrency;
-mod degrees;
 mod denied;
 mod drained;
 mod learning;

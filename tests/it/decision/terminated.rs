@@ -27,8 +27,7 @@ use tokio::{
 };
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tower_quota::{
-    Concurrency, Decision, Key, Limiter, Policy, RateLimitLayer, Receipt, RedisStore, SlidingLog, Unkeyed, key,
-    store::Store,
+    Concurrency, Decision, Key, Limiter, Policy, RateLimitLayer, Receipt, RedisStore, SlidingLog, key, store::Store,
 };
 
 use crate::support::{PATIENCE, Redis, connected, patient};
@@ -41,11 +40,11 @@ const REPORT: &str = "server: ";
 const ESTIMATE: u64 = 30;
 const ACTUAL: u64 = 7;
 
-fn streams() -> Policy<Unkeyed> {
+fn streams() -> Policy<()> {
     Policy::new("streams", Concurrency::new(1).lease(Duration::from_secs(3_600)))
 }
 
-fn tokens() -> Policy<Unkeyed> {
+fn tokens() -> Policy<()> {
     Policy::new("tokens", SlidingLog::per_hour(100)).cost(ESTIMATE)
 }
 

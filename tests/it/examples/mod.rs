@@ -1,6 +1,5 @@
 //! The responses that the README and the examples show are those that the examples send.
 
-mod comparison;
 mod incident;
 mod sizes;
 
@@ -9,7 +8,6 @@ use std::{
     fmt::{Debug, Write},
     fs,
     net::SocketAddr,
-    time::Duration,
 };
 
 use axum::{body::Body, extract::ConnectInfo};
@@ -19,9 +17,7 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_quota::{MemoryStore, RedisStore, key::PeerAddr};
-
-use crate::support::get;
+use tower_quota::{MemoryStore, key::PeerAddr};
 
 #[path = "../../../examples/access.rs"]
 #[allow(dead_code)]
@@ -29,30 +25,15 @@ mod access_example;
 #[path = "../../../examples/admin.rs"]
 #[allow(dead_code)]
 pub(crate) mod admin_example;
-#[path = "../../../examples/axum_per_route.rs"]
-#[allow(dead_code)]
-mod axum_per_route;
 #[path = "../../../examples/bans.rs"]
 #[allow(dead_code)]
 mod bans;
 #[path = "../../../examples/client.rs"]
 #[allow(dead_code)]
 pub(crate) mod client;
-#[path = "../../../examples/concurrency.rs"]
-#[allow(dead_code)]
-mod concurrency;
-#[path = "../../../examples/degrade.rs"]
-#[allow(dead_code)]
-mod degrade;
-#[path = "../../../examples/degrees.rs"]
-#[allow(dead_code)]
-mod degrees;
 #[path = "../../../examples/export.rs"]
 #[allow(dead_code)]
 pub(crate) mod export;
-#[path = "../../../examples/handler.rs"]
-#[allow(dead_code)]
-mod handler;
 #[path = "../../../examples/hello.rs"]
 #[allow(dead_code)]
 pub(crate) mod hello;
@@ -62,45 +43,18 @@ mod hyper_example;
 #[path = "../../../examples/limits_file.rs"]
 #[allow(dead_code)]
 mod limits_file;
-#[path = "../../../examples/login_form.rs"]
-#[allow(dead_code)]
-mod login_form;
-#[path = "../../../examples/logins.rs"]
-#[allow(dead_code)]
-mod logins;
 #[path = "../../../examples/observe.rs"]
 #[allow(dead_code)]
 mod observe;
 #[path = "../../../examples/pictures.rs"]
 #[allow(dead_code)]
 mod pictures;
-#[path = "../../../examples/plans.rs"]
-#[allow(dead_code)]
-mod plans;
-#[path = "../../../examples/reload.rs"]
-#[allow(dead_code)]
-mod reload_example;
-#[path = "../../../examples/reqwest.rs"]
-#[allow(dead_code)]
-mod reqwest_example;
 #[path = "../../../examples/sizing.rs"]
 #[allow(dead_code)]
 mod sizing;
-#[path = "../../../examples/testing.rs"]
-#[allow(dead_code)]
-mod testing;
-#[path = "../../../examples/tokens.rs"]
-#[allow(dead_code)]
-mod tokens;
 #[path = "../../../examples/tonic.rs"]
 #[allow(dead_code)]
 mod tonic_example;
-#[path = "../../../examples/users.rs"]
-#[allow(dead_code)]
-mod users;
-#[path = "../../../examples/wait.rs"]
-#[allow(dead_code)]
-mod wait;
 
 /// A call of curl in a page, with the lines that are shown of its response.
 struct Call {
@@ -228,15 +182,6 @@ async fn hello_sends_what_it_shows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn axum_per_route_sends_what_it_shows() {
-    shows(
-        include_str!("../../../examples/axum_per_route.rs"),
-        axum_per_route::app(),
-    )
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn observe_sends_what_it_shows() {
     shows(include_str!("../../../examples/observe.rs"), observe::app()).await;
 }
@@ -252,32 +197,12 @@ async fn bans_sends_what_it_shows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn degrees_sends_what_it_shows() {
-    shows(include_str!("../../../examples/degrees.rs"), degrees::app()).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn plans_sends_what_it_shows() {
-    shows(include_str!("../../../examples/plans.rs"), plans::app()).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn users_sends_what_it_shows() {
-    shows(include_str!("../../../examples/users.rs"), users::app()).await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn export_sends_what_it_shows() {
     shows(
         include_str!("../../../examples/export.rs"),
         export::app(MemoryStore::new()),
     )
     .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn handler_sends_what_it_shows() {
-    shows(include_str!("../../../examples/handler.rs"), handler::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -290,111 +215,10 @@ async fn access_sends_what_it_shows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn login_form_sends_what_it_shows() {
-    shows(include_str!("../../../examples/login_form.rs"), login_form::app()).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn testing_sends_what_it_shows() {
-    shows(
-        include_str!("../../../examples/testing.rs"),
-        testing::app(MemoryStore::new()),
-    )
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn reload_sends_what_it_shows() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("limits-of-search.toml");
-    reload_example::write_limits(&file).expect("a file");
-    let app = reload_example::app(&file).expect("the file has the policy");
-
-    let [before, after] = &calls(include_str!("../../../examples/reload.rs"))[..] else {
-        panic!("a call before the change and one after it")
-    };
-    shows_one(before, &app).await;
-    let limits = fs::read_to_string(&file).expect("the file");
-    fs::write(&file, limits.replace("3/min", "10/min")).expect("a file");
-    tokio::time::sleep(Duration::from_millis(3_500)).await;
-    shows_one(after, &app).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn logins_sends_what_it_shows() {
-    shows(include_str!("../../../examples/logins.rs"), logins::app()).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn tokens_sends_what_it_shows() {
-    shows(
-        include_str!("../../../examples/tokens.rs"),
-        tokens::app(MemoryStore::new()),
-    )
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn tokens_settles_what_was_streamed_before_the_client_left() {
-    let app = tokens::app(MemoryStore::new());
-    let complete = async |length: u64| {
-        let request = get(&format!("/complete/{length}")).method(Method::POST);
-        let request = request.body(Body::empty()).expect("a request");
-        app.clone().oneshot(request).await.expect("a response")
-    };
-
-    let mut stream = complete(50).await.into_body();
-    for _ in 0..3 {
-        let token = stream.frame().await.expect("a token").expect("no error");
-        assert_eq!(token.into_data().expect("text"), "token ");
-    }
-    drop(stream);
-    yield_now().await;
-    // Of 100, 3 were settled and 30 are charged for this response.
-    let response = complete(1).await;
-    let fields = &response.headers()["ratelimit"];
-    assert_eq!(fields, r#""requests";r=3;t=60, "tokens";r=67;t=60"#);
-}
-
-#[tokio::test(start_paused = true)]
-async fn concurrency_sends_what_it_shows() {
-    let page = include_str!("../../../examples/concurrency.rs");
-    shows(page, concurrency::app(MemoryStore::new())).await;
-
-    // Four at once, of which the first then leaves.
-    let app = concurrency::app(MemoryStore::new());
-    let send = async || {
-        app.clone()
-            .oneshot(get("/export").body(Body::empty()).expect("a request"))
-            .await
-    };
-    let [first, second, third] =
-        [send().await, send().await, send().await].map(|response| response.expect("a response"));
-    assert_eq!(third.headers()["ratelimit"], r#""exports";r=0;t=10"#);
-    let denied = send().await.expect("a response");
-    for line in [r#"ratelimit: "exports";r=0;t=1"#, "retry-after: 1"] {
-        let (name, value) = line.split_once(": ").expect("a field");
-        assert_eq!(denied.headers()[name], value);
-        assert!(page.contains(&format!("//! {line}\n")), "the page shows {line}");
-    }
-    drop(first);
-    assert_eq!(send().await.expect("a response").status(), StatusCode::OK);
-    let rows = second.into_body().collect().await.expect("rows").to_bytes();
-    assert!(rows.ends_with(b"Radia\n"));
-}
-
-#[tokio::test(start_paused = true)]
 async fn limits_file_sends_what_it_shows() {
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/limits.toml");
     let app = limits_file::app(limits).expect("the file has the policies");
     shows(include_str!("../../../examples/limits_file.rs"), app).await;
-}
-
-/// Port 1 is reserved, so no server is there.
-#[tokio::test(start_paused = true)]
-async fn degrade_sends_what_it_shows() {
-    let redis = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("a store");
-    shows(include_str!("../../../examples/degrade.rs"), degrade::app(&redis)).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -410,18 +234,6 @@ async fn tonic_receives_what_it_asserts() {
 }
 
 #[tokio::test]
-async fn reqwest_sends_as_many_requests_as_the_api_admits() {
-    let took = reqwest_example::run().await.expect("each request waits");
-    assert!(took >= Duration::from_millis(2_200), "{took:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn wait_sends_as_many_mails_as_it_asserts() {
-    let took = wait::run().await.expect("it may wait");
-    assert_eq!(took.as_secs(), 2);
-}
-
-#[tokio::test]
 async fn pictures_draws_those_of_the_documentation() {
     for (name, text) in pictures::pictures().await.expect("a store that does not fail") {
         let file = format!("{}/docs/pictures/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -430,5 +242,18 @@ async fn pictures_draws_those_of_the_documentation() {
             drawn,
             "docs/pictures/{name} is not what `cargo run --example pictures` draws"
         );
+    }
+}
+
+/// tonic-prost-build makes `examples/generated/hello.rs` of it.
+#[test]
+fn the_generated_module_has_each_method_of_the_proto() {
+    let proto = include_str!("../../../examples/hello.proto");
+    let generated = include_str!("../../../examples/generated/hello.rs");
+    let methods = proto.lines().filter_map(|line| line.trim().strip_prefix("rpc "));
+    let methods: Vec<_> = methods.filter_map(|method| method.split('(').next()).collect();
+    assert!(!methods.is_empty());
+    for method in methods {
+        assert!(generated.contains(&format!("/hello.Greeter/{method}\"")), "{method}");
     }
 }

@@ -26,7 +26,7 @@ fn steps() -> usize {
     std::env::var("TOWER_QUOTA_STEPS")
         .ok()
         .and_then(|steps| steps.parse().ok())
-        .unwrap_or(3_000)
+        .unwrap_or(1_500)
 }
 
 /// A random seed; `TOWER_QUOTA_SEED` repeats one.

@@ -1,10 +1,10 @@
 //! The figures in the docs are those that the tests measure.
 
-use std::{collections::HashMap, fs, path::Path, time::Duration};
+use std::{collections::HashMap, fs, path::Path};
 
-use tower_quota::{Ban, FixedWindow, Limit, Limiter, Policy, SlidingCounter, SlidingLog, TokenBucket, store::Store};
+use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket};
 
-use crate::support::{Clock, Redis, Tally, Traffic, Usage, connected, limits, patient};
+use crate::support::{Redis, Tally, Traffic, Usage, limits};
 
 const N: u64 = Traffic::LIMIT;
 
@@ -30,38 +30,6 @@ fn rows(file: &str) -> HashMap<String, Vec<String>> {
         first.entry(name).or_insert(cells);
     }
     first
-}
-
-#[tokio::test]
-async fn a_log_never_admits_more_than_its_limit_in_any_window() {
-    let log = SlidingLog::new(N, Traffic::WINDOW);
-    for log in [log, log.precision(1_000), log.precision(100)] {
-        for traffic in Traffic::ALL {
-            assert_eq!(meet(traffic, log).await.most, N, "{log}, {traffic:?}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_plain_log_denies_nothing_while_the_last_window_has_room() {
-    for traffic in Traffic::ALL {
-        let tally = meet(traffic, SlidingLog::new(N, Traffic::WINDOW)).await;
-        assert!(tally.with_room == 0.0, "{traffic:?}: {tally:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_counter_admits_at_most_twice_its_limit_less_one_in_any_window() {
-    for traffic in Traffic::ALL {
-        let tally = meet(traffic, SlidingCounter::new(N, Traffic::WINDOW)).await;
-        assert!(tally.most < 2 * N, "{traffic:?}: {tally:?}");
-    }
-}
-
-#[tokio::test]
-async fn an_adversary_reaches_the_error_bound_of_a_counter() {
-    let tally = meet(Traffic::Adversarial, SlidingCounter::new(N, Traffic::WINDOW)).await;
-    assert_eq!(tally.most, 2 * N - 1);
 }
 
 #[tokio::test]
@@ -123,136 +91,5 @@ async fn the_docs_of_the_algorithms_state_what_a_key_needs() {
             };
             assert!(close, "`{limit}`, column {column}: {measured}, not {stated}");
         }
-    }
-}
-
-/// The bytes by which `used_memory` grows for each copy of the only key that matches a pattern, and `MEMORY USAGE` of it.
-async fn bytes_of_a_key(redis: &Redis, pattern: &str) -> [f64; 2] {
-    const COPIES: u32 = 15_000;
-    let copy = "for number = 20000001, 20000000 + ARGV[1] do
-                    local copy = string.gsub(KEYS[1], '10000042', number)
-                    redis.call('COPY', KEYS[1], copy)
-                    redis.call('PEXPIRE', copy, 86400000)
-                end";
-    let memory = async || -> u32 {
-        let info: String = redis.command("INFO", ["memory"]).await;
-        let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
-        used.expect("the memory").trim().parse().expect("a number")
-    };
-
-    let keys: Vec<String> = redis.command("KEYS", [pattern]).await;
-    let [key] = &keys[..] else {
-        panic!("{pattern} is not one key: {keys:?}")
-    };
-    let usage: u32 = redis.command("MEMORY", ["USAGE", key, "SAMPLES", "0"]).await;
-    let before = memory().await;
-    redis.command::<()>("EVAL", [copy, "1", key, &COPIES.to_string()]).await;
-    let growth = memory().await - before;
-    redis.command::<()>("FLUSHALL", ["SYNC"]).await;
-    [growth, usage * COPIES].map(|bytes| f64::from(bytes) / f64::from(COPIES))
-}
-
-/// A limiter with this limit and bans, for the key `10000042`.
-fn limiter(store: impl Store, limit: &Limit) -> Limiter {
-    let ban = Ban::after(10, Duration::from_secs(600));
-    Limiter::new(store, Policy::new("api", limit.clone()).ban(ban))
-}
-
-#[tokio::test]
-async fn the_page_about_redis_states_what_each_kind_of_key_needs() {
-    const KEY: &str = "10000042";
-    let redis = Redis::start();
-    let server: String = redis.command("INFO", ["server"]).await;
-    let valkey = server.contains("server_name:valkey");
-    let store = connected(patient(), &redis.url()).await;
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/redis.md")).expect("the page");
-    let (_, table) = page.split_once("| key of | holds |").expect("the table");
-    let (table, _) = table.split_once("\n\n").expect("its end");
-
-    let (mut rows, mut wrong) = (0, Vec::new());
-    for row in table.lines().skip(2) {
-        let [_, of, holds, growth, usage, _] = row.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
-            panic!("another number of cells: {row}")
-        };
-        let entries: u64 = holds
-            .split_once(' ')
-            .map_or(holds, |(entries, _)| entries)
-            .parse()
-            .expect("a number");
-        let measured = match of {
-            "a ban" => {
-                let limiter = limiter(store.clone(), &SlidingLog::per_hour(1).into());
-                limiter.ban(KEY, Duration::from_secs(600)).await.expect("Redis replies");
-                bytes_of_a_key(&redis, "*:ban:*").await
-            }
-            limits => {
-                let first = limits.split(',').next().expect("a limit").trim_matches('`');
-                let limit: Limit = first.parse().expect("a limit");
-                let coarse = matches!(&limit, Limit::SlidingLog(log) if *log == log.precision(10));
-                if coarse {
-                    // One admission in each grain.
-                    let clock = Clock::new();
-                    let limiter = limiter(clock.redis_store(&redis).await, &limit);
-                    for _ in 0..entries {
-                        clock.advance(Duration::from_secs(330));
-                        clock.write_to(&redis).await;
-                        assert!(limiter.check(KEY).await.expect("Redis replies").is_allowed());
-                    }
-                } else {
-                    let limiter = limiter(store.clone(), &limit);
-                    let mut held = Vec::new();
-                    for _ in 0..entries {
-                        held.push(limiter.check(KEY).await.expect("Redis replies"));
-                    }
-                    assert!(held.iter().all(|decision| decision.is_allowed()), "{limit}");
-                    held.into_iter()
-                        .filter_map(|decision| decision.take_slots())
-                        .for_each(std::mem::forget);
-                }
-                bytes_of_a_key(&redis, "quota:1:*").await
-            }
-        };
-        let is_close = |(stated, measured): (&str, f64)| {
-            let stated: f64 = stated.replace(',', "").parse().expect("a number");
-            let least = if valkey { 0.0 } else { 0.8 * stated };
-            (least..=1.2 * stated).contains(&measured)
-        };
-        if ![growth, usage].into_iter().zip(measured).all(is_close) {
-            wrong.push(format!("{of} | {holds} | {measured:?}, not {growth} and {usage}"));
-        }
-        rows += 1;
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(rows >= 10, "the rows were found");
-}
-
-/// `docs/redis.md` rounds what it takes from the tables of `docs/speed.md`.
-#[test]
-fn the_page_about_redis_has_the_instructions_and_the_throughput_of_the_page_about_speed() {
-    let (redis, speed) = (rows("docs/redis.md"), rows("docs/speed.md"));
-    for check in ["a sliding log", "a token bucket"] {
-        assert_eq!(redis[check][..2], speed[check][..2], "{check}");
-    }
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/redis.md")).expect("the page");
-    let page = page.replace('\n', " ");
-    for (name, sentence) in [
-        (
-            "tower-quota: sliding log, fred",
-            "{} checks of a sliding log in a second",
-        ),
-        ("tower-quota: token bucket, fred", "or {} of a token bucket"),
-    ] {
-        let sentence = sentence.replace("{}", &speed[name][0]);
-        assert!(page.contains(&sentence), "no `{sentence}`");
-    }
-}
-
-#[tokio::test]
-async fn a_million_in_ten_seconds_fits_into_a_coarse_log() {
-    let redis = Redis::start();
-    let log = |precision| SlidingLog::new(1_000_000, std::time::Duration::from_secs(10)).precision(precision);
-    for (precision, most) in [(1_000, 130_000), (100, 4_000)] {
-        let bytes = Usage::of(&log(precision).into(), &redis).await.bytes_when_full;
-        assert!(bytes <= most, "{bytes} bytes with precision({precision})");
     }
 }

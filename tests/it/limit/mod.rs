@@ -5,7 +5,6 @@ mod differential;
 mod extremes;
 mod figures;
 mod line;
-pub(crate) mod oracles;
 mod properties;
 mod reference;
 mod timelines;

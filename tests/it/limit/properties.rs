@@ -1,11 +1,12 @@
-//! The promises of each algorithm on random histories, against models with a list of all admissions.
+//! What a step of the clock admits and delays on random histories, against a list of all admissions; the largest numbers, and long
+//! runs. Histories without a step are those of `model`.
 
 use std::time::Duration;
 
 use proptest::{
     collection::vec,
     option,
-    prelude::{Just, Strategy, TestCaseError, any, prop_assert, prop_assert_eq, prop_oneof},
+    prelude::{Just, Strategy, TestCaseError, any, prop_assert, prop_oneof},
     test_runner::{Config, TestRunner},
 };
 use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
@@ -16,29 +17,15 @@ use crate::support::{BERLIN, Bench};
 const WINDOW: u64 = 10_000;
 const MICROSECOND: Duration = Duration::from_micros(1);
 
-/// Requests, and then one more.
+/// Requests, and a step of the clock after them.
 #[derive(Clone, Debug)]
 struct History {
     quota: u64,
     arrivals: Vec<Arrival>,
-    last: Arrival,
-    /// The quota for the last request, at most the one before.
-    lowered: u64,
-    /// The units by which the clock is set forward or back before the last request.
+    /// The units by which the clock is set forward or back.
     step: i64,
-    settings: Settings,
-}
-
-/// Which of the settings of its arrivals a history uses.
-#[derive(Clone, Copy, Debug)]
-struct Settings {
+    /// Whether admissions are settled.
     settles: bool,
-}
-
-impl Settings {
-    const NONE: Self = Self {
-        settles: false,
-    };
 }
 
 #[derive(Clone, Debug)]
@@ -59,80 +46,47 @@ fn histories() -> impl Strategy<Value = History> {
         1 => WINDOW - 1..=WINDOW + 1,
         1 => 0..=2 * WINDOW,
     ];
-    let cost = || prop_oneof![3 => Just(1), 2 => 1..=MOST];
+    let cost = prop_oneof![3 => Just(1), 2 => 1..=MOST];
     let actual = prop_oneof![3 => Just(0), 2 => 0..=2 * MOST];
     let settles = option::weighted(0.4, (0..4usize, actual));
-    let arrival = (after, cost(), settles).prop_map(|(after, cost, settles)| Arrival {
-        after,
-        cost,
-        settles,
-    });
+    let arrival = (after, cost, settles).prop_map(|(after, cost, settles)| Arrival { after, cost, settles });
     let most = 20 * WINDOW as i64;
     let step = prop_oneof![-(WINDOW as i64)..=WINDOW as i64, -most..=most];
     // In half of the histories all costs are 1, which a log stores in another way.
-    let histories = (
-        1..=MOST,
-        vec(arrival.clone(), 0..40),
-        arrival,
-        1..=MOST,
-        step,
-        any::<(bool, bool)>(),
-    );
-    histories.prop_map(
-        |(quota, mut arrivals, mut last, lowered, step, (light, settles))| {
-            let lowered = lowered.min(quota);
-            let most = if light { 1 } else { quota };
-            for arrival in &mut arrivals {
-                arrival.cost = arrival.cost.min(most);
-            }
-            last.cost = last.cost.min(lowered);
-            History {
-                quota,
-                arrivals,
-                last,
-                lowered,
-                step,
-                settings: Settings { settles },
-            }
-        },
-    )
+    let histories = (1..=MOST, vec(arrival, 0..40), step, any::<(bool, bool)>());
+    histories.prop_map(|(quota, mut arrivals, step, (light, settles))| {
+        for arrival in &mut arrivals {
+            arrival.cost = arrival.cost.min(if light { 1 } else { quota });
+        }
+        History {
+            quota,
+            arrivals,
+            step,
+            settles,
+        }
+    })
 }
 
-/// An algorithm, and its promise by a model.
+/// An algorithm, and its promise about a step.
 #[derive(Clone, Copy)]
 struct Algorithm {
     limit: fn(u64) -> Limit,
     /// The microseconds in a unit of time.
     units: u64,
-    /// Whether a request of this cost fits now; `None` where both results are correct.
-    fits: fn(&Model, u64, u64, u64) -> Option<bool>,
-    /// The most that is admitted in a half-open window, wherever it starts.
-    most: fn(u64) -> u64,
-    /// The same if requests are refunded or settled.
-    most_settled: fn(u64) -> u64,
+    /// The most that is admitted in a half-open window without a step; the second number is 1 if requests are settled.
+    most: fn(u64, u64) -> u64,
     /// The most quotas that a step of the clock admits in addition.
     quotas_of_a_step: u64,
-    /// The settings under which its promises hold.
-    settings: Settings,
     /// The most units that a request of cost 1 is delayed after the clock was set back: the slack, which is one window here, since
     /// windows are shorter than a second.
     longest_block: u64,
 }
 
-const SETTLES: Settings = Settings {
-    settles: true,
-};
-
 const LOG: Algorithm = Algorithm {
     limit: |quota| SlidingLog::new(quota, Duration::from_micros(WINDOW)).into(),
     units: 1,
-    fits: |model, quota, now, cost| Some(model.admitted(now + 1 - WINDOW, now) + cost <= quota),
-    most: |quota| quota,
-    most_settled: |quota| quota,
+    most: |quota, _| quota,
     quotas_of_a_step: 1,
-    settings: Settings {
-        settles: true,
-    },
     longest_block: 2 * WINDOW,
 };
 
@@ -142,75 +96,30 @@ const COARSE_LOG: Algorithm = Algorithm {
             .precision(7)
             .into()
     },
-    units: 1,
-    fits: |model, quota, now, cost| {
-        let (on_time, late) = (now + 1 - WINDOW, now + 1 - WINDOW - WINDOW.div_ceil(7));
-        match () {
-            () if model.admitted(on_time, now) + cost > quota => Some(false),
-            // An admission counts too long by less than one seventh of the window.
-            () if model.admitted(late + 1, now) + cost <= quota => Some(true),
-            () => None,
-        }
-    },
-    most: |quota| quota,
-    most_settled: |quota| quota,
-    quotas_of_a_step: 1,
-    settings: SETTLES,
-    longest_block: 2 * WINDOW,
+    ..LOG
 };
 
 const COUNTER: Algorithm = Algorithm {
     limit: |quota| SlidingCounter::new(quota, Duration::from_micros(WINDOW)).into(),
-    units: 1,
-    fits: |model, quota, now, cost| {
-        let start = now - now % WINDOW;
-        let (current, previous) = (model.admitted(start, now), model.admitted(start - WINDOW, start - 1));
-        let share = (previous * (WINDOW - now % WINDOW)).div_ceil(WINDOW);
-        Some(current + share + cost <= quota)
-    },
     // The quota at the end of one window, and all but one before the end of the next one.
-    most: |quota| 2 * quota - 1,
-    most_settled: |quota| 2 * quota - 1,
-    quotas_of_a_step: 1,
-    settings: SETTLES,
+    most: |quota, _| 2 * quota - 1,
     longest_block: WINDOW + 2 * WINDOW,
+    ..LOG
 };
 
 const FIXED_WINDOW: Algorithm = Algorithm {
     limit: |quota| FixedWindow::new(quota, Duration::from_micros(WINDOW)).into(),
-    units: 1,
-    fits: |model, quota, now, cost| {
-        let mut opened = 0;
-        for (at, _) in &model.0 {
-            if *at >= opened + WINDOW {
-                opened = *at;
-            }
-        }
-        let used = if now < opened + WINDOW {
-            model.admitted(opened, now)
-        } else {
-            0
-        };
-        Some(used + cost <= quota)
-    },
     // A request has opened the first window, and is not left for its end unless it is refunded.
-    most: |quota| 2 * quota - 1,
-    most_settled: |quota| 2 * quota,
-    quotas_of_a_step: 1,
-    settings: SETTLES,
-    longest_block: 2 * WINDOW,
+    most: |quota, settled| 2 * quota - 1 + settled,
+    ..LOG
 };
 
 const ALIGNED_WINDOW: Algorithm = Algorithm {
     limit: |quota| FixedWindow::new(quota, Duration::from_micros(WINDOW)).aligned().into(),
-    units: 1,
-    fits: |model, quota, now, cost| Some(model.admitted(now - now % WINDOW, now) + cost <= quota),
-    most: |quota| 2 * quota,
-    most_settled: |quota| 2 * quota,
+    most: |quota, _| 2 * quota,
     // A boundary before the step, and one after it.
     quotas_of_a_step: 2,
-    settings: SETTLES,
-    longest_block: 2 * WINDOW,
+    ..LOG
 };
 
 const CALENDAR_HOUR: Algorithm = Algorithm {
@@ -219,36 +128,19 @@ const CALENDAR_HOUR: Algorithm = Algorithm {
     ..ALIGNED_WINDOW
 };
 
-/// Between any two times: at most a burst and the tokens that came in between.
-const fn bucket<const RATE: u64>(limit: fn(u64) -> Limit) -> Algorithm {
-    Algorithm {
-        limit,
-        units: 1,
-        fits: |model, burst, now, cost| {
-            let rate = if RATE > 0 { RATE } else { burst };
-            let room = |since: u64| burst * WINDOW + (now - since) * rate;
-            let starts = model.0.iter().map(|(at, _)| *at).chain([now]);
-            Some(
-                starts
-                    .into_iter()
-                    .all(|since| (model.admitted(since, now) + cost) * WINDOW <= room(since)),
-            )
-        },
-        most: |burst| burst - 1 + if RATE > 0 { RATE } else { burst },
-        most_settled: |burst| burst - 1 + if RATE > 0 { RATE } else { burst },
-        quotas_of_a_step: 1,
-        settings: Settings {
-            settles: true,
-        },
-        longest_block: 4 * WINDOW,
-    }
-}
-
-const TOKEN_BUCKET: Algorithm = bucket::<0>(|quota| TokenBucket::new(quota, Duration::from_micros(WINDOW)).into());
+const TOKEN_BUCKET: Algorithm = Algorithm {
+    limit: |quota| TokenBucket::new(quota, Duration::from_micros(WINDOW)).into(),
+    most: |burst, _| burst - 1 + burst,
+    longest_block: 4 * WINDOW,
+    ..LOG
+};
 
 /// Three in each window, whatever the burst.
-const BURSTS_OF_THREE_PER_WINDOW: Algorithm =
-    bucket::<3>(|burst| TokenBucket::new(3, Duration::from_micros(WINDOW)).burst(burst).into());
+const BURSTS_OF_THREE_PER_WINDOW: Algorithm = Algorithm {
+    limit: |burst| TokenBucket::new(3, Duration::from_micros(WINDOW)).burst(burst).into(),
+    most: |burst, _| burst - 1 + 3,
+    ..TOKEN_BUCKET
+};
 
 impl Algorithm {
     fn limit(self, quota: u64) -> Limit {
@@ -258,10 +150,6 @@ impl Algorithm {
     fn duration(self, units: u64) -> Duration {
         Duration::from_micros(units * self.units)
     }
-
-    fn now(self, bench: &Bench) -> u64 {
-        bench.now() / self.units
-    }
 }
 
 /// All admissions: their times in units, by a clock without a step, and their costs. A cost that was settled above the estimate is
@@ -270,20 +158,13 @@ impl Algorithm {
 struct Model(Vec<(u64, u64)>);
 
 impl Model {
-    /// The sum of the costs that were admitted from one time to another, both included.
-    fn admitted(&self, from: u64, to: u64) -> u64 {
-        let span = from..=to;
-        self.0
-            .iter()
-            .filter(|(at, _)| span.contains(at))
-            .map(|(_, cost)| cost)
-            .sum()
-    }
-
     /// The most that was admitted in any half-open window. A window that begins with an admission has the most.
     fn most(&self) -> u64 {
-        let windows = self.0.iter().map(|(at, _)| self.admitted(*at, at + WINDOW - 1));
-        windows.max().unwrap_or(0)
+        let admitted = |from: u64| {
+            let within = self.0.iter().filter(|(at, _)| (from..from + WINDOW).contains(at));
+            within.map(|(_, cost)| cost).sum()
+        };
+        self.0.iter().map(|(at, _)| admitted(*at)).max().unwrap_or(0)
     }
 }
 
@@ -294,28 +175,21 @@ struct Case {
 }
 
 impl Case {
-    async fn wait(&self, units: u64) {
-        self.bench.advance(self.algorithm.duration(units)).await;
-    }
-
-    /// Checks these requests under this quota, and returns the admissions by a clock that is so much later.
-    async fn run(&self, quota: u64, arrivals: &[Arrival], settings: Settings, later: i64) -> Model {
-        let limit = self.algorithm.limit(quota);
+    /// Checks the requests of a history, and returns the admissions by a clock that is so much later.
+    async fn run(&self, history: &History, settles: bool, later: i64) -> Model {
+        let limit = self.algorithm.limit(history.quota);
         let mut model = Model::default();
         // The times of the store, until they are settled.
         let mut receipts = Vec::new();
-        for arrival in arrivals {
-            self.wait(arrival.after).await;
-            let cost = arrival.cost;
-            let outcome = self.bench.check(&limit, cost).await;
-            if outcome.allowed {
+        for arrival in &history.arrivals {
+            self.bench.advance(self.algorithm.duration(arrival.after)).await;
+            if self.bench.check(&limit, arrival.cost).await.allowed {
                 let now = self.bench.now();
                 receipts.push(Some(now));
                 let at = (now / self.algorithm.units).checked_add_signed(later);
-                model.0.push((at.expect("a time after 1970"), cost));
+                model.0.push((at.expect("a time after 1970"), arrival.cost));
             }
-            let settled = arrival.settles.filter(|_| settings.settles);
-            if let Some((back, actual)) = settled
+            if let Some((back, actual)) = arrival.settles.filter(|_| settles)
                 && let Some(position) = receipts.len().checked_sub(back + 1)
                 && let Some(admitted_at) = receipts[position].take()
             {
@@ -331,30 +205,6 @@ impl Case {
         model
     }
 
-    /// The settings of a history that the algorithm has.
-    fn settings(&self, history: &History) -> Settings {
-        let (own, of_history) = (self.algorithm.settings, history.settings);
-        Settings {
-            settles: own.settles && of_history.settles,
-        }
-    }
-
-    /// The most that is admitted in any window under these settings.
-    fn most(&self, quota: u64, settings: Settings) -> u64 {
-        match settings.settles {
-            true => (self.algorithm.most_settled)(quota),
-            false => (self.algorithm.most)(quota),
-        }
-    }
-
-    /// Checks the requests of the history before the last one, and returns the admissions.
-    async fn run_until_the_last(&self, history: &History) -> Model {
-        let settings = self.settings(history);
-        let model = self.run(history.quota, &history.arrivals, settings, 0).await;
-        self.wait(history.last.after).await;
-        model
-    }
-
     /// Sets the clock forward or back.
     async fn step(&self, history: &History) {
         let step = history.step * self.algorithm.units as i64;
@@ -367,133 +217,12 @@ fn remaining(outcome: &Outcome) -> u64 {
     outcome.states()[0].remaining
 }
 
-async fn no_window_holds_more_than_the_promise(case: Case, history: History) -> Result<(), TestCaseError> {
-    let model = case.run_until_the_last(&history).await;
-    let most = case.most(history.quota, case.settings(&history));
-    prop_assert!(
-        model.most() <= most,
-        "{} are more than {}: {:?}",
-        model.most(),
-        most,
-        model
-    );
-    Ok(())
-}
-
-async fn a_request_is_admitted_if_and_only_if_it_fits_in_the_model(
-    case: Case,
-    history: History,
-) -> Result<(), TestCaseError> {
-    let limit = case.algorithm.limit(history.quota);
-    let mut model = Model::default();
-    for arrival in history.arrivals.iter().chain([&history.last]) {
-        case.wait(arrival.after).await;
-        let now = case.algorithm.now(&case.bench);
-        let fits = (case.algorithm.fits)(&model, history.quota, now, arrival.cost);
-
-        let outcome = case.bench.check(&limit, arrival.cost).await;
-        prop_assert_eq!(
-            outcome.allowed,
-            fits.unwrap_or(outcome.allowed),
-            "{:?} at {}: {:?}",
-            arrival,
-            now,
-            model
-        );
-        if outcome.allowed {
-            model.0.push((now, arrival.cost));
-        }
-    }
-    Ok(())
-}
-
-async fn retry_after_is_exact_at_its_edge(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.run_until_the_last(&history).await;
-    let (bench, limit, cost) = (&case.bench, case.algorithm.limit(history.lowered), history.last.cost);
-    let outcome = bench.check(&limit, cost).await;
-    let Some(retry_after) = outcome.states()[0].retry_after else {
-        prop_assert!(outcome.allowed);
-        return Ok(());
-    };
-
-    prop_assert!(!outcome.allowed);
-    bench.advance(retry_after - MICROSECOND).await;
-    let early = bench.check(&limit, cost).await;
-    prop_assert!(!early.allowed, "1 µs before {retry_after:?}");
-    prop_assert_eq!(early.states()[0].retry_after, Some(MICROSECOND));
-    bench.advance(MICROSECOND).await;
-    let in_time = bench.check(&limit, cost).await;
-    prop_assert!(in_time.allowed, "after {retry_after:?}: {in_time:?}");
-    Ok(())
-}
-
-async fn remaining_is_admitted_and_not_one_more(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.run_until_the_last(&history).await;
-    let (bench, limit) = (&case.bench, case.algorithm.limit(history.lowered));
-    let remaining = remaining(&bench.check(&limit, history.last.cost).await);
-
-    if remaining > 0 {
-        let whole = bench.peek(&limit, remaining).await;
-        prop_assert!(whole.allowed, "{remaining} at once: {whole:?}");
-    }
-    for admitted in 0..remaining {
-        let outcome = bench.check(&limit, 1).await;
-        prop_assert!(outcome.allowed, "{admitted} of {remaining}: {outcome:?}");
-    }
-    prop_assert!(!bench.check(&limit, 1).await.allowed, "one more than {remaining}");
-    Ok(())
-}
-
-async fn a_denied_request_adds_no_weight_and_no_time_to_live(
-    case: Case,
-    history: History,
-) -> Result<(), TestCaseError> {
-    case.run_until_the_last(&history).await;
-    let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
-    let before = bench.peek(&limit, 1).await;
-    let expires_at = bench.expires_at().await;
-
-    let cost = remaining(&before) + history.last.cost;
-    for _ in 0..3 {
-        let denied = bench.check(&limit, cost).await;
-        prop_assert!(!denied.allowed);
-        prop_assert_eq!(denied.states()[0].reset_after, before.states()[0].reset_after);
-    }
-    prop_assert_eq!(bench.peek(&limit, 1).await, before);
-    // Expired entries may be removed, and with them the key.
-    let after = bench.expires_at().await;
-    prop_assert!(
-        after.is_none() || after == expires_at,
-        "{after:?} instead of {expires_at:?}"
-    );
-    Ok(())
-}
-
-async fn reset_after_is_exact_at_its_edge(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.run_until_the_last(&history).await;
-    let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
-    let reset_after = bench.check(&limit, history.last.cost).await.states()[0].reset_after;
-
-    bench.advance(reset_after - MICROSECOND).await;
-    prop_assert!(remaining(&bench.peek(&limit, 1).await) < history.quota);
-    bench.advance(MICROSECOND).await;
-    let restored = bench.peek(&limit, history.quota).await;
-    prop_assert!(restored.allowed);
-    prop_assert_eq!(restored.states()[0].reset_after, Duration::ZERO);
-    Ok(())
-}
-
 /// At most one quota more than without the step, or two in windows that open by the clock; and from then on no more.
 async fn a_step_of_the_clock_admits_its_quotas_once(case: Case, history: History) -> Result<(), TestCaseError> {
-    let settings = Settings {
-        ..case.settings(&history)
-    };
-    let most = case.most(history.quota, settings);
-    let mut model = case.run(history.quota, &history.arrivals, settings, 0).await;
+    let most = (case.algorithm.most)(history.quota, history.settles.into());
+    let mut model = case.run(&history, history.settles, 0).await;
     case.step(&history).await;
-    let after = case
-        .run(history.quota, &history.arrivals, settings, -history.step)
-        .await;
+    let after = case.run(&history, history.settles, -history.step).await;
     prop_assert!(after.most() <= most, "{} are more than {most}: {after:?}", after.most());
 
     model.0.extend(after.0);
@@ -503,15 +232,13 @@ async fn a_step_of_the_clock_admits_its_quotas_once(case: Case, history: History
 }
 
 async fn a_step_of_the_clock_delays_no_request_for_long(case: Case, history: History) -> Result<(), TestCaseError> {
-    let quota = history.quota;
-    let limit = case.algorithm.limit(quota);
-    case.run(quota, &history.arrivals, Settings::NONE, 0).await;
+    let limit = case.algorithm.limit(history.quota);
+    case.run(&history, false, 0).await;
     case.step(&history).await;
 
     let longest = case.algorithm.duration(case.algorithm.longest_block);
-    let wait = case.bench.peek(&limit, 1).await.states()[0]
-        .retry_after
-        .unwrap_or_default();
+    let denied = case.bench.peek(&limit, 1).await;
+    let wait = denied.states()[0].retry_after.unwrap_or_default();
     prop_assert!(wait <= longest, "{wait:?}");
     case.bench.advance(wait).await;
     prop_assert!(case.bench.check(&limit, 1).await.allowed, "after {wait:?}");
@@ -542,12 +269,6 @@ macro_rules! properties {
     ($($algorithm:ident $named:ident)*) => {$(
         mod $algorithm {
             crate::support::each_store! { by crate::limit::properties::holds, crate::limit::properties::$named;
-                no_window_holds_more_than_the_promise
-                a_request_is_admitted_if_and_only_if_it_fits_in_the_model
-                retry_after_is_exact_at_its_edge
-                remaining_is_admitted_and_not_one_more
-                a_denied_request_adds_no_weight_and_no_time_to_live
-                reset_after_is_exact_at_its_edge
                 a_step_of_the_clock_admits_its_quotas_once
                 a_step_of_the_clock_delays_no_request_for_long
             }

@@ -70,7 +70,7 @@ async fn units_are_taken_as_far_as_they_fit(store: Arc<impl Store>) {
         let policy = Policy::new(format!("units-{position}"), limit.parse::<Limit>().expect("a limit"));
         let limiter = Limiter::new(store.clone(), policy.cost(3));
         let take = async |units| {
-            let decision = limiter.take_up_to("k", units).await.expect("the store answers");
+            let decision = limiter.request("k").take_up_to(units).await.expect("the store answers");
             (
                 decision.taken(),
                 decision.is_allowed(),
@@ -89,7 +89,7 @@ async fn units_of_several_policies_are_those_of_the_strictest(store: Arc<impl St
     let log = |name: &'static str, quota| Policy::new(name, SlidingLog::per_hour(quota));
     let observed = log("observed", 3).observe_only();
     let limiter = Limiter::new(store.clone(), [log("wide", 9), log("strict", 4).cost(2), observed]);
-    let decision = limiter.take_up_to("k", 7).await.expect("the store answers");
+    let decision = limiter.request("k").take_up_to(7).await.expect("the store answers");
     let remaining = |decision: &Decision| decision.policies().map(|policy| policy.remaining()).collect::<Vec<_>>();
     assert_eq!((decision.taken(), remaining(&decision)), (2, vec![7, 0, 0]));
 
@@ -105,7 +105,8 @@ async fn units_of_several_policies_are_those_of_the_strictest(store: Arc<impl St
 
     let slots = Limiter::new(store, Policy::new("slots", tower_quota::Concurrency::new(3)));
     let error = slots
-        .take_up_to("k", 2)
+        .request("k")
+        .take_up_to(2)
         .await
         .expect_err("each slot has a lease of its own");
     assert!(error.to_string().contains("use `check`"), "{error}");
@@ -207,7 +208,12 @@ async fn a_peek_of_a_cost_returns_what_its_check_would(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
     let _ = check_n(&limiter, 2).await;
     for (cost, fits) in [(0, true), (3, true), (4, false), (6, false)] {
-        let peeked = limiter.peek_n("k", cost).await.expect("the store answers");
+        let peeked = limiter
+            .request("k")
+            .cost(cost.max(1))
+            .peek()
+            .await
+            .expect("the store answers");
         assert_eq!(
             (peeked.is_allowed(), peeked.take_receipt().is_empty()),
             (fits, true),
@@ -219,7 +225,7 @@ async fn a_peek_of_a_cost_returns_what_its_check_would(store: Arc<impl Store>) {
 
 async fn a_check_without_a_future_needs_a_store_that_replies_at_once(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
-    let checked = limiter.check_now("k");
+    let checked = limiter.request("k").check_now();
     assert_eq!(checked.is_ok(), store.replies_at_once(), "{checked:?}");
     let counted = u64::from(checked.is_ok_and(|decision| decision.is_allowed()));
     assert_eq!(check_n(&limiter, 0).await.remaining(), 5 - counted);

@@ -5,8 +5,7 @@ use std::time::Duration;
 use tower_quota::{
     ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, RedisStore,
     RedisStoreBuilder, SlidingLog, TokenBucket, key,
-    limit::by,
-    store::{ErrorKind, Store},
+    store::{ErrorKind, Store, StoreFuture, StoreRequest},
 };
 
 use crate::support::{
@@ -96,6 +95,28 @@ async fn only_overrides_that_can_be_applied_are_set() {
     assert!(none.unwrap_err().to_string().contains("`.overrides(true)`"));
 }
 
+struct Around(MemoryStore);
+
+impl Store for Around {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        self.0.decide(requests)
+    }
+
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.0)
+    }
+}
+
+#[tokio::test]
+async fn a_store_has_the_overrides_the_status_and_the_identity_of_the_store_that_it_wraps() {
+    let store = MemoryStore::new();
+    let around = Around(store.clone());
+    assert_eq!((around.id(), around.status()), (store.id(), store.status()));
+    let set = limiter(around).override_limit("mails", "a", log_of(9), HOUR).await;
+    set.expect("the store that is wrapped has overrides");
+    assert_eq!(state(&limiter(store), "a").await, (9, 9));
+}
+
 #[tokio::test]
 async fn an_override_to_unlimited_or_deny_all_is_applied() {
     let mails = limiter(MemoryStore::new());
@@ -128,7 +149,7 @@ async fn an_override_below_the_cost_of_each_request_is_refused() {
 #[tokio::test]
 async fn a_layer_applies_an_override_to_fixed_and_to_chosen_limits() {
     let store = MemoryStore::new();
-    let chosen = Policy::new("mails", by(|_| log_of(3))).key(key::header("user"));
+    let chosen = Policy::with_limit_fn("mails", |_| log_of(3)).key(key::header("user"));
     let fixed = Policy::new("mails", log_of(5)).key(key::header("user"));
     let key = Key::header("user", "a");
     limiter(store.clone())
@@ -286,7 +307,10 @@ async fn something_else_under_the_key_of_overrides_is_logged_once(library: Clien
 
 async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrary) {
     let redis = Redis::start();
-    let builder = builder().client_library(library).hash_keys("sixteen random bytes");
+    let builder = builder()
+        .client_library(library)
+        .hash_keys("sixteen random bytes")
+        .expect("a long secret");
     let [one, other] = two(builder, &redis).await;
     one.override_limit("mails", "ann@example.com", log_of(9), HOUR)
         .await

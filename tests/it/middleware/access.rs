@@ -8,7 +8,7 @@ use http::{Method, Response, StatusCode, request::Parts};
 use tower_quota::{
     Decision, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog,
     key::{self, ClientIpSource, PeerAddr, UnixPeer},
-    response::{Negotiated, PlainText, Rejection, StatusOnly, html, json},
+    response::{Grpc, Rejection, html, json, text},
 };
 
 use crate::support::{Counted, Log, get, get_from, send};
@@ -118,9 +118,8 @@ async fn each_format_has_a_response_to_a_blocked_request() {
     let json = json(|rejection, _| format!(r#"{{"code":{}}}"#, rejection.status().as_u16()));
     let html = html(|rejection, _| format!("<p>{}</p>", rejection.status()));
     for (layer, status, body) in [
-        (layer().format(PlainText), 403, "Forbidden.\n"),
-        (layer().format(Negotiated::new(PlainText)), 403, "Forbidden.\n"),
-        (layer().format(StatusOnly), 403, ""),
+        (layer().format(Grpc::new()), 403, ""),
+        (layer().format(Grpc::new().or(text(|_, _| "hidden"))), 403, "hidden"),
         (layer().format(json), 403, r#"{"code":403}"#),
         (layer().format(html), 403, "<p>403 Forbidden</p>"),
         (layer().format(hidden), 404, "nothing here"),

@@ -11,11 +11,7 @@ use allocation_counter::measure;
 use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::Empty;
 use tower::{Layer, Service};
-use tower_quota::{
-    Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
-    limit::{self, LimitSource},
-    store::Store,
-};
+use tower_quota::{Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store};
 
 use crate::support::{Later, get};
 
@@ -47,7 +43,7 @@ impl Service<Request<Body>> for Bare {
     }
 }
 
-fn layer(store: impl Store, limit: impl Into<LimitSource>) -> RateLimitLayer {
+fn layer(store: impl Store, limit: impl Into<tower_quota::Limit>) -> RateLimitLayer {
     RateLimitLayer::new(store, Policy::new("hello", limit).key(key::ip()))
 }
 
@@ -116,11 +112,12 @@ fn without_extensions_an_admitted_request_allocates_three_times_and_without_head
 
 #[test]
 fn a_limit_that_is_chosen_for_each_request_allocates_nothing_more() {
-    let by_path = limit::by(|parts| match parts.uri.path() {
+    let by_path = Policy::with_limit_fn("hello", |parts| match parts.uri.path() {
         "/" => SlidingLog::per_hour(1_000),
         _ => SlidingLog::per_hour(100),
     });
-    assert_eq!(added(&layer(MemoryStore::new(), by_path), SILENT, StatusCode::OK), 7);
+    let layer = RateLimitLayer::new(MemoryStore::new(), by_path.key(key::ip()));
+    assert_eq!(added(&layer, SILENT, StatusCode::OK), 7);
 }
 
 #[test]

@@ -18,10 +18,10 @@ use http_body_util::Full;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_http::cors::{Any, CorsLayer};
 use tower_quota::{
-    Decision, FailureMode, FixedWindow, Headers, KeyExtractor, Limit, Policy, RateLimitLayer, ResetFormat, SlidingLog,
-    TokenBucket, key,
+    Decision, FailureMode, FixedWindow, Headers, KeyExtractor, Limit, Policy, RateLimitLayer, SlidingLog, TokenBucket,
+    key,
     limit::Calendar,
-    response::{self, Grpc, Negotiated, PlainText, Problem, Rejection, StatusOnly},
+    response::{self, Grpc, Problem, Rejection},
     store::ChargeState,
 };
 
@@ -82,9 +82,7 @@ async fn each_dialect_has_its_fields() {
         ("HD-01", Headers::None, &[][..]),
         (
             "HD-02",
-            Headers::Legacy {
-                reset: ResetFormat::EpochSeconds,
-            },
+            Headers::LegacyEpoch,
             &[
                 "x-ratelimit-limit: 100",
                 "x-ratelimit-remaining: 60",
@@ -93,9 +91,7 @@ async fn each_dialect_has_its_fields() {
         ),
         (
             "HD-03",
-            Headers::Legacy {
-                reset: ResetFormat::DeltaSeconds,
-            },
+            Headers::LegacyDelta,
             &[
                 "x-ratelimit-limit: 100",
                 "x-ratelimit-remaining: 60",
@@ -141,9 +137,7 @@ async fn a_denial_has_the_wait_in_each_dialect() {
         ("HD-01, denied", Headers::None, &["retry-after: 42"][..]),
         (
             "HD-02, denied",
-            Headers::Legacy {
-                reset: ResetFormat::EpochSeconds,
-            },
+            Headers::LegacyEpoch,
             &[
                 "retry-after: 42",
                 "x-ratelimit-limit: 100",
@@ -210,8 +204,8 @@ async fn numbers_of_any_store_fit_in_the_fields() {
         admitted.field("ratelimit"),
         Some("\"default\";r=999999999999999;t=999999999999999")
     );
-    for reset in [ResetFormat::EpochSeconds, ResetFormat::DeltaSeconds] {
-        let admitted = call(RateLimitLayer::new(most(), default()).headers(Headers::Legacy { reset })).await;
+    for legacy in [Headers::LegacyEpoch, Headers::LegacyDelta] {
+        let admitted = call(RateLimitLayer::new(most(), default()).headers(legacy)).await;
         assert_eq!(admitted.status, StatusCode::OK);
     }
 }
@@ -289,9 +283,7 @@ async fn of_several_policies_single_values_are_those_of_the_one_that_matters_mos
                 .map(|(left, wait)| ChargeState::new(left, wait.map(Duration::from_secs), Duration::from_secs(9)))
                 .to_vec(),
         );
-        let layer = RateLimitLayer::new(store, burst_and_daily()).headers(Headers::Legacy {
-            reset: ResetFormat::DeltaSeconds,
-        });
+        let layer = RateLimitLayer::new(store, burst_and_daily()).headers(Headers::LegacyDelta);
         let lines = lines(&call(layer).await);
         assert!(
             expected.iter().all(|line| lines.contains(&(*line).to_owned())),
@@ -332,11 +324,9 @@ async fn each_algorithm_has_its_policy_item() {
 }
 
 #[test]
+#[should_panic(expected = "\"naïve\" is not a policy name")]
 fn hd_20_a_name_that_is_no_word_cannot_be_built() {
-    let error = Policy::new("naïve", SlidingLog::per_minute(100))
-        .validate()
-        .expect_err("not a word");
-    assert!(error.to_string().contains("naïve"), "{error}");
+    let _ = Policy::new("naïve", SlidingLog::per_minute(100));
 }
 
 #[tokio::test]
@@ -346,11 +336,8 @@ async fn hd_22_of_single_values_the_lower_remaining_wins_whole() {
         ("x-ratelimit-remaining", "5"),
         ("x-ratelimit-reset", "7"),
     ];
-    let ours = |remaining| {
-        RateLimitLayer::new(Fixed::admitted(remaining, 58_200), default()).headers(Headers::Legacy {
-            reset: ResetFormat::DeltaSeconds,
-        })
-    };
+    let ours =
+        |remaining| RateLimitLayer::new(Fixed::admitted(remaining, 58_200), default()).headers(Headers::LegacyDelta);
     assert_eq!(
         lines(&call_behind(ours(60), 200, theirs).await),
         [
@@ -489,9 +476,7 @@ async fn a_list_on_two_lines_beside_a_dictionary_stays_or_goes_whole() {
 
 #[tokio::test]
 async fn of_nested_layers_with_single_values_the_closest_to_exhaustion_is_shown() {
-    let style = Headers::Legacy {
-        reset: ResetFormat::DeltaSeconds,
-    };
+    let style = Headers::LegacyDelta;
     for (inner, outer, shown) in [(3, 4, ["100", "3"]), (4, 3, ["50", "3"]), (0, 4, ["100", "0"])] {
         let inner = RateLimitLayer::new(Fixed::admitted(inner, 1_000), default()).headers(style.clone());
         let everyone = Policy::new("everyone", SlidingLog::per_minute(50)).key(key::constant("all"));
@@ -504,9 +489,7 @@ async fn of_nested_layers_with_single_values_the_closest_to_exhaustion_is_shown(
 
 #[tokio::test]
 async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
-    let style = Headers::Legacy {
-        reset: ResetFormat::DeltaSeconds,
-    };
+    let style = Headers::LegacyDelta;
     const LIMIT: (&str, &str) = ("x-ratelimit-limit", "200");
     const HIGH: [(&str, &str); 2] = [("x-ratelimit-remaining", "99"), ("x-ratelimit-reset", "9")];
     const LOW: [(&str, &str); 2] = [("x-ratelimit-remaining", "5"), ("x-ratelimit-reset", "7")];
@@ -543,7 +526,7 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
 #[tokio::test]
 async fn hd_24_a_redirect_has_no_fields_in_any_dialect() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
-        let layer = RateLimitLayer::new(s1(), default()).headers(style.clone().and(legacy(ResetFormat::EpochSeconds)));
+        let layer = RateLimitLayer::new(s1(), default()).headers(style.clone().and(Headers::LegacyEpoch));
         for status in [301, 304, 308] {
             let redirect = call_behind(layer.clone(), status, &[]).await;
             assert_eq!(redirect.status, status);
@@ -564,8 +547,7 @@ async fn hd_25_an_error_of_the_service_has_fields() {
 
 #[tokio::test]
 async fn the_legacy_fields_go_beside_a_draft() {
-    let layer =
-        |store| RateLimitLayer::new(store, default()).headers(Headers::Draft08.and(legacy(ResetFormat::EpochSeconds)));
+    let layer = |store| RateLimitLayer::new(store, default()).headers(Headers::Draft08.and(Headers::LegacyEpoch));
     assert_eq!(
         lines(&call(layer(s1())).await),
         [
@@ -585,9 +567,7 @@ async fn a_cost_above_the_limit_has_no_wait_in_any_dialect() {
         Headers::Draft08,
         Headers::Draft07,
         Headers::Draft06,
-        Headers::Legacy {
-            reset: ResetFormat::EpochSeconds,
-        },
+        Headers::LegacyEpoch,
     ] {
         let denied = call(
             RateLimitLayer::new(Clock::new().memory_store(), default().cost_fn(|_| 101))
@@ -657,7 +637,7 @@ fn waits(received: &Received) -> Vec<String> {
 async fn hd_32_jitter_is_the_same_in_each_field() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
         let jitter = Duration::from_secs(1_000);
-        let layer = RateLimitLayer::new(s2(), default()).headers(style.clone().and(legacy(ResetFormat::EpochSeconds)));
+        let layer = RateLimitLayer::new(s2(), default()).headers(style.clone().and(Headers::LegacyEpoch));
         let app = hello(layer.retry_jitter(jitter));
         for _ in 0..20 {
             let denied = send(&app, support::get("/")).await;
@@ -747,13 +727,9 @@ async fn hd_27_the_problem_names_the_policy_and_no_caller() {
     }
 }
 
-fn legacy(reset: ResetFormat) -> Headers {
-    Headers::Legacy { reset }
-}
-
 fn fails(mode: FailureMode) -> RateLimitLayer {
     let policy = default().failure_mode(mode);
-    RateLimitLayer::new(Broken::default(), policy).headers(Headers::Draft08.and(legacy(ResetFormat::DeltaSeconds)))
+    RateLimitLayer::new(Broken::default(), policy).headers(Headers::Draft08.and(Headers::LegacyDelta))
 }
 
 #[tokio::test]
@@ -810,8 +786,8 @@ fn each_rejection() -> Vec<(&'static str, RateLimitLayer, u16)> {
     ];
     let formats: [fn(RateLimitLayer) -> RateLimitLayer; 4] = [
         |layer| layer,
-        |layer| layer.format(PlainText),
-        |layer| layer.format(StatusOnly),
+        |layer| layer.format(response::text(|_, _| "later")),
+        |layer| layer.format(response::text(|_, _| "")),
         |layer| layer.format(Grpc::new()),
     ];
     let mut rejections = Vec::new();
@@ -852,20 +828,17 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
         Headers::Draft08,
         Headers::Draft07,
         Headers::Draft06,
-        Headers::Legacy {
-            reset: ResetFormat::EpochSeconds,
-        },
+        Headers::LegacyEpoch,
         Headers::None,
     ];
     let mut seen = HashSet::new();
     let observing = RateLimitLayer::new(s1(), default().observe_only()).observed_header(true);
-    let warning = RateLimitLayer::new(s1(), default().warn_at(0.5)).degree_header(true);
     let rejecting = each_rejection().into_iter().map(|(_, layer, _)| layer);
-    for layer in rejecting.chain([observing, warning]) {
+    for layer in rejecting.chain([observing]) {
         for style in styles.clone() {
             let app = Router::new()
                 .fallback(async || "hi")
-                .layer(layer.clone().headers(style.and(legacy(ResetFormat::DeltaSeconds))));
+                .layer(layer.clone().headers(style.and(Headers::LegacyDelta)));
             for content_type in ["application/json", "application/grpc", "application/grpc-web+proto"] {
                 let request = support::get("/")
                     .method(Method::POST)
@@ -884,23 +857,12 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
 
 #[tokio::test]
 async fn each_format_has_its_content() {
-    let denied = call(RateLimitLayer::new(s2(), default()).format(PlainText)).await;
+    let denied = call(RateLimitLayer::new(s2(), default()).format(response::text(|_, _| "later"))).await;
     assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(denied.field("content-type"), Some("text/plain; charset=utf-8"));
-    assert_eq!(denied.body, "Too many requests.\n");
-    assert_eq!(denied.field("retry-after"), Some("42"));
-
-    let failed = call(fails(FailureMode::Closed).format(PlainText)).await;
-    assert_eq!(
-        (failed.status.as_u16(), &failed.body[..]),
-        (503, &b"Temporarily unavailable.\n"[..])
-    );
-
-    let denied = call(RateLimitLayer::new(s2(), default()).format(StatusOnly)).await;
-    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(denied.field("content-type"), None);
     assert_eq!(denied.field("ratelimit"), Some("\"default\";r=0;t=42"));
-    assert!(denied.body.is_empty());
+    assert_eq!(denied.body, "later");
+    assert_eq!(denied.field("retry-after"), Some("42"));
 
     let own = |rejection: Rejection<'_>, parts: &Parts| {
         let wait = match rejection {
@@ -926,12 +888,12 @@ async fn head_gets_the_fields_of_get_without_a_body_in_every_format() {
     let formats = [
         RateLimitLayer::new(s2(), default()),
         RateLimitLayer::new(s2(), default()).format(Problem),
-        RateLimitLayer::new(s2(), default()).format(PlainText),
-        RateLimitLayer::new(s2(), default()).format(StatusOnly),
+        RateLimitLayer::new(s2(), default()).format(response::text(|_, _| "later")),
+        RateLimitLayer::new(s2(), default()).format(response::text(|_, _| "")),
         RateLimitLayer::new(s2(), default()).format(response::json(|_, _| r#"{"code":"slow-down"}"#)),
         RateLimitLayer::new(s2(), default()).format(response::html(|_, parts| format!("<h1>{}</h1>", parts.uri))),
         RateLimitLayer::new(s2(), default()).format(response::axum(|rejection, _| (rejection.status(), "later"))),
-        RateLimitLayer::new(s2(), default()).format(Negotiated::new(PlainText).grpc(Grpc::new())),
+        RateLimitLayer::new(s2(), default()).format(Grpc::new().or(response::text(|_, _| "later"))),
     ];
     for layer in formats {
         let app = hello(layer);
@@ -947,7 +909,7 @@ async fn head_gets_the_fields_of_get_without_a_body_in_every_format() {
 
 #[tokio::test]
 async fn an_empty_response_ends_with_its_header_section() {
-    let response = hello(RateLimitLayer::new(s2(), default()).format(StatusOnly))
+    let response = hello(RateLimitLayer::new(s2(), default()).format(response::text(|_, _| "")))
         .oneshot(
             support::get("/")
                 .body(axum::body::Body::empty())
@@ -963,8 +925,7 @@ async fn a_cors_layer_outside_shows_the_fields_to_browsers_on_denials_too() {
     let cors = CorsLayer::new().allow_origin(Any).expose_headers(Headers::names());
     let policy = Policy::new("one", SlidingLog::per_minute(1)).key(key::ip());
     let app = hello(
-        RateLimitLayer::new(Clock::new().memory_store(), policy)
-            .headers(Headers::Draft08.and(legacy(ResetFormat::DeltaSeconds))),
+        RateLimitLayer::new(Clock::new().memory_store(), policy).headers(Headers::Draft08.and(Headers::LegacyDelta)),
     )
     .layer(cors);
     let url = serve(app).await;

@@ -11,7 +11,6 @@ mod nested;
 mod observers;
 mod openapi;
 mod paths;
-mod read_body;
 mod shutdown;
 mod stack;
 mod stalls;

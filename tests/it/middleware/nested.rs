@@ -12,7 +12,7 @@ use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_quota::{
     ClientLibrary, Decision, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
     TokenBucket, key,
-    store::{self, Store, StoreFuture, StoreId},
+    store::{self, Store, StoreFuture},
 };
 
 use crate::support::{Redis, connected, patient};
@@ -258,8 +258,8 @@ impl<S: Store> Store for Wrapped<S> {
         self.0.decide(requests)
     }
 
-    fn id(&self) -> Option<StoreId> {
-        self.0.id()
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.0)
     }
 }
 

@@ -8,7 +8,6 @@ use std::{
 use axum::{Router, routing};
 use tower_quota::{
     Decision, Denial, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
-    limit,
     store::{ErrorKind, Store},
 };
 
@@ -90,7 +89,7 @@ async fn a_denial_without_a_call_of_the_store_is_observed() {
     let all = || key::constant("all");
     let bucket = TokenBucket::per_second(1);
     let expensive = Policy::new("p", bucket).key(all()).cost_fn(|_| 2);
-    let chosen = Policy::new("p", limit::by(move |_| bucket)).key(all()).cost(2);
+    let chosen = Policy::with_limit_fn("p", move |_| bucket).key(all()).cost(2);
     let closed = Policy::new("q", Limit::DenyAll).key(all());
     for (policy, denial) in [
         (expensive, Denial::CostAboveLimit),

@@ -3,9 +3,7 @@
 use axum::{Router, routing::get as route};
 use http::StatusCode;
 use serde_json::Value;
-use tower_quota::{
-    FailureMode, Headers, MemoryStore, Plans, Policy, RateLimitLayer, ResetFormat, SlidingLog, key, limit,
-};
+use tower_quota::{FailureMode, Headers, MemoryStore, Plans, Policy, RateLimitLayer, SlidingLog, key};
 
 use crate::support::{Broken, get, send};
 
@@ -52,15 +50,14 @@ fn assert_describes(components: &Value, name: &str, received: &crate::support::R
 
 #[tokio::test]
 async fn the_components_describe_the_responses() {
-    let reset = ResetFormat::EpochSeconds;
     for headers in [
         Headers::Draft08,
         Headers::Draft07,
         Headers::Draft06,
-        Headers::Legacy { reset },
+        Headers::LegacyEpoch,
         Headers::None,
     ] {
-        let layer = RateLimitLayer::new(MemoryStore::new(), policy()).headers(headers.and(Headers::Legacy { reset }));
+        let layer = RateLimitLayer::new(MemoryStore::new(), policy()).headers(headers.and(Headers::LegacyEpoch));
         let components = layer.openapi();
         assert!(components["responses"]["ServiceUnavailable"].is_null());
         let app = Router::new().route("/", route(async || "hi").layer(layer));
@@ -78,7 +75,7 @@ async fn the_components_describe_the_responses() {
 
 #[test]
 fn the_description_names_plans_and_limits_that_are_chosen() {
-    let chosen = Policy::new("chosen", limit::by(|_| SlidingLog::per_minute(1))).key(key::constant("all"));
+    let chosen = Policy::with_limit_fn("chosen", |_| SlidingLog::per_minute(1)).key(key::constant("all"));
     let layer = RateLimitLayer::new(MemoryStore::new(), Plans::new("free", policy()).in_each(chosen));
     let description = layer.openapi()["responses"]["TooManyRequests"]["description"].clone();
     let expected =

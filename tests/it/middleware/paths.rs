@@ -17,7 +17,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, util::BoxCloneSyncService};
 use tower_http::normalize_path::NormalizePath;
-use tower_quota::{MemoryStore, Policies, RateLimitLayer, response::StatusOnly};
+use tower_quota::{MemoryStore, Policies, RateLimitLayer};
 
 use crate::support::{Log, get, send};
 
@@ -149,10 +149,7 @@ fn stack(parts: &[Part]) -> Served {
     let file = file.replace("]\n", "]\nlimit = 'fixed-window 1000000/min'\nkey = 'constant:all'\n");
     let policies = Policies::from_toml(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
     let names = ["login", "users", "files", "top", "all"];
-    let limit = policies
-        .layer(MemoryStore::new(), names)
-        .expect("policies")
-        .format(StatusOnly);
+    let limit = policies.layer(MemoryStore::new(), names).expect("policies");
 
     let slash = if parts.contains(&Part::Append) { "/" } else { "" };
     let mut router = Router::new().fallback(handler("none"));

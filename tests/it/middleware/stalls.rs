@@ -35,7 +35,7 @@ fn admitted(library: ClientLibrary, workers: usize, blocks: Duration) -> usize {
         let reached = admitted.clone();
         let policy = Policy::new("login", SlidingLog::per_minute(5)).key(key::constant("k"));
         let service = RateLimitLayer::new(store, policy.failure_mode(FailureMode::Open)).layer(service_fn(
-            move |_: Request<()>| {
+            move |_: Request<String>| {
                 reached.fetch_add(1, Ordering::Relaxed);
                 // A password hash on the thread of the runtime.
                 thread::sleep(blocks);
@@ -45,7 +45,7 @@ fn admitted(library: ClientLibrary, workers: usize, blocks: Duration) -> usize {
 
         let mut requests = JoinSet::new();
         for _ in 0..100 {
-            requests.spawn(service.clone().oneshot(Request::new(())));
+            requests.spawn(service.clone().oneshot(Request::new(String::new())));
         }
         for response in requests.join_all().await {
             response.expect("the service does not fail");

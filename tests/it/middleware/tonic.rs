@@ -32,10 +32,9 @@ use tonic_types::{ErrorDetails, StatusExt};
 use tonic_web::GrpcWebLayer;
 use tower::{Layer, Service, ServiceExt, service_fn, util::MapRequestLayer};
 use tower_quota::{
-    Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, LivePolicies, Policies, Policy, RateLimitLayer,
-    SlidingLog,
+    Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, Policies, Policy, RateLimitLayer, SlidingLog,
     key::{self, KeyError},
-    response::{Grpc, Negotiated},
+    response::{Grpc, Problem},
 };
 
 use crate::support::{self, Broken, Browser, Clock, Fixed, Received, frames};
@@ -420,7 +419,7 @@ async fn gr_18_pushback_is_the_wait_in_milliseconds() {
 
 #[tokio::test]
 async fn pushback_can_be_turned_off() {
-    let layer = denied(Duration::from_secs(30)).format(Negotiated::default().grpc(Grpc::new().pushback(false)));
+    let layer = denied(Duration::from_secs(30)).format(Grpc::new().pushback(false).or(Problem));
     let status = status_from(layer).await;
     assert_eq!(field(&status, "grpc-retry-pushback-ms"), None);
     assert!(status.get_details_retry_info().is_some());
@@ -810,7 +809,7 @@ async fn a_server_applies_the_limits_of_its_file_after_a_reload() {
         let file = format!("[policies.per-address]\nlimit = \"{limit}\"\nkey = \"ip\"\n");
         Policies::from_toml(&file).expect("a policy")
     };
-    let policies = LivePolicies::from(describe("sliding-log 2/min"));
+    let policies = describe("sliding-log 2/min");
     let policy = policies.get("per-address").expect("the policy has a key");
     let layer = RateLimitLayer::new(Clock::new().memory_store(), policy);
     let (incoming, endpoint) = listen().await;
@@ -821,11 +820,11 @@ async fn a_server_applies_the_limits_of_its_file_after_a_reload() {
     let mut caller = Caller::new(&endpoint).await;
     assert_eq!(caller.once("hi").await.expect("admitted"), "hi, Some(1) left");
     policies
-        .replace(describe("sliding-log 4/min"))
+        .replace(&describe("sliding-log 4/min"))
         .expect("the policy has a key");
     assert_eq!(caller.once("hi").await.expect("admitted"), "hi, Some(2) left");
     policies
-        .replace(describe("sliding-log 1/min"))
+        .replace(&describe("sliding-log 1/min"))
         .expect("the policy has a key");
     let denied = caller.once("hi").await.expect_err("denied");
     assert_eq!(denied.code(), Code::ResourceExhausted);
@@ -903,7 +902,7 @@ async fn the_status_of_a_call_without_a_key_is_a_choice() {
         let policy = Policy::new("tokens", SlidingLog::per_minute(2)).key(key::header("x-token"));
         RateLimitLayer::new(Clock::new().memory_store(), policy)
     };
-    let unauthenticated = Negotiated::default().grpc(Grpc::new().without_key(Code::Unauthenticated));
+    let unauthenticated = Grpc::new().without_key(Code::Unauthenticated).or(Problem);
     assert_eq!(status_from(by_token()).await.code(), Code::InvalidArgument);
     let status = status_from(by_token().format(unauthenticated)).await;
     assert_eq!(status.code(), Code::Unauthenticated);

@@ -11,7 +11,6 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -20,9 +19,7 @@ use http_body_util::Full;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn};
 use tower_quota::{FailureMode, MemoryStore, Policy, RateLimit, RateLimitLayer, SlidingLog, key, store::Store};
 
-use crate::support::{
-    Broken, Clock, Gated, Later, Log, PATIENCE, Received, Redis, connected, eventually, less_patient,
-};
+use crate::support::{Broken, Clock, Gated, Later, Log, PATIENCE, Received, Redis, eventually};
 
 type Body = Full<Bytes>;
 
@@ -385,45 +382,6 @@ async fn a_store_that_fails_closed_at_once_is_503_and_never_429() {
 #[tokio::test]
 async fn a_store_that_fails_closed_later_is_503_and_never_429() {
     a_store_that_fails_closed_is_503_and_never_429(Later(Broken::default())).await;
-}
-
-#[tokio::test]
-async fn a_redis_that_stopped_is_503_when_closed_and_counts_again_after_a_restart() {
-    let mut redis = Redis::start();
-    let store = connected(less_patient(), &redis.url()).await;
-    let service = RateLimitLayer::new(store, one_each().failure_mode(FailureMode::Closed)).layer(Eager::default());
-    assert_eq!(call(&service).await.status, StatusCode::OK);
-
-    redis.kill();
-    let failed = call(&service).await;
-    assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(failed.field("ratelimit"), None);
-
-    redis.restart();
-    let back = async {
-        loop {
-            let answered = call(&service).await;
-            if answered.status != StatusCode::SERVICE_UNAVAILABLE {
-                return answered.status;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let status = tokio::time::timeout(PATIENCE, back).await.expect("it comes back");
-    assert_eq!(status, StatusCode::OK);
-}
-
-#[tokio::test]
-async fn of_several_policies_one_that_is_closed_closes_all() {
-    let open = one_each();
-    let closed = Policy::new("closed", SlidingLog::per_minute(1))
-        .key(key::header("user"))
-        .failure_mode(FailureMode::Closed);
-
-    for policies in [[open.clone(), closed.clone()], [closed.clone(), open.clone()]] {
-        let service = RateLimitLayer::new(Broken::default(), policies).layer(Eager::default());
-        assert_eq!(call(&service).await.status, StatusCode::SERVICE_UNAVAILABLE);
-    }
 }
 
 #[tokio::test]

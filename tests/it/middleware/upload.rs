@@ -18,7 +18,7 @@ use tokio::{
     time::Instant,
 };
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
-use tower_quota::{DrainBodyLayer, FailureMode, Policy, RateLimitLayer, SlidingLog, key, store::Store};
+use tower_quota::{FailureMode, Policy, RateLimitLayer, SlidingLog, key, store::Store};
 
 use crate::support::{Broken, Fixed, Later, serve};
 
@@ -37,26 +37,26 @@ fn denied() -> RateLimitLayer {
 }
 
 /// A connection to a server whose requests are all rejected.
-pub(super) struct Connection(TcpStream);
+struct Connection(TcpStream);
 
 impl Connection {
-    pub(super) async fn to(app: Router) -> Self {
+    async fn to(app: Router) -> Self {
         let url = serve(app).await;
         let authority = url.strip_prefix("http://").expect("a URL");
         Self(TcpStream::connect(authority).await.expect("the server listens"))
     }
 
-    pub(super) async fn send(&mut self, bytes: &[u8]) {
+    async fn send(&mut self, bytes: &[u8]) {
         self.0.write_all(bytes).await.expect("the server reads");
     }
 
-    pub(super) async fn send_head(&mut self, fields: &str) {
+    async fn send_head(&mut self, fields: &str) {
         self.send(format!("POST / HTTP/1.1\r\nhost: example.com\r\n{fields}\r\n").as_bytes())
             .await;
     }
 
     /// The head of the next response, whose content is read too.
-    pub(super) async fn receive(&mut self) -> String {
+    async fn receive(&mut self) -> String {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.push(self.0.read_u8().await.expect("a response"));
@@ -68,13 +68,8 @@ impl Connection {
         head
     }
 
-    /// Reads this many bytes.
-    pub(super) async fn read(&mut self, bytes: &mut [u8]) {
-        self.0.read_exact(bytes).await.expect("the server sends them");
-    }
-
     /// Whether another request has a response.
-    pub(super) async fn is_kept(&mut self) -> bool {
+    async fn is_kept(&mut self) -> bool {
         // It may be closed already.
         let again = b"POST / HTTP/1.1\r\nhost: example.com\r\ncontent-length: 0\r\n\r\n";
         let sent = self.0.write_all(again).await;
@@ -92,7 +87,7 @@ where
     Router::new().fallback(async || "hi").layer(layer)
 }
 
-fn drains(layer: RateLimitLayer) -> DrainBodyLayer {
+fn drains(layer: RateLimitLayer) -> RateLimitLayer {
     layer.drain_body(8 * MB as u64, Duration::from_secs(60))
 }
 
@@ -219,7 +214,7 @@ async fn a_response_has_connection_close_if_the_server_closes_the_connection() {
 }
 
 /// A body of frames of this size, each of which is ready at once if there is a size, and never if not.
-pub(super) struct Frames(pub(super) Option<usize>);
+struct Frames(Option<usize>);
 
 impl http_body::Body for Frames {
     type Data = Bytes;
@@ -253,7 +248,7 @@ async fn hello<B>(_: Request<B>) -> Result<Response<Full<Bytes>>, Infallible> {
     Ok(Response::new(Full::from("hi")))
 }
 
-async fn reject<B: http_body::Body>(layer: DrainBodyLayer, request: Request<B>) -> Response<()> {
+async fn reject<B: http_body::Body>(layer: RateLimitLayer, request: Request<B>) -> Response<()> {
     let Ok(response) = layer.layer(service_fn(hello)).oneshot(request).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     response.map(drop)

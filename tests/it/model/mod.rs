@@ -21,7 +21,6 @@ use std::{
 
 use fastrand::Rng;
 
-pub(crate) use self::{oracle::Oracle as Count, world::Terms};
 use self::{trial::Stores, world::World};
 
 /// 2027-01-15 08:00:00 UTC.

@@ -13,7 +13,7 @@ use tower_quota::{
     store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
-use super::{Count, Terms, number};
+use super::{number, oracle::Oracle as Count, world::Terms};
 use crate::support::{Clock, Redis};
 
 const SECOND: u64 = 1_000_000;

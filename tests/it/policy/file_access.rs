@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::{Router, body::Body, routing::get as route};
 use http::{Request, Response, request::Builder};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key};
+use tower_quota::{Limiter, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key};
 
 use crate::support::{Clock, Counted, Log, get, get_from, send};
 
@@ -149,14 +149,14 @@ async fn a_file_that_is_switched_off_blocks_nothing() {
 
 #[tokio::test]
 async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
-    let live = LivePolicies::from(described(""));
+    let live = described("");
     let layer = live
         .layer(Clock::new().memory_store(), ["api"])
         .unwrap()
         .block(|parts| parts.uri.path() == "/none");
     let app = app(layer.clone());
     // Set after the layer has followed a reload.
-    live.replace(described("block.routes = \"/health\"")).unwrap();
+    live.replace(&described("block.routes = \"/health\"")).unwrap();
     assert_eq!(statuses(&app, || get("/health")).await, BLOCKED);
     let later = self::app(layer.skip(|parts| parts.uri.path() == "/mine"));
 
@@ -167,7 +167,7 @@ async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
         ("enabled = false\nblock.routes = \"/health\"", [200, 200]),
         ("", LIMITED),
     ] {
-        live.replace(described(lines)).unwrap();
+        live.replace(&described(lines)).unwrap();
         let request = || get_from("203.0.113.1", "/health");
         assert_eq!(statuses(&app, request).await, health, "{lines}");
         assert_eq!(statuses(&app, || get("/none")).await, BLOCKED, "{lines}");
@@ -177,7 +177,7 @@ async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
     }
 
     // A policy that the file has no more is in a layer that has the lists of the file.
-    live.replace(Policies::from_toml("block.routes = \"/health\"\n[policies]").unwrap())
+    live.replace(&Policies::from_toml("block.routes = \"/health\"\n[policies]").unwrap())
         .unwrap();
     assert_eq!(statuses(&app, || get("/health")).await, BLOCKED);
 
@@ -188,16 +188,16 @@ async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
 
 #[tokio::test]
 async fn a_layer_that_is_built_after_a_reload_has_its_lists() {
-    let live = LivePolicies::from(described("block.routes = \"/health\""));
+    let live = described("block.routes = \"/health\"");
     let policy = live.get("api").unwrap();
-    live.replace(described("skip.routes = \"/health\"")).unwrap();
+    live.replace(&described("skip.routes = \"/health\"")).unwrap();
     let app = app(RateLimitLayer::new(MemoryStore::new(), policy));
     assert_eq!(statuses(&app, || get("/health")).await, SKIPPED);
 }
 
 #[test]
 fn a_layer_needs_the_name_of_a_policy() {
-    let (fixed, live) = (described(""), LivePolicies::from(described("")));
+    let (fixed, live) = (described(""), described(""));
     for names in [&["api"][..], &["search"], &["api", "api"], &[]] {
         let [fixed, live] = [
             fixed.layer(MemoryStore::new(), names),
@@ -352,13 +352,13 @@ async fn the_others_are_those_that_no_other_policy_is_for() {
 
 #[tokio::test]
 async fn the_others_follow_the_file() {
-    let live = LivePolicies::from(Policies::from_toml(OTHERS).unwrap());
+    let live = Policies::from_toml(OTHERS).unwrap();
     let layer = live.layer(MemoryStore::new(), ["rest"]).unwrap();
     let app = Router::new().fallback(async || "hi").layer(layer);
     assert_eq!(applied(&app, "GET", "/login").await, "");
     assert_eq!(applied(&app, "GET", "/new").await, "rest");
 
-    live.replace(Policies::from_toml(&OTHERS.replace("\"/login\"", "\"/new\"")).unwrap())
+    live.replace(&Policies::from_toml(&OTHERS.replace("\"/login\"", "\"/new\"")).unwrap())
         .unwrap();
     assert_eq!(applied(&app, "GET", "/login").await, "rest");
     assert_eq!(applied(&app, "GET", "/new").await, "");

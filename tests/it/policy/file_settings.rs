@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::{Router, body::Body, routing::get as route};
 use http::{Method, Request, Response, StatusCode, request::Builder};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{Key, Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer};
+use tower_quota::{Key, Limiter, MemoryStore, Policies, Policy, RateLimitLayer};
 
 use crate::support::{Clock, Received, get, send};
 
@@ -231,7 +231,8 @@ async fn a_plan_is_that_of_an_extension_or_of_a_header() {
 
 #[tokio::test]
 async fn plans_and_routes_follow_the_file() {
-    let live = LivePolicies::from(Policies::from_toml(PLANS).unwrap())
+    let live = Policies::from_toml(PLANS)
+        .unwrap()
         .with_extension("user", |user: &User| user.id)
         .with_extension("plan", |user: &User| user.plan.to_owned());
     let app = all_routes(layer(live.get("api").unwrap()));
@@ -251,7 +252,7 @@ async fn plans_and_routes_follow_the_file() {
         ),
         ("[policies.api]", "enabled = false\n[policies.api]", None),
     ] {
-        live.replace(Policies::from_toml(&PLANS.replace(from, to)).unwrap())
+        live.replace(&Policies::from_toml(&PLANS.replace(from, to)).unwrap())
             .unwrap();
         assert_eq!(announced(&app, pro()).await.as_deref(), expected, "{to}");
     }
@@ -292,10 +293,10 @@ fn an_extension_that_is_not_registered_is_an_error_that_names_the_call() {
     let error = policies.unkeyed("api").unwrap_err().to_string();
     assert!(error.contains("`with_extension(\"plan\","), "{error}");
 
-    let live = LivePolicies::from(described(""));
+    let live = described("");
     assert!(live.get("api").is_ok());
     let error = live
-        .replace(Policies::from_toml(PLANS).unwrap())
+        .replace(&Policies::from_toml(PLANS).unwrap())
         .unwrap_err()
         .to_string();
     assert!(error.contains("`with_extension("), "{error}");
@@ -309,9 +310,9 @@ async fn a_limiter_takes_no_routes_and_a_reload_that_adds_them_is_refused() {
         assert!(error.to_string().contains(part), "{error}");
     }
 
-    let live = LivePolicies::from(described(""));
+    let live = described("");
     let limiter = Limiter::new(MemoryStore::new(), live.unkeyed("api").unwrap());
-    let error = live.replace(scoped()).unwrap_err();
+    let error = live.replace(&scoped()).unwrap_err();
     for part in ["`routes`", "`api`", "leave it out"] {
         assert!(error.to_string().contains(part), "{error}");
     }
@@ -319,7 +320,7 @@ async fn a_limiter_takes_no_routes_and_a_reload_that_adds_them_is_refused() {
         assert_eq!(limiter.check("42").await.unwrap().remaining(), remaining);
     }
 
-    live.replace(Policies::from_toml("policies.api.limit = \"20/min\"").unwrap())
+    live.replace(&Policies::from_toml("policies.api.limit = \"20/min\"").unwrap())
         .unwrap();
     assert_eq!(limiter.check("42").await.unwrap().remaining(), 17);
 }

@@ -257,11 +257,11 @@ fn a_file_that_is_not_there_is_named() {
 #[test]
 fn the_file_of_the_example_is_a_right_one() {
     let policies = Policies::from_file(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/limits.toml")).unwrap();
-    let names: Vec<_> = policies.names().collect();
+    let names = policies.names();
     assert_eq!(names, ["exports", "login", "say-hi", "search"]);
     for name in names {
         // The key of this one is a function of the example.
-        assert_eq!(policies.get(name).is_ok(), name != "exports", "{name}");
+        assert_eq!(policies.get(&name).is_ok(), name != "exports", "{name}");
     }
 }
 
@@ -301,7 +301,7 @@ async fn key_of(policies: &Policies, peer: &str, fields: &[(&str, &str)]) -> Str
     }
 
     let recorded = Recorded::default();
-    let policy = policies.get(policies.names().next().unwrap()).unwrap();
+    let policy = policies.get(&policies.names()[0]).unwrap();
     let service =
         RateLimitLayer::new(recorded.clone(), policy).layer(service_fn(async |_: Request<Empty<bytes::Bytes>>| {
             Ok::<_, std::convert::Infallible>(http::Response::new(Empty::<bytes::Bytes>::new()))
@@ -603,7 +603,7 @@ async fn no_client_gets_past_a_limit_of_an_example_by_what_it_sends() {
     for (file, text) in example_files() {
         let policies = Policies::from_toml(&text).unwrap_or_else(|error| panic!("{file}: {error}"));
         for name in policies.names() {
-            let Ok(policy) = policies.get(name) else {
+            let Ok(policy) = policies.get(&name) else {
                 continue;
             };
             // Directly, and through a proxy that all of them trust.

@@ -10,7 +10,7 @@ use http::StatusCode;
 use proptest::{collection::vec, prelude::*};
 use tower_quota::{
     Concurrency, Decision, Denial, FailureMode, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog,
-    Unkeyed, key, limit,
+    key,
     store::{Operation, Outcome, Store, StoreFuture, StoreRequest, StoreResponse},
 };
 
@@ -35,7 +35,7 @@ each_store! {
     a_check_is_one_call_of_the_store
 }
 
-fn hourly(name: &'static str, quota: u64) -> Policy<Unkeyed> {
+fn hourly(name: &'static str, quota: u64) -> Policy<()> {
     Policy::new(name, SlidingLog::per_hour(quota))
 }
 
@@ -52,7 +52,7 @@ async fn check(limiter: &Limiter) -> Decision {
     limiter.check("k").await.expect("the store replies")
 }
 
-async fn remaining(store: &Arc<dyn Store>, policy: Policy<Unkeyed>) -> u64 {
+async fn remaining(store: &Arc<dyn Store>, policy: Policy<()>) -> u64 {
     let limiter = Limiter::new(store.clone(), policy);
     limiter.peek("k").await.expect("the store replies").remaining()
 }
@@ -239,11 +239,11 @@ async fn a_layer_that_observed_a_denial_leaves_it_to_an_inner_one(bench: Bench) 
 }
 
 async fn it_may_observe_a_limit_that_is_chosen_for_each_request(bench: Bench) {
-    let by_plan = limit::by(|parts| match parts.headers.contains_key("pro") {
+    let candidate = Policy::with_limit_fn("candidate", |parts| match parts.headers.contains_key("pro") {
         true => SlidingLog::per_hour(3),
         false => SlidingLog::per_hour(1),
     });
-    let candidate = Policy::new("candidate", by_plan).key(key::constant("k")).observe_only();
+    let candidate = candidate.key(key::constant("k")).observe_only();
     let app = app([RateLimitLayer::new(bench.store.clone(), candidate).observed_header(true)]);
     for (pro, observed) in [
         (false, r#""candidate";r=0;t=3600"#),
@@ -513,8 +513,8 @@ async fn a_request_without_its_key_is_admitted_uncounted() {
     let by_peer = hourly("peers", 1)
         .observe_only()
         .key(key::extension("peer", |peer: &u64| *peer));
-    let invalid = limit::by(|_| SlidingLog::per_hour(SlidingLog::MAX_QUOTA + 1));
-    let invalid = Policy::new("invalid", invalid).observe_only().key(key::constant("k"));
+    let invalid = Policy::with_limit_fn("invalid", |_| SlidingLog::per_hour(SlidingLog::MAX_QUOTA + 1));
+    let invalid = invalid.observe_only().key(key::constant("k"));
     let enforced = hourly("enforced", 9).key(key::constant("k"));
     let app = app([RateLimitLayer::new(
         MemoryStore::new(),

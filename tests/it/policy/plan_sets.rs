@@ -5,8 +5,8 @@ use std::time::Duration;
 use axum::{Router, routing::get as route};
 use http::StatusCode;
 use tower_quota::{
-    Ban, Decision, FailureMode, Limiter, LivePolicies, MemoryStore, Plans, Policies, Policy, RateLimitLayer,
-    SlidingLog, TokenBucket, key,
+    Ban, Decision, FailureMode, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog, TokenBucket,
+    key,
 };
 
 use crate::support::{Broken, Clock, Received, get, send};
@@ -173,7 +173,7 @@ cost = 2
 
 #[tokio::test]
 async fn the_plans_of_a_file_are_those_of_its_layers_and_follow_it() {
-    let live = LivePolicies::from(Policies::from_toml(FILE).unwrap());
+    let live = Policies::from_toml(FILE).unwrap();
     assert_eq!(live.names(), ["requests"]);
     assert_eq!(live.unused(), ["pro/exports", "pro/requests", "requests"]);
     let layer = live
@@ -196,7 +196,7 @@ async fn the_plans_of_a_file_are_those_of_its_layers_and_follow_it() {
             r#""requests";r=0;t=3600, "exports";r=24;t=3600"#,
         ),
     ] {
-        live.replace(Policies::from_toml(&FILE.replace(from, to)).unwrap())
+        live.replace(&Policies::from_toml(&FILE.replace(from, to)).unwrap())
             .unwrap();
         assert_eq!(request(&app, "pro").await.field("ratelimit"), Some(state), "{to}");
     }
@@ -205,11 +205,11 @@ async fn the_plans_of_a_file_are_those_of_its_layers_and_follow_it() {
 #[tokio::test]
 async fn what_is_settled_after_a_reload_is_settled_by_the_plan() {
     let file = "policies.mails.limit = 'sliding-log 3/h'\nplans.pro.mails.limit = 'sliding-log 10/h'";
-    let live = LivePolicies::from(Policies::from_toml(file).unwrap());
+    let live = Policies::from_toml(file).unwrap();
     let limiter = Limiter::new(Clock::new().memory_store(), live.unkeyed_plans(["mails"]).unwrap());
     let decision = limiter.request("42").plan("pro").check().await.expect("a decision");
 
-    live.replace(Policies::from_toml(&file.replace("10/h", "20/h")).unwrap())
+    live.replace(&Policies::from_toml(&file.replace("10/h", "20/h")).unwrap())
         .unwrap();
     decision.take_receipt().settle(5).await.expect("the store answers");
     let left = limiter.request("42").plan("pro").peek().await.expect("a decision");

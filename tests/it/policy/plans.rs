@@ -8,8 +8,7 @@ use std::sync::{
 use axum::{Router, routing::get as route};
 use http::{StatusCode, request::Parts};
 use tower_quota::{
-    Decision, Denial, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, limit,
-    store::Store,
+    Decision, Denial, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store,
 };
 
 use crate::support::{Algorithm, Broken, Clock, Counted, Log, Received, Redis, connected, get, patient, send};
@@ -47,7 +46,7 @@ impl Plans {
     /// A policy for the user in a header.
     fn policy(&self) -> Policy {
         let plans = self.clone();
-        Policy::new("api", limit::by(move |parts| plans.of(parts))).key(key::header("user"))
+        Policy::with_limit_fn("api", move |parts| plans.of(parts)).key(key::header("user"))
     }
 
     fn layer(&self, store: impl Store) -> RateLimitLayer {
@@ -261,7 +260,7 @@ async fn limiters_of_each_plan_share_their_counts() {
     let error = Limiter::try_new(store, Plans::hourly().policy())
         .unwrap_err()
         .to_string();
-    for part in ["`limit::by(..)`", "`api`", "a limiter for each plan"] {
+    for part in ["`Policy::with_limit_fn`", "`api`", "a limiter for each plan"] {
         assert!(error.contains(part), "{error}");
     }
 }

@@ -17,8 +17,8 @@ use http::StatusCode;
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 use tower_quota::{
-    ConfigError, FailureMode, Headers, Key, Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer,
-    SlidingLog, key, store::Store,
+    ConfigError, FailureMode, Headers, Key, Limiter, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key,
+    store::Store,
 };
 
 use crate::support::{Broken, Clock, Log, Redis, get, get_from, send};
@@ -44,8 +44,8 @@ impl File {
         fs::write(self.path(), text).expect("a file");
     }
 
-    fn watch(&self) -> LivePolicies {
-        Policies::watch(self.path()).expect("the file describes policies")
+    fn watch(&self) -> Policies {
+        Policies::from_file(self.path()).expect("the file describes policies")
     }
 }
 
@@ -550,7 +550,7 @@ async fn a_policy_that_nested_layers_have_in_common_is_charged_once_during_a_rel
 #[test]
 fn an_application_replaces_policies_of_its_own_configuration() {
     let describe = |limit: &str| Policies::from_toml(&api(limit)).unwrap();
-    let policies = LivePolicies::from(describe("sliding-log 3/min"));
+    let policies = describe("sliding-log 3/min");
     let limiter = Limiter::new(MemoryStore::new(), policies.get("api").unwrap());
     let limit = || {
         let decision = tokio::runtime::Builder::new_current_thread()
@@ -560,16 +560,16 @@ fn an_application_replaces_policies_of_its_own_configuration() {
         decision.unwrap().limit()
     };
     assert_eq!(limit(), 3);
-    policies.replace(describe("sliding-log 8/min")).unwrap();
+    policies.replace(&describe("sliding-log 8/min")).unwrap();
     assert_eq!(limit(), 8);
 
     let error = policies.reload().unwrap_err().to_string();
-    assert!(error.contains("`LivePolicies::replace`"), "{error}");
+    assert!(error.contains("`Policies::replace`"), "{error}");
     let error = policies
         .reload_on_change(Duration::from_secs(1))
         .unwrap_err()
         .to_string();
-    assert!(error.contains("`LivePolicies::replace`"), "{error}");
+    assert!(error.contains("`Policies::replace`"), "{error}");
 }
 
 /// Two files whose policies belong together. Every other file blocks a path.
@@ -684,7 +684,7 @@ async fn readings(number: u32) {
 
 /// A layer of the policy `api`, whose file is reloaded when it changes.
 fn following(path: &Path) -> Router {
-    let policies = Policies::watch(path).unwrap();
+    let policies = Policies::from_file(path).unwrap();
     policies.reload_on_change(INTERVAL).unwrap();
     app(RateLimitLayer::new(MemoryStore::new(), policies.get("api").unwrap()))
 }
@@ -922,7 +922,7 @@ async fn settles_with_the_newest_limit(clock: &Clock, store: impl Store + Clone,
     {
         let described = |window| format!("policies.mails{number}.limit = '{limit} 5/{window}'");
         let policies = |window| Policies::from_toml(&described(window)).expect("it describes a policy");
-        let live = LivePolicies::from(policies("s"));
+        let live = policies("s");
         let mails = Limiter::new(
             store.clone(),
             live.unkeyed(&format!("mails{number}")).expect("it is there"),
@@ -934,7 +934,7 @@ async fn settles_with_the_newest_limit(clock: &Clock, store: impl Store + Clone,
         advance(0).await;
         let long = mails.check("42").await.expect("the store replies");
 
-        live.replace(policies("h")).expect("it fits");
+        live.replace(&policies("h")).expect("it fits");
         advance(10_000).await;
         let mut used = 0;
         while mails.check("42").await.expect("the store replies").is_allowed() {

@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use http::Request;
 use serde_json::json;
-use tower_quota::{Admin, Limiter, LivePolicies, MemoryStore, Policies};
+use tower_quota::{Admin, Limiter, MemoryStore, Policies};
 
 use crate::support::{Log, eventually, send};
 
@@ -37,7 +37,7 @@ async fn policies_that_follow_a_file_log_it_once_after_the_first_interval() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("limits.toml");
     fs::write(&path, FILE).expect("a file");
-    let live = Policies::watch(&path).expect("a good file");
+    let live = Policies::from_file(&path).expect("a good file");
     live.reload_on_change(Duration::from_millis(20)).expect("in a runtime");
     // After the file is first read, as an application does.
     let mails = Limiter::new(MemoryStore::new(), live.unkeyed("mails").expect("the policy"));
@@ -52,9 +52,9 @@ async fn policies_that_follow_a_file_log_it_once_after_the_first_interval() {
 #[tokio::test]
 async fn the_report_of_an_admin_marks_them() {
     let policies = Policies::from_toml(FILE).expect("a good file");
-    let live = LivePolicies::from(Policies::from_toml("policies.live.limit = 'sliding-log 3/h'").expect("a good file"));
+    let live = Policies::from_toml("policies.live.limit = 'sliding-log 3/h'").expect("a good file");
     let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails").expect("the policy"));
-    let admin = Admin::new().limiter(&mails).policies(&policies).live_policies(&live);
+    let admin = Admin::new().limiter(&mails).policies(&policies).policies(&live);
     let admin = admin.router_behind_authentication();
     for (unused, name) in [
         (json!(["logins", "users", "live"]), "live"),

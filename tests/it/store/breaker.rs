@@ -182,7 +182,7 @@ async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
             observed.fetch_add(1, Ordering::Relaxed);
         });
         // Not an async closure: rustc 1.95 fails on this one when it compiles again, incrementally.
-        let service = layer.layer(service_fn(|_: Request<()>| async {
+        let service = layer.layer(service_fn(|_: Request<String>| async {
             Ok::<_, std::convert::Infallible>(Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
         }));
 
@@ -190,7 +190,10 @@ async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
         tokio::time::sleep(SHORT).await;
         controls.push(started.elapsed());
         let started = Instant::now();
-        let response = service.oneshot(Request::new(())).await.expect("it never fails");
+        let response = service
+            .oneshot(Request::new(String::new()))
+            .await
+            .expect("it never fails");
         decisions.push(started.elapsed());
         assert!(response.status().is_success());
     }

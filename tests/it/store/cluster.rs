@@ -335,13 +335,13 @@ async fn a_request_waits_beside_a_policy_that_observes_in_another_slot() {
         .wait_up_to(Duration::from_secs(20));
     let observing = Policy::new("observing", SlidingLog::per_hour(1)).key(key::constant(two));
     let layer = RateLimitLayer::new(store, [waiting, observing.observe_only()]);
-    let service = layer.layer(tower::service_fn(async |_: http::Request<()>| {
+    let service = layer.layer(tower::service_fn(async |_: http::Request<String>| {
         Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
     }));
 
     let started = Instant::now();
     for _ in 0..3 {
-        let response = service.clone().oneshot(http::Request::new(())).await;
+        let response = service.clone().oneshot(http::Request::new(String::new())).await;
         let response = response.expect("it never fails");
         assert!(response.status().is_success(), "{}", response.status());
     }
@@ -407,7 +407,7 @@ async fn a_receipt_for_several_slots_refunds_each_of_them() {
         policy.key(key::constant(caller))
     });
     let layer = RateLimitLayer::new(store.clone(), policies.to_vec());
-    let service = layer.layer(tower::service_fn(async |request: http::Request<()>| {
+    let service = layer.layer(tower::service_fn(async |request: http::Request<String>| {
         let decision = request.extensions().get::<Decision>().expect("it was counted");
         let receipt = decision.take_receipt();
         receipt.refund().await.expect("the cluster answers");
@@ -417,7 +417,7 @@ async fn a_receipt_for_several_slots_refunds_each_of_them() {
     for _ in 0..20 {
         let response = service
             .clone()
-            .oneshot(http::Request::new(()))
+            .oneshot(http::Request::new(String::new()))
             .await
             .expect("it never fails");
         assert!(response.status().is_success(), "each gave its charge back");

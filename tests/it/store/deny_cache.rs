@@ -10,6 +10,7 @@ use proptest::{
     option,
     prelude::{Just, Strategy, TestCaseError, prop_assert, prop_assert_eq, prop_oneof},
     sample::select,
+    test_runner::{Config, TestRunner},
 };
 use tokio::time::{advance, pause, resume};
 use tower_quota::{
@@ -17,10 +18,7 @@ use tower_quota::{
     store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::{
-    limit::oracles::holds,
-    support::{Bench, Clock, Redis, connected, patient},
-};
+use crate::support::{Bench, Clock, Redis, connected, patient};
 
 async fn store(redis: &Redis, deny_cache: bool) -> RedisStore {
     connected(patient().deny_cache(deny_cache), &redis.url()).await
@@ -261,7 +259,13 @@ async fn a_cached_denial_denies_nothing_that_redis_would_admit(
 
 #[test]
 fn cached_denials_deny_nothing_that_redis_would_admit() {
-    let property = a_cached_denial_denies_nothing_that_redis_would_admit;
-    holds(60, Bench::redis_store(), histories(), property);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let bench = runtime.block_on(Bench::redis_store());
+    let result = TestRunner::new(Config::with_cases(60)).run(&histories(), |history| {
+        let bench = bench.with_a_fresh_key();
+        runtime.block_on(a_cached_denial_denies_nothing_that_redis_would_admit(bench, history))
+    });
+    result.unwrap_or_else(|failure| panic!("{failure}"));
     assert!(CACHED.load(Ordering::Relaxed) > 100, "few denials are cached");
 }

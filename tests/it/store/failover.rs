@@ -57,7 +57,7 @@ fn hourly(quota: u64) -> Limit {
     SlidingLog::per_hour(quota).into()
 }
 
-fn policy(limit: impl Into<Limit>) -> Policy<tower_quota::Unkeyed> {
+fn policy(limit: impl Into<Limit>) -> Policy<()> {
     Policy::new("test", limit)
 }
 

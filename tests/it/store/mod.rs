@@ -8,7 +8,6 @@ mod conformance;
 mod connect;
 mod credentials;
 mod deny_cache;
-mod documented;
 mod failover;
 mod group_commit;
 mod hostile;

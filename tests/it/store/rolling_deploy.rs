@@ -14,14 +14,11 @@ use std::{
 
 use fastrand::Rng;
 use tower_quota::{
-    Ban, Concurrency, FixedWindow, Key, Limit, SlidingCounter, TokenBucket,
+    Ban, Concurrency, FixedWindow, Key, Limit,
     store::{Charge, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::{
-    model::{Count, Terms},
-    support::{Clock, Redis},
-};
+use crate::support::{Clock, Redis};
 
 const MILLISECOND: u64 = 1_000;
 
@@ -141,161 +138,6 @@ async fn hold(timeline: impl AsyncFn(&mut Processes<'_>)) {
             timeline(&mut processes).await;
         }
     }
-}
-
-/// What was admitted, and not given back yet.
-struct Admitted {
-    version: usize,
-    at: u64,
-    cost: u64,
-}
-
-/// Requests of both versions, some of which wait, leave, are refunded or settled.
-#[tokio::test]
-async fn a_log_counts_for_each_version_what_both_have_admitted() {
-    hold(async |processes: &mut Processes<'_>| {
-        let rng = &mut processes.rng;
-        let version = |rng: &mut Rng| {
-            let window = MILLISECOND * [1, 2, 5, 10, 60][rng.usize(..5)];
-            Terms::of_log(rng.u64(1..=12), window, [0, 0, 0, 1, 4, 10][rng.usize(..6)])
-        };
-        let versions = [version(rng), version(rng)];
-        let limits = versions.map(|terms| terms.limit());
-        processes.versions = limits.each_ref().map(ToString::to_string).join(", then ");
-        let lengths = versions.map(|terms| terms.window);
-        let (key, mut count, mut admitted) = (Key::from("k"), Count::new(&versions), Vec::<Admitted>::new());
-        for _ in 0..STEPS {
-            let recent = admitted.iter().rev().take(8).map(|admitted| admitted.at);
-            let ends: Vec<u64> = recent.collect();
-            processes.wait(&ends, &lengths).await;
-            let (now, mut version) = (processes.clock.now(), processes.rng.usize(..2));
-            let mut cost = if processes.rng.bool() {
-                1
-            } else {
-                processes.rng.u64(1..=4)
-            };
-            let kind = processes.rng.u32(..16);
-            let operation = match kind {
-                0..=9 => Operation::Check,
-                10 => Operation::Peek,
-                11 => Operation::Charge,
-                _ => {
-                    // Leaves, is refunded or is settled, sometimes by the numbers of the other version.
-                    if admitted.is_empty() {
-                        continue;
-                    }
-                    let first = admitted.len().saturating_sub(6);
-                    let back = admitted.remove(processes.rng.usize(first..admitted.len()));
-                    version = if kind == 15 { 1 - back.version } else { back.version };
-                    cost = processes.rng.u64(1..=back.cost);
-                    let admitted_at = micros(back.at);
-                    Operation::Refund { admitted_at }
-                }
-            };
-            let (terms, limit) = (&versions[version], &limits[version]);
-            count.advance(terms, now);
-            let room = count.room(terms, now);
-            let charge = Charge::new("p", limit, &key, cost);
-            let outcome = processes.send(operation, &[charge]).await;
-            let state = outcome.states()[0];
-            let counts = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
-            if outcome.allowed && matches!(operation, Operation::Check | Operation::Peek) {
-                let fits = room.most >= cost;
-                processes.assert(fits, format_args!("{room:?} is left, and {cost} more"));
-            }
-            if !outcome.allowed {
-                let fits = room.least >= cost;
-                processes.assert(!fits, format_args!("denied, and {room:?} is left"));
-            }
-            let left = match operation {
-                Operation::Refund { admitted_at } => {
-                    count.refund(terms, now, admitted_at.as_micros() as u64, cost);
-                    count.room(terms, now)
-                }
-                _ if counts => {
-                    count.add(terms, now, cost);
-                    admitted.push(Admitted {
-                        version,
-                        at: now,
-                        cost,
-                    });
-                    room.minus(cost)
-                }
-                _ => room,
-            };
-            let fits = left.contains(state.remaining);
-            processes.assert(fits, format_args!("{} remain, not {left:?}", state.remaining));
-        }
-    })
-    .await;
-}
-
-/// With the quota alone changed, and of a bucket also the rate: no version admits more in a window than the larger one promises.
-#[tokio::test]
-async fn no_version_admits_more_than_the_larger_one_promises() {
-    hold(async |processes: &mut Processes<'_>| {
-        let rng = &mut processes.rng;
-        let window = MILLISECOND * [1, 2, 5, 10][rng.usize(..4)];
-        let kind = rng.u32(..4);
-        let version = |rng: &mut Rng| -> (Limit, [u64; 2]) {
-            let (quota, window, rate) = (rng.u64(1..=12), micros(window), rng.u64(1..=12));
-            // What is admitted at once, and in addition within a window.
-            match kind {
-                0 => (SlidingCounter::new(quota, window).into(), [quota, quota]),
-                1 => (FixedWindow::new(quota, window).into(), [quota, quota]),
-                2 => (FixedWindow::new(quota, window).aligned().into(), [quota, quota]),
-                _ => (TokenBucket::new(rate, window).burst(quota).into(), [quota, rate]),
-            }
-        };
-        let versions = [version(rng), version(rng)];
-        let [(_, [quota, more]), (_, [other_quota, other_more])] = &versions;
-        let most = quota.max(other_quota) + more.max(other_more);
-        processes.versions = versions.each_ref().map(|(limit, _)| limit.to_string()).join(", then ");
-        let (key, mut admitted) = (Key::from("k"), Vec::<Admitted>::new());
-        for _ in 0..STEPS {
-            let recent = admitted.iter().rev().take(8).map(|admitted| admitted.at);
-            let ends: Vec<u64> = recent.collect();
-            processes.wait(&ends, &[window]).await;
-            let (now, version) = (processes.clock.now(), processes.rng.usize(..2));
-            let cost = if processes.rng.bool() {
-                1
-            } else {
-                processes.rng.u64(1..=4)
-            };
-            let back = (processes.rng.u32(..6) == 0).then(|| admitted.pop()).flatten();
-            // A refund is of the last charge: of an earlier one, a bucket takes for its own what came since.
-            let (operation, version, cost) = match (back, processes.rng.u32(..6)) {
-                (Some(back), _) => (
-                    Operation::Refund {
-                        admitted_at: micros(back.at),
-                    },
-                    back.version,
-                    back.cost,
-                ),
-                (None, 0) => (Operation::Peek, version, cost),
-                (None, _) => (Operation::Check, version, cost),
-            };
-            let limit = &versions[version].0;
-            let charge = Charge::new("p", limit, &key, cost);
-            let outcome = processes.send(operation, &[charge]).await;
-            let state = outcome.states()[0];
-            let quota = limit.quota();
-            processes.assert(
-                state.remaining <= quota,
-                format_args!("{} of {quota} remain", state.remaining),
-            );
-            if operation != Operation::Check || !outcome.allowed {
-                continue;
-            }
-            let at = now;
-            admitted.push(Admitted { version, at, cost });
-            let own = admitted.iter().filter(|admitted| admitted.version == version);
-            let within = own.filter(|admitted| admitted.at + window > at && admitted.at <= at);
-            let sum: u64 = within.map(|admitted| admitted.cost).sum();
-            processes.assert(sum <= most, format_args!("{sum} are more than {most} within a window"));
-        }
-    })
-    .await;
 }
 
 /// A lease that was taken, by which version, and until when it is held unless it is renewed.

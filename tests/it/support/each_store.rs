@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use tower_quota::{
     MemoryStore, RedisStore,
-    store::{Store, StoreFuture, StoreId, StoreRequest, StoreStatus},
+    store::{Store, StoreFuture, StoreRequest},
 };
 
 use super::{Redis, connected, patient};
@@ -73,11 +73,7 @@ impl Store for Kept {
         self.store.decide(requests)
     }
 
-    fn id(&self) -> Option<StoreId> {
-        self.store.id()
-    }
-
-    fn status(&self) -> Option<StoreStatus> {
-        self.store.status()
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.store)
     }
 }

@@ -94,12 +94,6 @@ impl Sentinel {
         )
     }
 
-    /// Runs a command on each sentinel, and gives back what is printed.
-    pub(crate) fn watchers_cli(&self, command: &[&str]) -> Vec<String> {
-        let watchers = self.watchers.iter();
-        watchers.map(|watcher| cli(watcher.port, None, command)).collect()
-    }
-
     /// Ends the sentinel that the URL names first.
     pub(crate) fn kill_the_first_watcher(&mut self) {
         let _ = self.watchers[0].process.kill();

@@ -1,38 +1,14 @@
-//! Mistakes in the use of the crate, and what the compiler prints for them.
-//!
-//! Each file in `tests/it/tidy/compile_errors/` is a program with one mistake. The compiler prints its lines after `//~`, whatever
-//! else it prints: these are sentences of this crate, and the rest differs between compilers.
+//! The compiler prints the fix of each mistake in `mistakes.rs`, whose lines after `//~` are sentences of this crate. What else it
+//! prints differs between compilers.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{path::PathBuf, process::Command};
 
 use serde_json::Value;
 
+use super::{read, root};
 use crate::support::cargo;
 
-/// The program of a mistake, and the sentences that the compiler prints for it.
-struct Mistake {
-    program: PathBuf,
-    sentences: Vec<String>,
-}
-
-fn mistakes() -> Vec<Mistake> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/tidy/compile_errors");
-    let entries = fs::read_dir(folder).expect("the folder");
-    let mistakes = entries.map(|entry| {
-        let program = entry.expect("an entry").path();
-        let text = fs::read_to_string(&program).expect("a program");
-        let sentences = text.lines().filter_map(|line| line.strip_prefix("//~ "));
-        Mistake {
-            sentences: sentences.map(str::to_owned).collect(),
-            program,
-        }
-    });
-    mistakes.collect()
-}
+const MISTAKES: &str = "tests/it/tidy/mistakes.rs";
 
 /// The library as this suite uses it, which is built already.
 fn library() -> PathBuf {
@@ -54,37 +30,37 @@ fn library() -> PathBuf {
         .expect("cargo names the library")
 }
 
-/// What the compiler prints for a program that does not compile.
-fn printed(program: &Path, library: &Path) -> String {
-    let folder = tempfile::tempdir().expect("a folder");
-    let dependencies = library.parent().expect("a folder").display();
-    let output = Command::new("rustc")
-        .args(["--edition", "2024", "--emit", "metadata", "--out-dir"])
-        .arg(folder.path())
-        .args(["-L", &format!("dependency={dependencies}")])
-        .args(["--extern", &format!("tower_quota={}", library.display())])
-        .arg(program)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .expect("rustc runs");
-    assert!(!output.status.success(), "{} compiles", program.display());
-    String::from_utf8(output.stderr).expect("rustc writes text")
-}
-
 #[test]
 fn the_compiler_prints_the_fix_of_a_mistake() {
-    let (mistakes, library) = (mistakes(), library());
-    assert!(mistakes.len() >= 10, "the programs were found");
+    let (folder, library) = (tempfile::tempdir().expect("a folder"), library());
+    let output = Command::new("rustc")
+        .args([
+            "--edition",
+            "2024",
+            "--emit",
+            "metadata",
+            "--crate-type",
+            "lib",
+            "--out-dir",
+        ])
+        .arg(folder.path())
+        .args([
+            "-L",
+            &format!("dependency={}", library.parent().expect("a folder").display()),
+        ])
+        .args(["--extern", &format!("tower_quota={}", library.display()), MISTAKES])
+        .current_dir(root())
+        .output()
+        .expect("rustc runs");
+    let printed = String::from_utf8(output.stderr).expect("rustc writes text");
 
-    for Mistake { program, sentences } in mistakes {
-        let printed = printed(&program, &library);
-        assert!(!sentences.is_empty(), "{} names no sentence", program.display());
-        for sentence in sentences {
-            assert!(
-                printed.contains(&sentence),
-                "{}: no `{sentence}` in\n{printed}",
-                program.display()
-            );
-        }
+    let mistakes = read(MISTAKES);
+    let sentences: Vec<_> = mistakes
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("//~ "))
+        .collect();
+    assert!(sentences.len() > 15, "the sentences were found");
+    for sentence in sentences {
+        assert!(printed.contains(sentence), "no `{sentence}` in\n{printed}");
     }
 }

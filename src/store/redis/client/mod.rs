@@ -171,28 +171,12 @@ pub enum ClientLibrary {
     RedisRs,
 }
 
-/// A client library that is built in, and what the features of the crate add to it.
-#[derive(Clone, Copy)]
-pub(in crate::store::redis) struct BuiltIn {
-    pub(in crate::store::redis) library: ClientLibrary,
-    pub(in crate::store::redis) tls: bool,
-    pub(in crate::store::redis) unix_sockets: bool,
-}
-
 /// The libraries that are built in, the preferred one first.
-pub(in crate::store::redis) const BUILT_IN: &[BuiltIn] = &[
+pub(in crate::store::redis) const BUILT_IN: &[ClientLibrary] = &[
     #[cfg(feature = "fred")]
-    BuiltIn {
-        library: ClientLibrary::Fred,
-        tls: cfg!(feature = "tls"),
-        unix_sockets: cfg!(feature = "unix-sockets"),
-    },
+    ClientLibrary::Fred,
     #[cfg(feature = "cluster")]
-    BuiltIn {
-        library: ClientLibrary::RedisRs,
-        tls: cfg!(feature = "tls"),
-        unix_sockets: true,
-    },
+    ClientLibrary::RedisRs,
 ];
 
 /// Hash tags in the slots of a server.

@@ -290,7 +290,7 @@ impl Caller {
             let asked_at = Instant::now();
             // Without a wait it is a check.
             let permit = limiter.acquire(key).await.ok();
-            let slots = permit.and_then(|permit| permit.decision().take_slots());
+            let slots = permit.and_then(|permit| permit.take_slots());
             stage.edit(number, |record| record.asked = Some((asked_at, Instant::now())));
             let Some(slots) = slots else { return };
             let mut holding = Holding {

@@ -27,7 +27,7 @@ use self::{faults::Faults, plan::Plan, schedule::run};
 /// The number of schedules of each test; `TOWER_QUOTA_SCHEDULES` replaces it.
 fn schedules() -> u64 {
     let given = std::env::var("TOWER_QUOTA_SCHEDULES").ok();
-    given.map_or(500, |number| number.parse().expect("a number of schedules"))
+    given.map_or(200, |number| number.parse().expect("a number of schedules"))
 }
 
 /// Runs schedules of one plan, each from a seed of its own.

@@ -190,8 +190,8 @@ pub(super) async fn work() {
         let decision = timeout(ENDLESS, limiter.check("k")).await;
         report.record(decision.expect("a check ends").ok().as_ref());
 
-        match timeout(ENDLESS, limiter.acquire("k").max_wait(LONGEST_WAIT)).await {
-            Ok(Ok(permit)) => report.record(Some(permit.decision())),
+        match timeout(ENDLESS, limiter.request("k").max_wait(LONGEST_WAIT).acquire()).await {
+            Ok(Ok(permit)) => report.record(Some(&permit)),
             Ok(Err(AcquireError::Denied(denied))) => report.record(Some(denied.decision())),
             Ok(Err(error)) => panic!("the process counts by itself: {error}"),
             // A wait that does not end is one that the server has decided.

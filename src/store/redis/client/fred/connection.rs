@@ -331,7 +331,6 @@ pub(super) fn check_settings(client: &Client) -> Result<(), ConfigError> {
         ));
     }
 
-    #[cfg(feature = "tracing")]
     if connection.tcp.nodelay != Some(true) {
         tracing::warn!("this fred client delays small writes; set `config.tcp.nodelay = Some(true)`");
     }

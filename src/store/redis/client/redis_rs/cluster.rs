@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    connection::{CONNECT_TIMEOUT, Endpoint, Node, at},
+    connection::{CONNECT_TIMEOUT, Endpoint, ServerConnections, at},
     topology::{Address, MAX_HOST, SlotRange, slot_ranges},
 };
 use crate::store::{
@@ -32,11 +32,11 @@ use crate::store::{
 /// The cluster connection of redis-rs is not used because all requests wait while it looks up the slots, and because it sends
 /// requests again after a connection was lost.
 pub(in crate::store::redis) struct Cluster {
-    shared: Arc<Shared>,
+    shared: Arc<ClusterState>,
     _slots_task: AbortOnDrop<()>,
 }
 
-struct Shared {
+struct ClusterState {
     seeds: Vec<Address>,
     /// The settings of connections to a node.
     template: ConnectionInfo,
@@ -65,7 +65,7 @@ struct SlotMap {
 
 struct ClusterNode {
     host: String,
-    connections: Node,
+    connections: ServerConnections,
     health: Arc<health::Node>,
 }
 
@@ -80,7 +80,7 @@ const MAX_REDIRECTED: usize = 100;
 
 impl Cluster {
     pub(super) fn new(seeds: Vec<Address>, template: ConnectionInfo, settings: &ConnectionSettings) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClusterState {
             seeds,
             template,
             settings: settings.clone(),
@@ -229,7 +229,7 @@ impl<'a> Redirection<'a> {
     }
 }
 
-impl Shared {
+impl ClusterState {
     fn slots(&self) -> MutexGuard<'_, SlotMap> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -266,7 +266,7 @@ impl Shared {
         Arc::new(ClusterNode {
             host: host.clone(),
             health: health::Node::new(server.addr().to_string()),
-            connections: Node::new(Endpoint::Server(server), &self.settings),
+            connections: ServerConnections::new(Endpoint::Server(server), &self.settings),
         })
     }
 
@@ -358,7 +358,7 @@ impl SlotMap {
 }
 
 /// Looks up the slots at first, and whenever the slot map may be out of date.
-async fn keep_slots(shared: Arc<Shared>) {
+async fn keep_slots(shared: Arc<ClusterState>) {
     loop {
         shared.look_up_slots().await;
         sleep(LOOKUP_PAUSE).await;

@@ -44,13 +44,13 @@ pub(super) enum Endpoint {
 }
 
 /// Connections to one server, which are used in turn.
-pub(in crate::store::redis) struct Node {
+pub(in crate::store::redis) struct ServerConnections {
     pub(super) endpoint: Arc<Endpoint>,
     connections: Vec<ManagedConnection>,
     next: AtomicUsize,
 }
 
-impl Node {
+impl ServerConnections {
     pub(super) fn new(endpoint: Endpoint, settings: &ConnectionSettings) -> Self {
         let endpoint = Arc::new(endpoint);
         Self {

@@ -12,7 +12,9 @@ use tokio::{sync::mpsc, time::timeout};
 
 use self::{
     cluster::Cluster,
-    connection::{CONNECT_TIMEOUT, Endpoint, Node, authenticated, for_limiter, parse, without_library_name},
+    connection::{
+        CONNECT_TIMEOUT, Endpoint, ServerConnections, authenticated, for_limiter, parse, without_library_name,
+    },
     topology::Sentinels,
 };
 use super::{HashTags, NodeOfSlot};
@@ -42,7 +44,7 @@ pub(in crate::store::redis) enum RedisRsClient {
 
 /// A server, or the primary of a service of Sentinel.
 pub(in crate::store::redis) struct Server {
-    connections: Node,
+    connections: ServerConnections,
     settings: ConnectionSettings,
     health: Arc<Health>,
     node: Arc<health::Node>,
@@ -54,7 +56,7 @@ impl Server {
         let health = Arc::<Health>::default();
         health.set_nodes(vec![node.clone()]);
         Self {
-            connections: Node::new(endpoint, settings),
+            connections: ServerConnections::new(endpoint, settings),
             settings: settings.clone(),
             health,
             node,

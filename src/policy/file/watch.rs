@@ -11,11 +11,8 @@ use tokio::{
     time::{self, Instant, MissedTickBehavior},
 };
 
-use super::reload::File;
-use crate::{
-    ConfigError,
-    policy::file::{read, warn_of_unused},
-};
+use super::{follow::File, read::read};
+use crate::ConfigError;
 
 /// The shortest time for which a content is the same before it is applied, at shorter intervals than this.
 const QUIET: Duration = Duration::from_secs(1);
@@ -53,7 +50,7 @@ pub(super) fn follow(file: Arc<File>, interval: Duration) -> Result<(), ConfigEr
             // The first tick is at once, when the application may still build its layers.
             ticked = ticked.saturating_add(1);
             if ticked == 2 {
-                warn_of_unused(&watch.0.state().unused());
+                watch.0.state().warn_of_unused();
             }
             let path = path.clone();
             let mut reading = spawn_blocking(move || Reading::of(&path));
@@ -83,7 +80,6 @@ impl Drop for Watch {
         if self.0.is_used() {
             let error = "changes of the file are not followed anymore: the task of `reload_on_change` has ended";
             self.0.note_watch(Some(error.to_owned()));
-            #[cfg(feature = "tracing")]
             tracing::warn!("changes of a file of limits are not followed anymore");
         }
     }
@@ -166,7 +162,6 @@ impl Changes {
     }
 
     fn refuse(&mut self, file: &File, content: Content, error: String) {
-        #[cfg(feature = "tracing")]
         tracing::warn!(error, "a changed file of limits is not applied");
         let _ = file.note_outcome(Err(error));
         self.refused = Some(content);

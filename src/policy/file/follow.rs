@@ -12,20 +12,15 @@ use std::{
     time::SystemTime,
 };
 
-use arc_swap::{ArcSwap, Guard};
-
 #[cfg(feature = "file")]
-use crate::policy::file::read;
+use super::read::read;
+use super::{config::Config, describe::FilePolicy};
 use crate::{
     ConfigError,
     decision::{PolicyFile, RenderedLimit},
     limit::hash_text,
     observe::FileMetrics,
-    policy::{
-        Basis, Policy, file,
-        file::{FilePolicy, Policies},
-        set::PolicyKey,
-    },
+    policy::Policy,
 };
 
 /// A file, or the configuration of an application in place of one.
@@ -39,9 +34,9 @@ pub(crate) struct File {
     metrics: FileMetrics,
 }
 
-pub(in crate::policy) struct State {
-    pub(super) policies: Policies,
-    /// The text that they were read from.
+pub(super) struct State {
+    pub(super) config: Config,
+    /// The text that it was read from.
     text: Option<String>,
     /// The policies that the application has, each as of the last load that contains it.
     used: BTreeMap<String, FilePolicy>,
@@ -58,7 +53,7 @@ pub(super) trait Subscriber: Send + Sync {
 /// What a file has about the policies that the application uses.
 pub(super) struct Load<'a> {
     pub(super) file: &'a File,
-    pub(super) policies: &'a Policies,
+    pub(super) config: &'a Config,
     pub(super) used: &'a BTreeMap<String, FilePolicy>,
 }
 
@@ -105,18 +100,21 @@ fn hash_file(text: Option<&str>) -> u64 {
 }
 
 impl File {
-    pub(super) fn new(policies: Policies, file: Option<(PathBuf, String)>) -> Self {
+    /// A configuration, with the path and the content of its file.
+    pub(super) fn new(config: Config, file: Option<(PathBuf, String)>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let (path, text) = file.unzip();
         let metrics = FileMetrics::new(path.as_deref());
-        metrics.loaded(SystemTime::now(), hash_file(text.as_deref()));
-        metrics.set_refused(false);
+        if path.is_some() {
+            metrics.loaded(SystemTime::now(), hash_file(text.as_deref()));
+            metrics.set_refused(false);
+        }
         Self {
             metrics,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             path,
             state: Mutex::new(State {
-                policies,
+                config,
                 text,
                 used: BTreeMap::new(),
                 subscribers: Vec::new(),
@@ -126,16 +124,36 @@ impl File {
         }
     }
 
-    pub(in crate::policy) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // The state is replaced as a whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// That of the last load.
+    pub(super) fn config(&self) -> Config {
+        self.state().config.clone()
+    }
+
+    /// A policy of the last load, which follows the file.
+    pub(super) fn policy(self: &Arc<Self>, name: &str) -> Result<Policy<()>, ConfigError> {
+        let mut state = self.state();
+        let described = state.take_up(name, false)?;
+        Ok(described.policy(&state.config, self))
+    }
+
+    /// The same with its key.
+    pub(super) fn keyed_policy(self: &Arc<Self>, name: &str) -> Result<Policy, ConfigError> {
+        let mut state = self.state();
+        let key = state.config.key(name)?;
+        let described = state.take_up(name, true)?;
+        Ok(described.keyed_policy(key, &state.config, self))
     }
 
     #[cfg(feature = "file")]
     pub(super) fn path(&self) -> Result<&Path, ConfigError> {
         self.path.as_deref().ok_or_else(|| {
             ConfigError::new(
-                "these policies have no file; use `LivePolicies::replace`, or `Policies::watch` to read a file",
+                "these policies have no file; use `Policies::replace`, or `Policies::from_file` to read one",
             )
         })
     }
@@ -163,46 +181,43 @@ impl File {
 
     #[cfg(feature = "file")]
     pub(super) fn load(&self, text: String) -> Result<(), ConfigError> {
-        let policies = Policies::parse(self.path()?, &text);
-        self.note_outcome(policies.and_then(|policies| self.replace(policies, Some(text))))
+        let config = Config::parse(self.path()?, &text);
+        self.note_outcome(config.and_then(|config| self.replace(config, Some(text))))
     }
 
     /// Applies these policies to all layers and limiters, or to none.
-    pub(super) fn replace(&self, policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
-        self.note_outcome(self.try_replace(policies, text))
+    pub(super) fn replace(&self, config: Config, text: Option<String>) -> Result<(), ConfigError> {
+        self.note_outcome(self.try_replace(config, text))
     }
 
-    fn try_replace(&self, mut policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
+    fn try_replace(&self, mut config: Config, text: Option<String>) -> Result<(), ConfigError> {
         let _loads = lock_loads();
         let mut state = self.state();
-        policies.inherit(&state.policies);
+        config.inherit(&state.config);
         let mut used = state.used.clone();
         for (place, used) in &mut used {
-            if let Some(place) = policies.nearest(place) {
-                *used = policies.describe(place, used.key.is_some())?;
+            if let Some(place) = config.nearest(place) {
+                *used = config.describe(place, used.key.is_some())?;
             }
         }
 
         let load = Load {
             file: self,
-            policies: &policies,
+            config: &config,
             used: &used,
         };
         let subscribers = state.subscribers.iter().filter_map(Weak::upgrade);
         let prepared: Result<Vec<_>, _> = subscribers.map(|subscriber| subscriber.prepare(&load)).collect();
         prepared?.into_iter().for_each(|apply| apply());
 
-        for place in used.keys().filter(|place| policies.nearest(place).is_none()) {
-            #[cfg(feature = "tracing")]
+        for place in used.keys().filter(|place| config.nearest(place).is_none()) {
             tracing::warn!(
                 policy = place,
                 "the file of limits has no such policy anymore; it keeps its last numbers"
             );
-            let _ = place;
         }
-        #[cfg(feature = "tracing")]
-        tracing::info!(policies = policies.names().count(), "changed limits are applied");
-        state.policies = policies;
+        tracing::info!(policies = config.names().count(), "changed limits are applied");
+        state.config = config;
         state.text = text;
         state.used = used;
         let now = SystemTime::now();
@@ -223,7 +238,7 @@ impl File {
         let state = self.state();
         apply(&Load {
             file: self,
-            policies: &state.policies,
+            config: &state.config,
             used: &state.used,
         })
     }
@@ -266,18 +281,29 @@ impl File {
 }
 
 impl State {
-    pub(in crate::policy) fn unused(&self) -> Vec<String> {
-        let places = self.policies.places();
+    pub(super) fn unused(&self) -> Vec<String> {
+        let places = self.config.places();
         places
             .filter(|name| !self.used.contains_key(*name))
             .map(str::to_owned)
             .collect()
     }
 
-    /// What the policies have about one that the application uses from now on.
-    pub(super) fn take_up(&mut self, name: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
+    /// Logs the names of the unused policies, if there are any.
+    pub(super) fn warn_of_unused(&self) {
+        let unused = self.unused();
+        if !unused.is_empty() {
+            tracing::warn!(
+                policies = unused.join(", "),
+                "policies of a file of limits are not used: no layer or limiter has them"
+            );
+        }
+    }
+
+    /// What the configuration has about one that the application uses from now on.
+    fn take_up(&mut self, name: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
         let has_key = self.used.get(name).is_some_and(|used| used.key.is_some());
-        let described = self.policies.describe(name, needs_key || has_key)?;
+        let described = self.config.describe(name, needs_key || has_key)?;
         self.used.insert(name.to_owned(), described.clone());
         Ok(described)
     }
@@ -297,86 +323,8 @@ impl PolicyFile for Place {
     fn newest_limit(&self) -> Option<Arc<RenderedLimit>> {
         let state = self.file.state();
         let limit = state
-            .policies
+            .config
             .switched(state.used.get(&*self.place)?.policy_limit.clone());
         limit.choose.is_none().then_some(limit.fixed)
-    }
-}
-
-/// The [`Basis`] of a layer or a limiter with policies that follow files. A load of a file replaces it.
-pub(crate) struct Live<K> {
-    basis: ArcSwap<Basis<K>>,
-}
-
-impl<K: PolicyKey> Live<K> {
-    /// Builds it of the policies as of the last loads of their files.
-    pub(crate) fn new(
-        mut policies: Vec<Policy<K>>,
-        build: impl FnOnce(Vec<Policy<K>>) -> Result<Basis<K>, ConfigError>,
-    ) -> Result<Arc<Self>, ConfigError> {
-        let _loads = lock_loads();
-        for file in files(&policies) {
-            file.with_load(|load| renew(&mut policies, load));
-        }
-        build(policies).map(Self::follow)
-    }
-
-    /// Another one with a change. This one stays as it is, for clones of its layer.
-    pub(crate) fn changed(&self, change: impl FnOnce(&mut Basis<K>)) -> Arc<Self> {
-        let _loads = lock_loads();
-        let mut basis = Basis::clone(&self.basis.load());
-        change(&mut basis);
-        Self::follow(basis)
-    }
-
-    fn follow(basis: Basis<K>) -> Arc<Self> {
-        let files = files(&basis.policies);
-        let live = Arc::new(Self {
-            basis: ArcSwap::from_pointee(basis),
-        });
-        for file in files {
-            let subscriber: Weak<Self> = Arc::downgrade(&live);
-            file.subscribe(subscriber);
-        }
-        live
-    }
-
-    #[inline]
-    pub(crate) fn newest(&self) -> Guard<Arc<Basis<K>>> {
-        self.basis.load()
-    }
-}
-
-impl<K: PolicyKey> Subscriber for Live<K> {
-    fn prepare(self: Arc<Self>, load: &Load<'_>) -> Result<Box<dyn FnOnce()>, ConfigError> {
-        let newest = self.basis.load();
-        let mut policies = newest.policies.clone();
-        renew(&mut policies, load);
-        let renewed = newest.renewed(policies)?;
-        Ok(Box::new(move || {
-            renewed.context.register_metrics();
-            self.basis.store(Arc::new(renewed));
-        }))
-    }
-}
-
-/// The files that policies follow, each of them once.
-fn files<K>(policies: &[Policy<K>]) -> Vec<Arc<File>> {
-    let mut files = Vec::<Arc<File>>::new();
-    for (file, _) in policies.iter().filter_map(Policy::followed) {
-        if !files.iter().any(|other| Arc::ptr_eq(other, file)) {
-            files.push(file.clone());
-        }
-    }
-    files
-}
-
-/// Gives those of the policies that follow the file what it has about them.
-fn renew<K: PolicyKey>(policies: &mut [Policy<K>], load: &Load<'_>) {
-    for policy in policies {
-        let place = policy.followed().filter(|(file, _)| std::ptr::eq(&***file, load.file));
-        if let Some(described) = place.and_then(|(_, place)| load.used.get(&**place)) {
-            file::renew(policy, load.policies, described);
-        }
     }
 }

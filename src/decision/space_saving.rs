@@ -1,8 +1,9 @@
 //! The sketch Space-Saving, which counts the most frequent items of a stream in bounded memory.
 
-#[cfg(any(feature = "admin", test))]
-use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, Hash, RandomState},
+};
 
 use hashbrown::HashTable;
 
@@ -135,7 +136,6 @@ pub(crate) struct Count<T> {
     pub(crate) error: u64,
 }
 
-#[cfg(any(feature = "admin", test))]
 impl<T: Clone + Eq + Hash> Summary<T> {
     /// The counts of both streams together: Agarwal and others, "Mergeable Summaries", 2012.
     pub(crate) fn join(self, other: Self) -> Self {

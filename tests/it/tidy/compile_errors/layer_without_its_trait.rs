@@ -1,7 +1,0 @@
-//~ use tower_quota::Layer;
-
-use tower_quota::{MemoryStore, RateLimitLayer};
-
-fn main() {
-    let _ = RateLimitLayer::new(MemoryStore::new(), []).layer("a service");
-}
