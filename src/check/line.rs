@@ -32,7 +32,10 @@ use crate::{
     Decision, PolicyDecision,
     decision::Undecided,
     limit::{Arrival, PLACE_SIZE, PLACE_US, SLACK},
-    store::{Charge, ChargeLine, ErrorKind, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreResponse, wakes::LineSignal},
+    store::{
+        Charge, ChargeLine, ErrorKind, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreResponse,
+        wakes::LineSignal,
+    },
 };
 
 /// The longest time after which the first request of a line is checked again.
@@ -120,7 +123,11 @@ pub(super) fn charge_in_line<'a>(charge: Charge<'a>, undecided: &Undecided) -> C
     let led = undecided.led_line();
     charge.map_line(|line| ChargeLine {
         leads: led == Some(line.number),
-        ahead: if led.is_some() { 0 } else { cost_behind_place(line.number) },
+        ahead: if led.is_some() {
+            0
+        } else {
+            cost_behind_place(line.number)
+        },
         ..line
     })
 }
@@ -208,7 +215,9 @@ impl Lacking {
     /// The keys that deny a request; `None` if it may not wait for one of them.
     fn of(denied: &Decision, may_wait: impl Fn(&PolicyDecision) -> bool) -> Option<SmallVec<[Self; 1]>> {
         let policies = denied.as_slice().iter().filter(|policy| policy.denies());
-        policies.map(|policy| Self::of_policy(policy).filter(|_| may_wait(policy))).collect()
+        policies
+            .map(|policy| Self::of_policy(policy).filter(|_| may_wait(policy)))
+            .collect()
     }
 
     fn of_policy(policy: &PolicyDecision) -> Option<Self> {
@@ -238,7 +247,13 @@ impl Waiter {
 
         // Two requests of a process have not arrived at one time, so that each is known by its arrival.
         let arrived = denied.server_time().as_micros() as u64;
-        let next = |latest: u64| if latest < arrived || latest > arrived + SLACK { arrived } else { latest + 1 };
+        let next = |latest: u64| {
+            if latest < arrived || latest > arrived + SLACK {
+                arrived
+            } else {
+                latest + 1
+            }
+        };
         let latest = LATEST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(next(latest)));
         Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
@@ -302,7 +317,9 @@ impl Waiter {
     }
 
     fn send(&self, outcome: Outcome) {
-        let Some(sender) = lock(&self.outcome).take() else { return };
+        let Some(sender) = lock(&self.outcome).take() else {
+            return;
+        };
         match sender.send(outcome) {
             Ok(()) => {}
             Err(Outcome::Decided(Ok(decision))) if decision.is_allowed() => give_back(&decision),
@@ -369,7 +386,9 @@ impl Line {
     fn remove(&self, rank: &Rank, leaves: bool, left: Option<&Undecided>) {
         let mut state = self.state();
         let was_in_place = state.is_in_place(rank);
-        let Some((_, cost)) = state.waiting.remove(rank) else { return };
+        let Some((_, cost)) = state.waiting.remove(rank) else {
+            return;
+        };
         state.weight -= cost;
         if !leaves {
             state.turn = state.turn.max(rank.1);
@@ -468,9 +487,10 @@ impl State {
             }
             let mut phase = lock(&waiter.phase);
             is_equal = match &*phase {
-                Phase::Standing(undecided) => {
-                    group.requests.first().is_none_or(|(_, first, _)| first.merges_with(undecided))
-                }
+                Phase::Standing(undecided) => group
+                    .requests
+                    .first()
+                    .is_none_or(|(_, first, _)| first.merges_with(undecided)),
                 Phase::Checked | Phase::Over => false,
             };
             if is_equal && let Phase::Standing(undecided) = mem::replace(&mut *phase, Phase::Checked) {
@@ -496,7 +516,10 @@ fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
         return super::send(operation, undecided);
     }
     let policies = undecided.as_slice();
-    let charges: Vec<Charge<'_>> = policies.iter().map(|policy| super::charge(undecided, policy, operation)).collect();
+    let charges: Vec<Charge<'_>> = policies
+        .iter()
+        .map(|policy| super::charge(undecided, policy, operation))
+        .collect();
     let store = &policies.first()?.context.store;
     composite::send(operation, undecided, &charges, |requests| store.decide(requests))
 }

@@ -104,7 +104,10 @@ fn charge<'a>(undecided: &'a Undecided, policy: &'a PolicyDecision, operation: O
 fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
     let undecided = composite::deny_permanently(operation, undecided);
     let policies = undecided.as_slice();
-    let charges: Vec<Charge<'_>> = policies.iter().map(|policy| charge(&undecided, policy, operation)).collect();
+    let charges: Vec<Charge<'_>> = policies
+        .iter()
+        .map(|policy| charge(&undecided, policy, operation))
+        .collect();
     let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
     match composite::send(operation, &undecided, &charges, decide) {
         Some(response) => wait(response, operation, undecided),
@@ -211,7 +214,13 @@ impl StoreCheck {
         let (response, _) = self.undecided.as_mut().expect("polled after it was ready");
         let response = ready!(Pin::new(response).poll(cx));
         let (_, undecided) = self.undecided.take().expect("it has just been polled");
-        Poll::Ready(decide(&response, self.operation, undecided, Some(self.began), self.sent_at))
+        Poll::Ready(decide(
+            &response,
+            self.operation,
+            undecided,
+            Some(self.began),
+            self.sent_at,
+        ))
     }
 }
 

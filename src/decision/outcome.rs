@@ -52,7 +52,9 @@ impl Decision {
     /// Counts the denied request as waiting for the policy with the longest wait, until the guard is dropped.
     pub(crate) fn wait(&self) -> Option<WaitingRequest> {
         let denying = self.enforced().filter(|policy| policy.denies());
-        denying.max_by_key(|policy| policy.retry_after).map(PolicyDecision::wait)
+        denying
+            .max_by_key(|policy| policy.retry_after)
+            .map(PolicyDecision::wait)
     }
 }
 

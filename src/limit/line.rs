@@ -67,7 +67,8 @@ impl Line {
 
     /// Forgets the places that have expired, and those of a clock that is gone.
     pub(crate) fn advance(&mut self, now: u64) {
-        self.0.retain(|place| now < place.until && place.until <= now + PLACE_US);
+        self.0
+            .retain(|place| now < place.until && place.until <= now + PLACE_US);
     }
 
     /// The weight of all that wait.
@@ -76,7 +77,10 @@ impl Line {
     }
 
     fn weight_of(&self, counts: impl Fn(&Place, &Arrival) -> bool) -> u64 {
-        let waiting = self.0.iter().flat_map(|place| place.waiting.iter().map(move |one| (place, one)));
+        let waiting = self
+            .0
+            .iter()
+            .flat_map(|place| place.waiting.iter().map(move |one| (place, one)));
         let counted = waiting.filter(|(place, one)| counts(place, one));
         counted.fold(0, |weight, (_, one)| weight.saturating_add(one.weight))
     }
@@ -106,7 +110,14 @@ impl Line {
 
     /// Ends a decision that has admitted some of the requests. Those that are denied wait here if this key lacks room for them: one
     /// that has just arrived with this weight.
-    pub(crate) fn settle(&mut self, standing: &Standing<'_>, admitted: usize, lacks: bool, arrives: Option<u64>, now: u64) {
+    pub(crate) fn settle(
+        &mut self,
+        standing: &Standing<'_>,
+        admitted: usize,
+        lacks: bool,
+        arrives: Option<u64>,
+        now: u64,
+    ) {
         match standing.waiting {
             Some(waiting) if standing.leads => {
                 let left = if lacks { admitted } else { standing.units };

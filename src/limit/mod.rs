@@ -210,14 +210,14 @@ mod token_bucket;
 
 #[cfg(feature = "calendar")]
 pub use self::calendar::Calendar;
+#[doc(hidden)]
+pub use self::line::Arrival;
 #[cfg(any(feature = "serde", feature = "admin"))]
 pub(crate) use self::rate::parse_length;
 pub use self::{
     ban::Ban, concurrency::Concurrency, fixed_window::FixedWindow, leases::LeaseId, limit::Limit,
     sliding_counter::SlidingCounter, sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
-#[doc(hidden)]
-pub use self::line::Arrival;
 pub(crate) use self::{
     ban::Banned,
     limit::{NamedLimit, Share, hash_text},

@@ -50,14 +50,7 @@ pub(crate) trait Rule {
 
     /// Makes a change of this weight, for an algorithm with leases that of this lease. Returns whether the state changed.
     #[inline(always)]
-    fn change(
-        &self,
-        state: &mut Self::State,
-        now: u64,
-        change: Change,
-        weight: u64,
-        _: Option<LeaseId>,
-    ) -> bool {
+    fn change(&self, state: &mut Self::State, now: u64, change: Change, weight: u64, _: Option<LeaseId>) -> bool {
         match change {
             Change::Nothing | Change::Renew | Change::End => false,
             Change::Add => {
@@ -261,7 +254,11 @@ impl Limit {
         let rest = weight - cycles * quota;
         let room = dispatch!(self, state, |rule, state| rule.room(state, now),
             mismatch => mismatch());
-        let wait = if rest <= room && !self.is_held() { 0 } else { self.wait(state, now, rest) };
+        let wait = if rest <= room && !self.is_held() {
+            0
+        } else {
+            self.wait(state, now, rest)
+        };
         cycles.saturating_mul(self.cycle_us()).saturating_add(wait)
     }
 

@@ -161,7 +161,9 @@ impl<K> Policy<K> {
         self.policy_limit.validate()?;
         let longest = self.settings.longest_wait.filter(|_| self.settings.refund_if.is_none());
         if let (Some(limit), Some(longest)) = (self.limit(), longest) {
-            limit.validate_wait(longest).map_err(|error| error.of_policy(self.name()))?;
+            limit
+                .validate_wait(longest)
+                .map_err(|error| error.of_policy(self.name()))?;
         }
         self.validate_slots().and_then(|()| self.validate_cost())
     }

@@ -147,7 +147,11 @@ impl<'a> Advanced<'a> {
     ) -> Self {
         let saved = state.saved();
         let (limit, cost) = (charge.limit(), charge.cost());
-        let needed = if operation.compares_room() { cost.saturating_mul(units) } else { 0 };
+        let needed = if operation.compares_room() {
+            cost.saturating_mul(units)
+        } else {
+            0
+        };
         let room = limit.advance(state, now, needed, operation == Operation::Peek);
         let held = operation == Operation::RenewLease && limit.holds(state, charge.lease_id(), cost);
         let room = if held { room.max(cost) } else { room };
@@ -205,7 +209,11 @@ impl<'a> Advanced<'a> {
             return !self.lacks();
         };
         // When slots will be free is not known.
-        let known = if self.charge.limit().is_held() { 1 } else { self.wait_in_line(0) };
+        let known = if self.charge.limit().is_held() {
+            1
+        } else {
+            self.wait_in_line(0)
+        };
         !self.lacks() || known <= charge.longest_us
     }
 

@@ -210,7 +210,10 @@ impl Shards {
         for id in ids {
             shards.of(id.hash).remove(id);
         }
-        for charge in charges.iter().filter(|charge| charge.line_for(Operation::Reset).is_some()) {
+        for charge in charges
+            .iter()
+            .filter(|charge| charge.line_for(Operation::Reset).is_some())
+        {
             if let Some(line) = lines.get_mut(&self.line_of(charge)) {
                 line.advance(now);
                 let ready = line.ready(charge.limit().quota(), None);
@@ -253,7 +256,9 @@ impl Shards {
         let (operation, charges, units) = (request.operation(), request.charges(), request.unit_count().into());
         let taken = ids.iter().map(|id| shards.take(id));
         let (mut states, known): (SmallVec<[State; 4]>, SmallVec<[bool; 4]>) = taken.unzip();
-        let with_lines = charges.iter().filter_map(|charge| charge.line_for(operation).map(|_| self.line_of(charge)));
+        let with_lines = charges
+            .iter()
+            .filter_map(|charge| charge.line_for(operation).map(|_| self.line_of(charge)));
         let mut taken_lines: SmallVec<[(LineKey, Line); 1]> = with_lines
             .map(|key| (key, lines.remove(&key).unwrap_or_default()))
             .collect();

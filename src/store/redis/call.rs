@@ -7,12 +7,12 @@ use super::{
     failure::CallFailure,
     key_format::slot_of,
     reply::Bounds,
-    request::{Entry, MergedRequest, OwnedBans, OwnedLine, OwnedCharge},
+    request::{Entry, MergedRequest, OwnedBans, OwnedCharge, OwnedLine},
 };
 use crate::{
     Ban, Limit,
-    limit::MAX_QUOTA,
     limit::Arrival,
+    limit::MAX_QUOTA,
     store::{LeaseId, Operation},
 };
 
@@ -247,7 +247,10 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
             if let Some(OwnedLine { line, .. }) = charge.line.as_deref() {
                 write_word(buffer, "line");
                 let leads = u64::from(line.leads);
-                write_numbers(buffer, [line.longest_us, line.ahead, line.number, limit.cycle_us(), leads]);
+                write_numbers(
+                    buffer,
+                    [line.longest_us, line.ahead, line.number, limit.cycle_us(), leads],
+                );
             }
             write_word(buffer, limit.algorithm());
             write_numbers(buffer, [charge.cost, limit.quota()]);

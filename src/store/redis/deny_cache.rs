@@ -242,9 +242,7 @@ impl Shard {
 }
 
 fn same_keys(a: &[OwnedCharge], b: &[OwnedCharge]) -> bool {
-    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
-        a.key == b.key && a.limit == b.limit && a.bans == b.bans
-    };
+    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.key == b.key && a.limit == b.limit && a.bans == b.bans;
     a.len() == b.len() && a.iter().zip(b).all(same)
 }
 

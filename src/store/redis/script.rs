@@ -2,8 +2,8 @@ use std::sync::LazyLock;
 
 use super::call;
 use crate::limit::{
-    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE, PLACE_US, RETRY_US, SLACK,
-    SOON_US, STEPS,
+    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE, PLACE_US, RETRY_US,
+    SLACK, SOON_US, STEPS,
 };
 
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.

@@ -18,8 +18,8 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt};
 use tower_quota::{
-    AcquireError, Concurrency, Denial, FailureMode, FixedWindow, Limit, Limiter, MemoryStore, Permit, Policy,
-    RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, Unkeyed, key,
+    AcquireError, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limit, Limiter, MemoryStore, Policy,
+    RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, key,
 };
 
 use crate::support::{Cluster, Redis, connected, patient};
@@ -77,20 +77,23 @@ async fn callers_of_redis_that_leave_take_nothing_with_them() {
         let mut limiters = Vec::new();
         for _ in 0..2 {
             let store = RedisStore::connect(&redis.url()).await.expect("Redis replies");
-            limiters.push(Limiter::new(store, Policy::new("p", limit.clone()).wait_up_to(3 * SECOND)));
+            limiters.push(Limiter::new(
+                store,
+                Policy::new("p", limit.clone()).wait_up_to(3 * SECOND),
+            ));
         }
         let admitted = admitted_of_callers(limiters, 40, 1.0, 10 * SECOND).await;
         assert!(admitted >= 190, "{limit}: {admitted} of 200");
     }
 }
 
-async fn redis_limiter(redis: &Redis, policies: impl Fn() -> Policy<Unkeyed>) -> Limiter {
+async fn redis_limiter(redis: &Redis, policies: impl Fn() -> Policy<()>) -> Limiter {
     let store = connected(patient(), &redis.url()).await;
     Limiter::new(store, policies())
 }
 
 /// Callers that begin to wait now, in this order.
-async fn waiting(limiter: &Limiter, callers: usize) -> Vec<JoinHandle<Result<Permit, AcquireError>>> {
+async fn waiting(limiter: &Limiter, callers: usize) -> Vec<JoinHandle<Result<Decision, AcquireError>>> {
     let spawn = |_| {
         let limiter = limiter.clone();
         tokio::spawn(async move { limiter.acquire("k").await })
@@ -111,7 +114,7 @@ async fn the_next_caller_does_not_wait_for_those_that_have_left() {
         }
         let start = Instant::now();
         let permit = limiter.acquire("k").await.expect("it is admitted");
-        let delay = permit.decision().delay();
+        let delay = permit.delay();
         assert!(start.elapsed() <= 2_100 * MILLISECOND, "{limit}: {:?}", start.elapsed());
         assert!(start.elapsed() - delay <= 5 * MILLISECOND, "{limit}: {delay:?}");
     }
@@ -196,16 +199,21 @@ async fn processes_are_admitted_in_the_order_of_arrival() {
             tasks.spawn(async move {
                 let arrived = Instant::now();
                 let permit = limiter.acquire("k").await.expect("it is admitted");
-                (arrived, permit.decision().server_time())
+                (arrived, permit.server_time())
             });
             sleep(20 * MILLISECOND).await;
         }
         let mut admitted = tasks.join_all().await;
         admitted.sort();
         for (nth, (arrived, at)) in admitted.iter().enumerate() {
-            let earlier = admitted[..nth].iter().filter(|(other, _)| *other + 50 * MILLISECOND < *arrived);
+            let earlier = admitted[..nth]
+                .iter()
+                .filter(|(other, _)| *other + 50 * MILLISECOND < *arrived);
             let inverted: Vec<_> = earlier.filter(|(_, other)| other > at).collect();
-            assert!(inverted.is_empty(), "{limit}: {arrived:?} at {at:?} before {inverted:?}");
+            assert!(
+                inverted.is_empty(),
+                "{limit}: {arrived:?} at {at:?} before {inverted:?}"
+            );
         }
     }
 }
@@ -281,7 +289,13 @@ fn a_long_line_needs_no_stack() {
         runtime.expect("a runtime").block_on(async {
             let policy = Policy::new("p", TokenBucket::per_second(CALLERS as u64)).wait_up_to(20 * SECOND);
             let limiter = Limiter::new(MemoryStore::new(), policy.max_waiting(CALLERS as u64));
-            assert!(limiter.check_n("k", CALLERS as u64).await.expect("it replies").is_allowed());
+            assert!(
+                limiter
+                    .check_n("k", CALLERS as u64)
+                    .await
+                    .expect("it replies")
+                    .is_allowed()
+            );
             let start = Instant::now();
             for caller in waiting(&limiter, CALLERS).await {
                 assert!(caller.await.expect("no panic").is_ok());
@@ -290,8 +304,14 @@ fn a_long_line_needs_no_stack() {
 
             // They leave at once.
             sleep(SECOND).await;
-            assert!(limiter.check_n("k", CALLERS as u64).await.expect("it replies").is_allowed());
-            let callers = (0..CALLERS).map(|_| limiter.acquire("k").into_future());
+            assert!(
+                limiter
+                    .check_n("k", CALLERS as u64)
+                    .await
+                    .expect("it replies")
+                    .is_allowed()
+            );
+            let callers = (0..CALLERS).map(|_| Box::pin(limiter.acquire("k")));
             let mut callers: Vec<_> = callers.collect();
             for caller in &mut callers {
                 let _ = poll_fn(|cx| Poll::Ready(caller.as_mut().poll(cx).is_pending())).await;
@@ -299,7 +319,14 @@ fn a_long_line_needs_no_stack() {
             drop(callers);
             sleep(SECOND).await;
             let start = Instant::now();
-            assert!(limiter.check_n("k", CALLERS as u64).await.expect("it replies").is_allowed(), "the line is empty");
+            assert!(
+                limiter
+                    .check_n("k", CALLERS as u64)
+                    .await
+                    .expect("it replies")
+                    .is_allowed(),
+                "the line is empty"
+            );
             assert_eq!(start.elapsed(), Duration::ZERO);
         });
     });
@@ -310,7 +337,7 @@ fn a_long_line_needs_no_stack() {
 async fn overtakes(limiter: &Limiter) -> [bool; 2] {
     let _held = limiter.check_n("k", 1).await.expect("it replies");
     let waits = limiter.clone();
-    let waits = tokio::spawn(async move { waits.acquire("k").cost(2).await.map(drop) });
+    let waits = tokio::spawn(async move { waits.request("k").cost(2).acquire().await.map(drop) });
     sleep(50 * MILLISECOND).await;
     let before = limiter.check("k").await.expect("it replies").is_allowed();
     waits.abort();
@@ -350,7 +377,9 @@ async fn a_check_of_redis_does_not_overtake_those_that_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_line_denies() {
-    let policy = Policy::new("p", SlidingLog::per_second(1)).wait_up_to(20 * SECOND).max_waiting(2);
+    let policy = Policy::new("p", SlidingLog::per_second(1))
+        .wait_up_to(20 * SECOND)
+        .max_waiting(2);
     let limiter = Limiter::new(MemoryStore::new(), policy);
     assert!(limiter.acquire("k").await.is_ok());
     let callers = waiting(&limiter, 3).await;
@@ -380,7 +409,7 @@ async fn a_request_is_denied_at_once_or_at_its_bound() {
     let wait = denied.decision().retry_after().expect("it has a wait");
     assert!(wait > 1_900 * MILLISECOND && wait <= 2 * SECOND, "{wait:?}");
     let permit = callers.remove(0).await.expect("no panic").expect("it is admitted");
-    let delay = permit.decision().delay();
+    let delay = permit.delay();
     assert!(delay >= 980 * MILLISECOND && delay <= SECOND, "{delay:?}");
 
     // When slots will be free is not known.
@@ -408,11 +437,16 @@ async fn two_keys_in_two_slots_of_a_cluster_are_one_limit_for_all() {
         };
         let layer = RateLimitLayer::new(store, [policy("one", 3, one), policy("two", 4, two)]);
         for _ in 0..CALLERS / 2 {
-            let service = layer.layer(tower::service_fn(async |_: http::Request<()>| {
-                Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
-            }));
+            let service = layer.layer(tower::service_fn(
+                async |_: http::Request<http_body_util::Empty<bytes::Bytes>>| {
+                    Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+                },
+            ));
             tasks.spawn(async move {
-                let response = service.oneshot(http::Request::new(())).await.expect("it never fails");
+                let response = service
+                    .oneshot(http::Request::new(http_body_util::Empty::new()))
+                    .await
+                    .expect("it never fails");
                 (response.status(), Instant::now())
             });
         }

@@ -4,5 +4,5 @@ mod admission;
 mod bans;
 mod completion;
 mod decisions;
-mod settlement;
 mod line;
+mod settlement;

@@ -100,8 +100,7 @@ const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 impl Planned {
     /// A charge of this lease, if its limit has leases.
     fn charge_of<'a>(&self, lease: Taken<'a>, ban: Option<&'a Ban>, keys: &'a [Key]) -> Charge<'a> {
-        let charge = Charge::new(NAMES[lease.policy], lease.limit, &keys[lease.key], lease.cost)
-            .ban(ban);
+        let charge = Charge::new(NAMES[lease.policy], lease.limit, &keys[lease.key], lease.cost).ban(ban);
         // Checks with ids of their own are not merged, and requests that differ in more than their keys are sent apart.
         match lease.limit {
             Limit::Concurrency(_) => charge.lease(lease.id),
@@ -290,8 +289,7 @@ async fn expire_early<'a>(
         if matches!(request.operation(), Operation::Ban { .. }) {
             continue;
         }
-        let counts = outcome.allowed
-            && matches!(request.operation(), Operation::Check | Operation::Charge);
+        let counts = outcome.allowed && matches!(request.operation(), Operation::Check | Operation::Charge);
         for (charge, state) in request.charges().iter().zip(outcome.states()) {
             let counts = counts && !state.reset_after.is_zero();
             needed.insert(redis_key(charge), counts.then_some(state.reset_after));

@@ -92,7 +92,9 @@ fn limit(rng: &mut Rng) -> Limit {
         4 => FixedWindow::new(quota, window).into(),
         5 => TokenBucket::new(quota, window).burst(rng.u64(1..=4)).into(),
         6 => TokenBucket::new(1, window).burst(quota).into(),
-        _ => Concurrency::new(quota).lease(Duration::from_secs(rng.u64(1..=4))).into(),
+        _ => Concurrency::new(quota)
+            .lease(Duration::from_secs(rng.u64(1..=4)))
+            .into(),
     }
 }
 
@@ -232,7 +234,11 @@ async fn lines_decide_alike_in_rust_and_in_lua() {
             let sent: Vec<Sent> = (0..timeline.rng.usize(1..=3)).map(|_| timeline.sent(&world)).collect();
             // The requests that stand in a line are those of the call before.
             let sent = match sent.iter().any(|sent| sent.standing.is_some()) {
-                true => sent.into_iter().filter(|sent| sent.standing.is_some()).take(1).collect(),
+                true => sent
+                    .into_iter()
+                    .filter(|sent| sent.standing.is_some())
+                    .take(1)
+                    .collect(),
                 false => sent,
             };
             let charges: Vec<_> = sent.iter().map(|sent| world.charges(sent, &key)).collect();

@@ -196,7 +196,9 @@ fn histories() -> impl Strategy<Value = (Vec<Limit>, Vec<Request>)> {
 /// The charges of a request, one for each limit.
 fn charges<'a>(limits: &'a [Limit], key: &'a Key, cost: u64) -> Vec<Charge<'a>> {
     let limits = limits.iter().zip(["first", "second"]);
-    limits.map(|(limit, policy)| Charge::new(policy, limit, key, cost)).collect()
+    limits
+        .map(|(limit, policy)| Charge::new(policy, limit, key, cost))
+        .collect()
 }
 
 async fn decide(store: &dyn Store, operation: Operation, charges: &[Charge<'_>]) -> Outcome {

@@ -1,9 +1,6 @@
 //! Verifies the promises of the store in what happened in a schedule.
 
-use std::{
-    collections::HashMap,
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
