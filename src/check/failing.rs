@@ -76,7 +76,7 @@ impl Local {
         if counted.is_empty() {
             record(first, PolicyOutcome::Uncounted);
         }
-        let mut undecided = Undecided::new(counted).as_of(undecided);
+        let mut undecided = Undecided::new(counted).in_place_of(undecided);
         undecided.admit_unless_denied();
         Ok(Self {
             undecided,

@@ -7,7 +7,6 @@
 //! process.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, HashMap},
     future::poll_fn,
     mem,
@@ -73,13 +72,13 @@ struct State {
     stored_until: Option<Instant>,
     /// The last request that has left, with whose charges the place is removed when no other waits.
     left: Option<Undecided>,
-    /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
-    turns: HashMap<u64, u64>,
-    turn: u64,
 }
 
-/// The order of requests in a line: by priority, then turn by turn, then by arrival.
-type Rank = (Reverse<i32>, u64, u64, u64);
+/// The order of requests in a line: by arrival, and then by the number of the request.
+type Rank = (u64, u64);
+
+/// The lines in which a request stands.
+type Places = SmallVec<[(Arc<Line>, Rank); 1]>;
 
 /// A request that waits.
 struct Waiter {
@@ -87,7 +86,7 @@ struct Waiter {
     /// By the clock of the store, in microseconds.
     arrived: u64,
     phase: Mutex<Phase>,
-    standing: Mutex<SmallVec<[(Arc<Line>, Rank); 1]>>,
+    standing: Mutex<Places>,
     /// Whether it may not wait any longer.
     is_last: AtomicBool,
     outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
@@ -109,8 +108,6 @@ enum Outcome {
 /// A key that denies a request which may wait for it.
 struct Lacking {
     line: u64,
-    priority: i32,
-    fair: u64,
     cost: u64,
     most: u64,
     longest: Duration,
@@ -223,8 +220,6 @@ impl Lacking {
     fn of_policy(policy: &PolicyDecision) -> Option<Self> {
         Some(Self {
             line: policy.line()?,
-            priority: policy.waiting.priority,
-            fair: policy.waiting.fair,
             cost: policy.cost,
             most: policy.waiting.most,
             longest: Duration::from_micros(policy.waiting.longest_us),
@@ -293,8 +288,8 @@ impl Waiter {
                 self.leave_lines(Some(&undecided));
                 Some(undecided)
             }
-            other => {
-                *phase = other;
+            checked @ (Phase::Checked | Phase::Over) => {
+                *phase = checked;
                 None
             }
         }
@@ -340,7 +335,7 @@ impl Waiter {
 }
 
 impl Line {
-    /// Adds a request to the line of a key, behind all others of the same priority and turn.
+    /// Adds a request to the line of a key, behind those that have arrived before.
     fn enter(lacking: &Lacking, waiter: &Arc<Waiter>, sent_at: Instant) -> (Arc<Self>, Rank) {
         // The line is not removed while the table is locked.
         let mut lines = lock(&LINES);
@@ -355,15 +350,7 @@ impl Line {
         let mut state = line.state();
         drop(lines);
 
-        let turn = match lacking.fair {
-            0 => 0,
-            fair => {
-                let turn = state.turn.max(state.turns.get(&fair).map_or(0, |last| last + 1));
-                state.turns.insert(fair, turn);
-                turn
-            }
-        };
-        let rank = (Reverse(lacking.priority), turn, waiter.arrived, waiter.number);
+        let rank = (waiter.arrived, waiter.number);
         let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
         state.waiting.insert(rank, (waiter.clone(), lacking.cost));
         state.weight += lacking.cost;
@@ -373,7 +360,7 @@ impl Line {
         }
         // The check that has denied it has added it to the place; one that was sent since then has replaced the place.
         let is_replaced = state.sent_at.is_some_and(|sent| sent >= sent_at);
-        state.is_stale |= is_replaced || state.is_in_place(&rank) && rank.1 > 0;
+        state.is_stale |= is_replaced;
         let stored_until = sent_at + Duration::from_micros(PLACE_US);
         state.stored_until = state.stored_until.max(Some(stored_until));
         line.ensure_task(&mut state);
@@ -390,9 +377,6 @@ impl Line {
             return;
         };
         state.weight -= cost;
-        if !leaves {
-            state.turn = state.turn.max(rank.1);
-        }
         state.is_stale |= leaves && was_in_place;
         if state.waiting.is_empty() {
             state.left = left.map(Undecided::again);
@@ -524,9 +508,12 @@ fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
     composite::send(operation, undecided, &charges, |requests| store.decide(requests))
 }
 
+/// A request that a check decides, and that it is to be given back if its caller leaves meanwhile.
+type Checked = (Arc<Waiter>, Undecided, Option<Owed>);
+
 /// The requests that a check decides, and the place of the process, of which they are the first.
 struct Group {
-    requests: SmallVec<[(Arc<Waiter>, Undecided, Option<Owed>); 1]>,
+    requests: SmallVec<[Checked; 1]>,
     arrivals: SmallVec<[Arrival; 4]>,
 }
 
@@ -554,7 +541,10 @@ impl Group {
         for (nth, (waiter, mut undecided, _owed)) in self.requests.drain(..).enumerate() {
             undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), 1);
             let response = match response {
-                Ok(response) => Ok(response.nth_unit(nth, undecided.as_slice().iter().map(|policy| policy.cost))),
+                Ok(response) => {
+                    let costs = undecided.as_slice().iter().map(|policy| policy.cost);
+                    Ok(response.nth_unit(nth, &costs.collect::<SmallVec<[u64; 4]>>()))
+                }
                 Err(error) => Err(error.clone()),
             };
             let denied = match settle(&response, Operation::Wait, undecided, None) {

@@ -125,7 +125,7 @@ impl Undecided {
     }
 
     /// The same for the units, and in the line, of another one.
-    pub(crate) fn as_of(mut self, other: &Self) -> Self {
+    pub(crate) fn in_place_of(mut self, other: &Self) -> Self {
         if let Some(led) = &other.led {
             self.lead(led.line, &led.waiting, 1);
         }

@@ -9,7 +9,7 @@ pub enum Operation {
     /// Counts all charges if all of them fit, else none.
     Check,
     /// As a check, of requests that may wait: nothing is counted, and no denial for a ban, if they are denied. Those that have just
-    /// arrived stand in the [lines](super::Charge::line) of the charges that lack room for them then, if they may wait for each.
+    /// arrived stand in the lines of the charges that lack room for them then, if they may wait for each.
     /// Those that stand in a line replace the place of the process in it.
     Wait,
     /// Counts all charges, also above the limits; later requests wait for it.
@@ -91,16 +91,13 @@ impl Operation {
     }
 }
 
-/// How long a request may wait for a policy, how many units may wait for it at most, and the order among those that wait.
+/// How long a request may wait for a policy, and how many units may wait for it at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
     /// In microseconds; 0 if the request has to fit at once.
     pub(crate) longest_us: u64,
     /// In this process.
     pub(crate) most: u64,
-    pub(crate) priority: i32,
-    /// The hash of the key between which the line is fair; 0 if there is none.
-    pub(crate) fair: u64,
 }
 
 impl Waiting {
@@ -113,8 +110,6 @@ impl Waiting {
     pub(crate) const NONE: Self = Self {
         longest_us: 0,
         most: Self::MOST,
-        priority: 0,
-        fair: 0,
     };
 
     pub(crate) fn up_to(longest: Duration, most: u64) -> Self {

@@ -120,7 +120,6 @@ pub struct ChargeLine {
 }
 
 /// Constructors.
-
 impl<'a> Charge<'a> {
     /// A charge of `cost` units on the `key` of the policy of this name.
     ///

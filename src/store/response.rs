@@ -128,13 +128,13 @@ impl StoreResponse {
     }
 
     /// The outcome of one of several requests that wait and were decided together, with these costs.
-    pub(crate) fn nth_unit(&self, nth: usize, costs: impl Iterator<Item = u64> + Clone) -> Self {
+    pub(crate) fn nth_unit(&self, nth: usize, costs: &[u64]) -> Self {
         let outcomes = self.outcomes.iter().map(|outcome| {
             if nth >= outcome.units as usize {
                 return Outcome::new(false, outcome.states.iter().copied());
             }
             let later = u64::from(outcome.units) - 1 - nth as u64;
-            let states = outcome.states.iter().zip(costs.clone());
+            let states = outcome.states.iter().zip(costs);
             let states = states.map(|(state, cost)| ChargeState {
                 remaining: state.remaining.saturating_add(cost.saturating_mul(later)),
                 retry_after: None,

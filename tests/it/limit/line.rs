@@ -184,7 +184,7 @@ impl Timeline {
         }
     }
 
-    fn follow(&mut self, now: u64, world: &World, sent: Sent, outcome: &Outcome) {
+    fn follow(&mut self, now: u64, world: &World, sent: &Sent, outcome: &Outcome) {
         let line = &mut self.lines[sent.process];
         if let Some((place, _)) = &sent.standing {
             line.drain(..(outcome.units as usize).min(place.len()));
@@ -200,7 +200,7 @@ impl Timeline {
                 leads: None,
                 standing: None,
                 ahead: 0,
-                ..sent
+                ..sent.clone()
             };
             self.admitted.push((now, plain));
         }
@@ -266,7 +266,7 @@ async fn lines_decide_alike_in_rust_and_in_lua() {
                 let waits = sent.standing.as_ref().is_some_and(|(_, units)| *units > 0);
                 stood += usize::from(waits);
                 admitted += usize::from(waits && outcome.allowed);
-                timeline.follow(now, &world, sent, outcome);
+                timeline.follow(now, &world, &sent, outcome);
             }
         }
     }
