@@ -45,12 +45,12 @@ if ban then
   function ban(key, times, rest, length, quota, window, first, longest, request)
     local since, denials, til, level, expires = advance(key, window, longest)
     local in_force = til > now
-    request.is_banned = request.is_banned or in_force
     local guarded = request.charge
+    request.banned = in_force and guarded or request.banned
     rest(request, 0, in_force and 0 or times, 1)
 
     -- While one of the bans of a request is in force, none counts a denial.
-    local watches = (operation == 'check' or operation == 'reserve') and not request.is_banned and quota < NEVER
+    local watches = operation == 'check' and not request.banned and quota < NEVER
     local denies = watches and guarded[C_COST] <= guarded[C_QUOTA] and guarded[C_RETRY] > 0
     local begins = operation == 'ban' and length > 0
     length = math.min(length, longest)

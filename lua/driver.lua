@@ -35,21 +35,32 @@ if not single then
       times = 0,
       -- For how many callers room is looked for: a refund and the end of a lease need none.
       needs = 0,
-      -- How many callers fit the charges so far, and when that is; the charge that is decided, and the next one, with the number of
-      -- keys before it.
+      -- How many callers fit the charges so far; the charge that is decided, and the next one, with the number of keys before it.
       fits = 0,
-      turn = now,
       deciding = false,
       charge = false,
       place = 0,
       -- For a refund: when the request was admitted.
       refunded_at = nil,
-      -- Whether one of its bans is in force.
-      is_banned = false,
-      -- Whether a limit has no free slots that the request may wait for, and whether it waits for them.
-      lacks_slots = false,
-      queues = false,
+      -- A charge of which a ban is in force.
+      banned = false,
+      -- The place of the next key of a line. Of requests that wait: their process, and its place in the line that they lead, with
+      -- the numbers of those that are decided; whether one that has just arrived may wait.
+      lines = 0,
+      process = 0,
+      waiting = nil,
+      decided = nil,
+      may_wait = true,
     }
+
+  -- The places that the first of these requests have among them, by their arrivals.
+  local function decided_of(waiting, times)
+    local decided = {}
+    for n = 1, times do
+      decided[waiting[2 * n - 1]] = n
+    end
+    return decided
+  end
 
   local find_keys
   if keys ~= KEYS then
@@ -73,10 +84,14 @@ if not single then
       find_keys(run)
     end
     local times = callers_of(run)
-    request.times, request.fits, request.turn, request.refunded_at = times, times, now, run.admitted_at
-    request.charge, request.place, request.is_banned = run.first, passed, false
+    request.times, request.fits, request.refunded_at = times, times, run.admitted_at
+    request.deciding, request.charge, request.place, request.banned = false, run.first, passed, false
     request.needs = (operation == 'refund' or operation == 'end') and 0 or times
-    request.lacks_slots, request.queues = false, false
+    if run.lines > 0 then
+      request.lines = #keys - line_keys + run.first_line + (passed - run.before) / run.size * run.lines
+      request.process, request.waiting, request.may_wait = run.process, run.waiting, true
+      request.decided = run.waiting and decided_of(run.waiting, times)
+    end
     -- As after a charge that all callers fit.
     rest(request, 0, times, 0)
     passed = passed + run.size

@@ -45,7 +45,7 @@ local function make_log_entries()
       if window and kind == '>' then
         table.insert(log.longer, 1, { window, -described[i + 1], described[i] })
         log.headers = log.headers + 1
-      elseif window and not log.header and string.find(kind, '[=+#*@]') then
+      elseif window and not log.header and string.find(kind, '[=+#*]') then
         kind = kind == '+' and '=' or kind == '*' and '#' or kind
         log.header, log.kind, log.window, log.weight = described[i], kind, window, -described[i + 1]
         log.headers = log.headers + 1
@@ -89,12 +89,8 @@ local function make_log_entries()
     end
   end
 
-  -- Finds, after a removal, whether the log is of a simpler kind now. A reservation whose turn has come is an admission like
-  -- others.
+  -- Finds, after a removal, whether the log is of a simpler kind now.
   local function simplify(log, exact)
-    if log.kind == '@' and (log.stored == 0 or parts_of(at_rank(log, -1)) <= now) then
-      log.kind = '#'
-    end
     if log.kind == '#' and exact and log.stored > 0 and log.weight == log.stored then
       log.kind = '='
     end

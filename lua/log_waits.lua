@@ -7,22 +7,21 @@ if sliding_log then
   local reads = ALL_READS
 
   -- How many entries a charge may read for its wait. Most waits are for one of the first, which each charge may read.
-  local function bound_of(log, reserves)
-    if reserves or reads >= log.budget then
+  local function bound_of(log)
+    if reads >= log.budget then
       return log.budget - 1
     end
     return math.min(log.budget - 1, math.max(8, reads))
   end
 
-  -- The time of the entry whose expiry frees this much weight, and whether it is known: past the budget it is that of the last
-  -- entry read.
-  local function freed_at(log, need, reserves)
+  -- The time of the entry whose expiry frees this much weight. Past the budget it is that of the last entry read.
+  local function freed_at(log, need)
     local first = log.headers + log.skipped
     if log.kind == '=' or log.weight == log.stored then
       local member = call('ZRANGE', log.key, first + need - 1, first + need - 1)[1]
-      return member and parts_of(member) or now, true
+      return member and parts_of(member) or now
     end
-    local at, read, size, bound = now, 0, 8, bound_of(log, reserves)
+    local at, read, size, bound = now, 0, 8, bound_of(log)
     while need > 0 and read < bound and log.skipped + read < log.stored do
       local upto = math.min(read + size, bound)
       for _, member in ipairs(call('ZRANGE', log.key, first + read, first + upto - 1)) do
@@ -34,22 +33,18 @@ if sliding_log then
       end
       read, size = upto, size * 8
     end
-    if not reserves then
-      reads = reads - read
-    end
-    return at, need <= 0
+    reads = reads - read
+    return at
   end
 
-  -- The time until a charge fits, and whether it is known.
-  function wait_of_log(log, cost, quota, window, reserves)
+  -- The time until a charge fits.
+  function wait_of_log(log, cost, quota, window)
     local need = math.min(log.total + cost - quota, log.total)
     if need <= 0 then
-      return window, true
+      return window
     end
-    local at, is_known = freed_at(log, need, reserves)
-    local time = math.max(1, at + window - now)
     -- One that is further ahead is of a clock that is gone.
-    return log.kind == '@' and time or math.min(time, window + SLACK), is_known
+    return math.min(math.max(1, freed_at(log, need) + window - now), window + SLACK)
   end
 
   -- The time until nothing counts.
@@ -58,11 +53,6 @@ if sliding_log then
       return 0
     end
     local member = call('ZRANGE', log.key, -1 - log.gone, -1 - log.gone)[1]
-    local time = math.max(0, parts_of(member) + window - now)
-    local made = log.kind == '@' and string.match(member, '@(%d+)')
-    if made and tonumber(made) <= now + math.min(SLACK, log.longest) then
-      return time
-    end
-    return math.min(window, time)
+    return math.min(window, math.max(0, parts_of(member) + window - now))
   end
 end

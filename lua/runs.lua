@@ -7,7 +7,9 @@
 -- wait, and the time to a full reset.
 local sliding_log, coarse_log, weighted_log, sliding_counter, fixed_window, token_bucket, concurrency, ban
 -- What decides the other charges of a request: nil where all charges decide alone, and `true` until `lua/charges.lua` makes it.
-local rest, turn_of, reset_key
+local rest, reset_key
+-- Whether charges have lines, and how many keys of these follow the keys of the charges.
+local has_lines, line_keys = false, 0
 
 -- Of a run, and of its last charge.
 local operation, requests, size, times, spans, position
@@ -37,11 +39,19 @@ for n = 1, last_run do
   else
     operation, requests, size, times, position = unpack_numbers('<sddd', ARGV[n])
   end
-  local admitted_at
+  local admitted_at, process, waiting
   if operation == 'reset' then
     reset_key = true
   elseif operation == 'refund' then
     admitted_at, position = unpack_numbers('<d', ARGV[n], position)
+  elseif operation == 'wait' then
+    local count
+    process, count, position = unpack_numbers('<dd', ARGV[n], position)
+    -- How many wait and one more; 0 for a request that has just arrived.
+    waiting = count > 0 and {} or nil
+    for place = 1, 2 * count - 2 do
+      waiting[place], position = unpack_numbers('<d', ARGV[n], position)
+    end
   elseif operation == 'within' then
     if now < requests or now >= size then
       return pack('<d', now)
@@ -51,12 +61,18 @@ for n = 1, last_run do
 
   single = single and requests == 1 and size == 1
   -- The charges are a linked list.
-  local first, last
+  local first, last, lines = nil, nil, 0
   for _ = 1, size do
     algorithm, cost, quota, x, y, z, position = unpack_numbers('<sddddd', ARGV[n], position)
+    local line = false
+    if algorithm == 'line' then
+      -- What follows is the charge.
+      line, lines, has_lines = { longest = cost, ahead = quota, number = x, cycle = y, leads = z == 1 }, lines + 1, true
+      algorithm, cost, quota, x, y, z, position = unpack_numbers('<sddddd', ARGV[n], position)
+    end
     if algorithm == 'log' then
       sliding_log = true
-      weighted_log = weighted_log or y > 0 or cost > 1 or operation == 'reserve' or operation == 'refund'
+      weighted_log = weighted_log or has_lines or y > 0 or cost > 1 or operation == 'refund'
       if y == 0 and cost == 1 or operation == 'check' then
         coarse_log = coarse_log or y > 0
         if not texts or texts.window ~= x or texts.grain ~= y then
@@ -86,15 +102,11 @@ for n = 1, last_run do
       end
     end
 
-    if size > 1 or operation ~= 'check' then
+    if size > 1 or line or operation ~= 'check' then
       single, rest = false, true
     end
     if not single then
-      local charge = { algorithm, cost, quota, x, y, z, false, 0 }
-      if operation == 'reserve' then
-        turn_of = true
-        charge[C_LONGEST], charge[C_WAITING], position = unpack_numbers('<dd', ARGV[n], position)
-      end
+      local charge = { algorithm, cost, quota, x, y, z, false, 0, line }
       if last then
         last[C_NEXT] = charge
       end
@@ -112,9 +124,14 @@ for n = 1, last_run do
       first = first,
       position = position,
       before = false,
+      lines = lines,
+      first_line = line_keys + 1,
+      process = process,
+      waiting = waiting,
     }
     if spans == 1 then
       runs[n].spans = true
     end
+    line_keys = line_keys + requests * lines
   end
 end

@@ -8,7 +8,7 @@
 if sliding_log then
   -- Decides a charge of 1 for each of a few callers, without a precision.
   function sliding_log(key, times, rest, cost, quota, window, grain, text, request)
-    local is_plain = cost == 1 and grain == 0 and times <= FEW and operation ~= 'reserve' and operation ~= 'refund'
+    local is_plain = cost == 1 and grain == 0 and times <= FEW and operation ~= 'refund'
     local stored = is_plain and (lone_rank or call('ZREVRANK', key, text.header))
     local members = is_plain and (stored and stored + 1 or lone_size or call('ZCARD', key))
     local ahead, removed, skipped = now + (window < SLACK and window or SLACK), 0, 0

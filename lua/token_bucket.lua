@@ -1,8 +1,5 @@
 -- Token bucket, as in the generic cell rate algorithm: the time since which the bucket is not full, the tokens taken since
 -- then, and the time of the last one. `rate` tokens come in `period` microseconds, in lowest terms.
---
--- A reservation takes tokens that are still to come. As long as there may be some, half a microsecond is added to the time when
--- the last tokens were taken.
 
 if token_bucket then
   -- How long it takes until this many tokens have come, rounded up. Split so that no product leaves 2^53.
@@ -35,24 +32,8 @@ if token_bucket then
     return math.max(1, since + time(missing, rate, period) - now)
   end
 
-  local rest_of, refund
+  local refund
   if rest then
-    -- Decides the other charges of the request: what `rest` returns, when this reservation gets its tokens, and when the last
-    -- one does that was made before, or has got them.
-    function rest_of(request, rest, room, counted, times, cost, quota, since, spent, at, rate, period, cap)
-      local own_turn, last_turn = nil, 0
-      if at % 1 > 0 and spent > quota then
-        last_turn = since + time(spent - quota, rate, period)
-      end
-      if operation == 'reserve' and counted < times and spent + cost <= cap then
-        local need = spent + cost - quota - tokens(math.max(0, now - since), rate, period)
-        own_turn = turn_of(request, need, cost, quota, wait, cost, quota, since, spent, rate, period)
-      end
-      local waits, refunded_at
-      counted, waits, refunded_at = rest(request, room, counted, cost, quota, own_turn)
-      return counted, waits, refunded_at, own_turn, last_turn
-    end
-
     -- How long it takes until this many tokens have come, rounded down.
     local function time_rounded_down(tokens, rate, period)
       return time(tokens, rate, period) - (tokens * (period % rate) % rate > 0 and 1 or 0)
@@ -61,13 +42,12 @@ if token_bucket then
     -- Gives tokens back that have not come back already, and returns whether there are any.
     --
     -- If nothing was taken after them, these are all that are missing. Else, those that came since then may all have been theirs;
-    -- one of which a part has come is not given back, and comes when it would have come. While requests wait, which have their
-    -- times already, only the last of them is given back.
-    function refund(key, refunded_at, last_turn, cost, since, spent, at, expires, rate, period)
-      if spent == 0 or refunded_at < since or last_turn > now and refunded_at ~= last_turn then
+    -- one of which a part has come is not given back, and comes when it would have come.
+    function refund(key, refunded_at, cost, since, spent, at, expires, rate, period)
+      if spent == 0 or refunded_at < since then
         return false
       end
-      local span = refunded_at < math.max(at, last_turn) and math.max(0, now - refunded_at) or 0
+      local span = refunded_at < at and math.max(0, now - refunded_at) or 0
       local come = tokens(span, rate, period)
       if cost <= come then
         return false
@@ -104,13 +84,12 @@ if token_bucket then
       room = room < 0 and 0 or room
       counted = (room - room % cost) / cost
     end
-    local waits, refunded_at, own_turn, last_turn = counted < times, nil, nil, 0
+    local waits, refunded_at = counted < times, nil
     if rest then
-      counted, waits, refunded_at, own_turn, last_turn =
-        rest_of(request, rest, room, counted, times, cost, quota, since, spent, at, rate, period, cap)
+      counted, waits, refunded_at = rest(request, room, counted, cost, quota)
     end
 
-    if refunded_at and refund(key, refunded_at, last_turn, cost, since, spent, at, expires, rate, period) then
+    if refunded_at and refund(key, refunded_at, cost, since, spent, at, expires, rate, period) then
       return token_bucket(key, 0, nil, cost, quota, rate, period, cap)
     elseif counted > 0 then
       local weight = counted * cost
@@ -121,14 +100,12 @@ if token_bucket then
         since = since + periods * period
         spent = math.min(math.max(0, spent - weight - periods * rate) + weight, cap)
       end
-      if own_turn or at < now then
-        at = own_turn and math.max(at - at % 1, now) + 0.5 or last_turn > now and now + 0.5 or now
-      end
+      at = at < now and now or at
       full = since + (rate == 1 and spent * period or time(spent, rate, period))
       write(key, since, spent, at, expires, full)
       room = room > weight and room - weight or 0
       if not waits then
-        return counted, room, own_turn and now - own_turn or 0, full - now
+        return counted, room, 0, full - now
       end
     elseif waits then
       keep(key, full)

@@ -1,11 +1,39 @@
--- The rule of a sliding log that is more than a count of equal members: it has weights, a precision, reservations, charges
--- beyond its limit, or entries of several windows.
+-- The rule of a sliding log that is more than a count of equal members: it has weights, a precision, charges beyond its
+-- limit, entries of several windows, or entries of a clock that is gone.
 
 -- Makes the rule.
 local function make_weighted_log()
   local at_rank, weight_of, read, describe, simplify, remove, insert, remove_expired, skip_older_than = make_log_entries()
   -- Made when a charge needs them.
-  local windows, reservations, merges
+  local windows, merges
+
+  -- Subtracts what a clock that was set back has left from the total.
+  local function skip_gone(log)
+    local count, last = math.min(log.gone, log.budget - 2), log.headers + log.stored - 1
+    if log.kind == '=' then
+      log.total = log.total - log.gone
+    else
+      log.total, log.budget = log.total - weight_of(log, last - count + 1, last), log.budget - count
+    end
+  end
+
+  -- Removes it for a charge that is denied, newest first, or does not count it for one that only reads.
+  local function forget_gone(log, window, exact)
+    if operation == 'peek' then
+      return skip_gone(log)
+    end
+    local count = math.max(0, math.min(log.gone, log.budget - 2))
+    if count > 0 then
+      log.total = log.total - remove(log, log.headers + log.stored - count, count)
+      log.gone = log.gone - count
+    end
+    simplify(log, exact)
+    if log.kind == '=' and log.gone > 0 then
+      log.total = log.weight
+      skip_older_than(log, window)
+      log.total = log.total - log.gone
+    end
+  end
 
   -- Finds what counts, and removes what no longer does.
   local function advance(log, quota, weight, window, exact)
@@ -27,9 +55,7 @@ local function make_weighted_log()
     end
     log.gone = call('ZCOUNT', log.key, '(' .. digits(now + math.min(SLACK, log.longest)), '+inf')
     if log.gone > 0 then
-      reservations = reservations
-        or make_log_reservations(at_rank, weight_of, simplify, remove, insert, skip_older_than)
-      reservations.forget(log, window, exact)
+      forget_gone(log, window, exact)
     end
   end
 
@@ -44,9 +70,6 @@ local function make_weighted_log()
   -- Sets the expiry to the time when the last entry does not count under any window.
   local function set_expiry(log, window)
     local til = now + window
-    if log.kind == '@' then
-      til = math.max(til, parts_of(at_rank(log, -1)) + log.window)
-    end
     for _, longer in ipairs(log.longer) do
       til = math.max(til, longer[2])
     end
@@ -94,23 +117,12 @@ local function make_weighted_log()
     if room < times * cost then
       counted = (room - room % cost) / cost
     end
-    local is_denied, refunded_at, own_turn = counted < times, nil, nil
+    local is_denied, refunded_at = counted < times, nil
     if rest then
-      if operation == 'reserve' and is_denied and grain == 0 and log.late + log.gone == 0 then
-        local need = log.total + cost - quota
-        own_turn = turn_of(request, need, cost, quota, wait_of_log, log, cost, quota, window, true)
-      end
-      counted, is_denied, refunded_at = rest(request, room, counted, cost, quota, own_turn)
+      counted, is_denied, refunded_at = rest(request, room, counted, cost, quota)
     end
 
-    if counted > 0 and rest and request.turn > now and grain == 0 then
-      store_window(log, window, request.turn)
-      reservations = reservations
-        or make_log_reservations(at_rank, weight_of, simplify, remove, insert, skip_older_than)
-      reservations.reserve(log, request.turn, cost)
-      set_expiry(log, window)
-      return counted, math.max(0, room - cost), now - request.turn, reset_of_log(log, window)
-    elseif refunded_at and log.stored > 0 then
+    if refunded_at and log.stored > 0 then
       merges = merges or make_log_merges(insert)
       merges.refund(log, refunded_at, cost, window, grain)
       room = math.max(0, quota - log.total)
@@ -122,9 +134,8 @@ local function make_weighted_log()
       keep(key, now + log.longest)
     end
 
-    local is_reset = counted > 0 and log.kind ~= '@'
     local wait = is_denied and wait_of_log(log, cost, quota, window) or 0
-    return counted, room, wait, is_reset and window or reset_of_log(log, window)
+    return counted, room, wait, counted > 0 and window or reset_of_log(log, window)
   end
 
   return decide

@@ -189,6 +189,7 @@ async fn perform(operation: Operation, undecided: Undecided) -> Result<Decision,
 fn denial_text(denial: Denial) -> &'static str {
     match denial {
         Denial::QuotaExceeded => "quota exceeded",
+        Denial::LineFull => "line is full",
         Denial::CostAboveLimit => "cost above limit",
         Denial::DenyAll => "deny all",
         Denial::Banned => "banned",

@@ -30,21 +30,30 @@ pub(crate) fn deny_permanently(operation: Operation, undecided: &Undecided) -> U
 /// Passes the requests for these charges, one of each policy, to a store; `None` if all is decided.
 pub(crate) fn send(
     operation: Operation,
-    units: u32,
-    policies: &[PolicyDecision],
+    of: &Undecided,
     charges: &[Charge<'_>],
     decide: impl FnOnce(&[StoreRequest<'_>]) -> StoreFuture,
 ) -> Option<StoreFuture> {
-    let undecided = policies.iter().zip(charges).filter(|(policy, _)| is_undecided(policy));
+    let undecided = of
+        .as_slice()
+        .iter()
+        .zip(charges)
+        .filter(|(policy, _)| is_undecided(policy));
     let (observed, enforced): (Vec<_>, Vec<_>) = undecided.partition(|(policy, _)| policy.is_observed());
     let enforced: Vec<Charge<'_>> = enforced.into_iter().map(|(_, charge)| *charge).collect();
     let observed: Vec<[Charge<'_>; 1]> = observed.into_iter().map(|(_, charge)| [*charge]).collect();
 
-    let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced).units(units));
+    let together = (!enforced.is_empty()).then(|| of.request(operation, &enforced));
     // The node of a cluster that has the key of a policy which observes may fail while the others reply.
     let is_optional = together.is_some();
+    // Those that observe do not wait.
+    let operation = if operation == Operation::Wait {
+        Operation::Check
+    } else {
+        operation
+    };
     let alone = observed.iter().map(|charges| {
-        let request = StoreRequest::new(operation, charges).units(units);
+        let request = StoreRequest::new(operation, charges).units(of.units());
         if is_optional { request.optional() } else { request }
     });
     let requests: Vec<StoreRequest<'_>> = together.into_iter().chain(alone).collect();

@@ -1,9 +1,6 @@
 //! Decides while the store fails, by the failure modes of the policies.
 
-use super::{
-    Check, composite, count, hold, record_outcome,
-    waiting::{Queued, is_queued},
-};
+use super::{charge, composite, record_outcome};
 use crate::{
     Decision, FailureMode, PolicyDecision,
     decision::{PolicyDecisions, Undecided},
@@ -21,15 +18,15 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
 }
 
 /// The policies that this process decides about, since the store failed.
-pub(super) struct Local {
-    pub(super) undecided: Undecided,
+struct Local {
+    undecided: Undecided,
     /// One for each policy; `None` for one that is denied without the store.
-    pub(super) charges: Vec<Option<LocalCharge>>,
-    pub(super) error: StoreError,
+    charges: Vec<Option<LocalCharge>>,
+    error: StoreError,
 }
 
 impl Local {
-    pub(super) fn new(error: StoreError, operation: Operation, undecided: &Undecided) -> Result<Self, StoreError> {
+    fn new(error: StoreError, operation: Operation, undecided: &Undecided) -> Result<Self, StoreError> {
         let policies = undecided.as_slice();
         let Some(first) = policies.first() else {
             return Err(error);
@@ -79,7 +76,7 @@ impl Local {
         if counted.is_empty() {
             record(first, PolicyOutcome::Uncounted);
         }
-        let mut undecided = Undecided::new(counted).of_units(undecided.units());
+        let mut undecided = Undecided::new(counted).in_place_of(undecided);
         undecided.admit_unless_denied();
         Ok(Self {
             undecided,
@@ -92,13 +89,12 @@ impl Local {
     fn send(&self, operation: Operation) -> Option<Result<StoreResponse, StoreError>> {
         let policies = self.undecided.as_slice();
         let failover = &policies.first()?.context.failover;
-        let scaled = policies.iter().zip(&self.charges).map(|(policy, charge)| match charge {
-            Some(charge) => charge.charge(&policy.charge()),
-            None => policy.charge(),
+        let scaled = policies.iter().zip(&self.charges).map(|(policy, local)| match local {
+            Some(local) => local.charge(&charge(&self.undecided, policy, operation)),
+            None => charge(&self.undecided, policy, operation),
         });
         let scaled: Vec<Charge<'_>> = scaled.collect();
-        let units = self.undecided.units();
-        let response = composite::send(operation, units, policies, &scaled, |requests| {
+        let response = composite::send(operation, &self.undecided, &scaled, |requests| {
             failover.decide(requests)
         });
         // A memory store replies at once.
@@ -122,27 +118,6 @@ impl Local {
     fn decided(mut self) -> Decision {
         self.undecided.record_failure(self.error);
         self.undecided.decided()
-    }
-
-    /// Decides about a request that may have to wait.
-    pub(super) fn decide(self, operation: Operation) -> Check {
-        match self.send(operation) {
-            Some(Ok(response)) if is_queued(&response) => Queued::in_process(self, &response).hold(false).into(),
-            response => self.conclude(operation, response),
-        }
-    }
-
-    pub(super) fn conclude(
-        mut self,
-        operation: Operation,
-        response: Option<Result<StoreResponse, StoreError>>,
-    ) -> Check {
-        if let Err(error) = self.record(operation, response) {
-            return Check::Decided(Err(error));
-        }
-        let decision = self.decided();
-        count(operation, &decision);
-        hold(Ok(decision))
     }
 }
 

@@ -6,25 +6,21 @@ pub(crate) mod bans;
 pub(crate) mod completed;
 mod composite;
 mod failing;
-mod waiting;
+pub(crate) mod line;
 
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::Instant};
 
 pub(crate) use self::completed::AwaitedCompletion;
-use self::{
-    failing::{Local, fail, reset_locally},
-    waiting::{Held, Queued, after_pause, give_back, is_queued, until_turn},
-};
+use self::failing::{fail, reset_locally};
 use crate::{
     Decision, PolicyDecision,
-    decision::{Undecided, leave_queue, release_unknown},
+    decision::{Settlement, Undecided, release_unknown},
     observe::Began,
     store::{Charge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
@@ -46,6 +42,8 @@ pub(crate) struct StoreCheck {
     operation: Operation,
     /// When it began to wait.
     began: Began,
+    /// When it was sent, for a request that may wait.
+    sent_at: Option<Instant>,
     /// What it waits for, until the store has replied.
     undecided: Option<(StoreFuture, Undecided)>,
     /// If it is to be completed without its caller.
@@ -65,21 +63,40 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
         return Check::Decided(Ok(denied));
     }
 
-    let response = match policies {
-        [] => return Check::Decided(Ok(undecided.admitted())),
+    match send(operation, &undecided) {
+        Some(response) => wait(response, operation, undecided),
+        None => Check::Decided(Ok(undecided.admitted())),
+    }
+}
+
+/// Sends the charges of policies that are enforced and have no bans; `None` if there are none.
+#[inline(always)]
+fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
+    let response = match undecided.as_slice() {
+        [] => return None,
         [policy] => {
-            let charge = policy.charge();
-            let charges = [charge];
-            let request = StoreRequest::new(operation, &charges).units(undecided.units());
+            let charges = [charge(undecided, policy, operation)];
+            let request = undecided.request(operation, &charges);
             policy.context.store.decide(&[request])
         }
-        [first, ..] => {
-            let charges: SmallVec<[Charge<'_>; 4]> = policies.iter().map(PolicyDecision::charge).collect();
-            let request = StoreRequest::new(operation, &charges).units(undecided.units());
+        policies @ [first, ..] => {
+            let charges = policies.iter().map(|policy| charge(undecided, policy, operation));
+            let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
+            let request = undecided.request(operation, &charges);
             first.context.store.decide(&[request])
         }
     };
-    wait(response, operation, undecided)
+    Some(response)
+}
+
+/// What the store is to charge for a policy.
+#[inline(always)]
+fn charge<'a>(undecided: &'a Undecided, policy: &'a PolicyDecision, operation: Operation) -> Charge<'a> {
+    let charge = policy.charge();
+    match operation == Operation::Wait {
+        true => line::charge_in_line(charge, undecided),
+        false => charge,
+    }
 }
 
 /// The same for policies some of which only observe.
@@ -87,9 +104,12 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
 fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
     let undecided = composite::deny_permanently(operation, undecided);
     let policies = undecided.as_slice();
-    let charges: Vec<Charge<'_>> = policies.iter().map(PolicyDecision::charge).collect();
+    let charges: Vec<Charge<'_>> = policies
+        .iter()
+        .map(|policy| charge(&undecided, policy, operation))
+        .collect();
     let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
-    match composite::send(operation, undecided.units(), policies, &charges, decide) {
+    match composite::send(operation, &undecided, &charges, decide) {
         Some(response) => wait(response, operation, undecided),
         None => {
             let decided = undecided.decided();
@@ -102,10 +122,14 @@ fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
 #[inline(always)]
 fn wait(response: StoreFuture, operation: Operation, undecided: Undecided) -> Check {
     match response.as_ready() {
-        Some(response) => decide(response, operation, undecided, None),
+        Some(response) => {
+            let sent_at = (operation == Operation::Wait).then(Instant::now);
+            decide(response, operation, undecided, None, sent_at)
+        }
         None => Check::Pending(PendingCheck::Store(StoreCheck {
             operation,
             began: Began::now(),
+            sent_at: (operation == Operation::Wait).then(Instant::now),
             owed: owed(operation, &undecided),
             undecided: Some((response, undecided)),
         })),
@@ -119,66 +143,30 @@ fn decide(
     operation: Operation,
     undecided: Undecided,
     began: Option<Began>,
+    sent_at: Option<Instant>,
 ) -> Check {
-    if operation == Operation::Reserve {
-        return decide_reservation(response, undecided, began);
-    }
-    Check::Decided(conclude(response, operation, undecided, began))
-}
-
-/// The same for a request that may have to wait.
-#[cold]
-fn decide_reservation(
-    response: &Result<StoreResponse, StoreError>,
-    undecided: Undecided,
-    began: Option<Began>,
-) -> Check {
-    match response {
-        Ok(response) if is_queued(response) => {
-            end_metrics(&undecided, began);
-            Queued::in_store(undecided, response).hold(false).into()
-        }
-        Ok(_) => match settle(response, Operation::Reserve, undecided, began) {
-            Ok(decision) => match decision.after_pause(Duration::ZERO) {
-                Some((pause, again)) => after_pause(pause, again, Duration::ZERO).into(),
-                None => {
-                    decision.count_outcomes();
-                    hold(Ok(decision))
-                }
-            },
-            failed => Check::Decided(failed),
-        },
-        Err(error) => {
-            end_metrics(&undecided, began);
-            if undecided.has_leases() {
-                end_unknown(Operation::Reserve, &undecided);
+    let decided = settle(response, operation, undecided, began);
+    if let Some(sent_at) = sent_at
+        && let Ok(decision) = &decided
+        && !decision.is_allowed()
+    {
+        return match decided.map(|denied| line::wait(denied, sent_at)) {
+            Ok(Ok(held)) => Check::Pending(PendingCheck::Held(held)),
+            Ok(Err(denied)) => {
+                denied.count_outcomes();
+                Check::Decided(Ok(denied))
             }
-            match Local::new(error.clone(), Operation::Reserve, &undecided) {
-                Ok(local) => local.decide(Operation::Reserve),
-                Err(error) => Check::Decided(Err(error)),
-            }
-        }
+            Err(error) => Check::Decided(Err(error)),
+        };
     }
+    if let Ok(decision) = &decided {
+        count(operation, decision);
+    }
+    Check::Decided(decided)
 }
 
-impl From<Result<Held, StoreError>> for Check {
-    fn from(held: Result<Held, StoreError>) -> Self {
-        match held {
-            Ok(held) => Self::Pending(PendingCheck::Held(held)),
-            Err(error) => Self::Decided(Err(error)),
-        }
-    }
-}
-
-/// Holds an admitted request that waits for its turn.
-#[cold]
-fn hold(decision: Result<Decision, StoreError>) -> Check {
-    let decision = match decision {
-        Ok(decision) if !decision.delay().is_zero() => decision,
-        decided => return Check::Decided(decided),
-    };
-    until_turn(decision).into()
-}
+/// A request that waits.
+pub(crate) type Held = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
 
 /// The denial by the policies that never admit the request.
 #[cold]
@@ -195,7 +183,7 @@ fn deny_permanently(policies: &[PolicyDecision]) -> Decision {
 }
 
 impl PendingCheck {
-    /// Whether the request waits for its turn, or for slots.
+    /// Whether the request waits in a line.
     pub(crate) fn is_held(&self) -> bool {
         matches!(self, Self::Held(_))
     }
@@ -226,7 +214,13 @@ impl StoreCheck {
         let (response, _) = self.undecided.as_mut().expect("polled after it was ready");
         let response = ready!(Pin::new(response).poll(cx));
         let (_, undecided) = self.undecided.take().expect("it has just been polled");
-        Poll::Ready(decide(&response, self.operation, undecided, Some(self.began)))
+        Poll::Ready(decide(
+            &response,
+            self.operation,
+            undecided,
+            Some(self.began),
+            self.sent_at,
+        ))
     }
 }
 
@@ -235,7 +229,7 @@ fn owed(operation: Operation, undecided: &Undecided) -> Option<Owed> {
     if undecided.has_leases() {
         return undecided.owe(OwedKind::Release);
     }
-    let settles = operation == Operation::Reserve || undecided.lost_settlements().is_some();
+    let settles = operation == Operation::Wait || undecided.lost_settlements().is_some();
     settles.then(|| undecided.owe(OwedKind::Settlement))?
 }
 
@@ -263,15 +257,22 @@ fn abandon(
     undecided: Undecided,
     began: Option<Began>,
 ) {
-    if response.as_ref().is_ok_and(is_queued) {
-        return leave_queue(&undecided, None);
-    }
     let decision = conclude(response, operation, undecided, began);
     match decision.ok().filter(Decision::is_allowed) {
-        Some(decision) if operation == Operation::Reserve => give_back(&decision),
+        Some(decision) if operation == Operation::Wait => give_back(&decision),
         Some(decision) => drop(AwaitedCompletion::of(&decision)),
         None => {}
     }
+}
+
+/// Gives back what was counted for an admitted request whose caller has left, in a task.
+fn give_back(decision: &Decision) {
+    let locally = decision.store_error().is_some();
+    let mut settlement = Settlement::default();
+    for policy in decision.as_slice() {
+        settlement.refund(policy, locally);
+    }
+    settlement.send().receive(None);
 }
 
 #[inline(always)]

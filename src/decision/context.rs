@@ -94,6 +94,16 @@ impl CheckContext {
         self.policies.iter().for_each(|policy| policy.metrics.register());
     }
 
+    /// Whether both are of one layer or limiter, with the same policies.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.outstanding, &other.outstanding) && Arc::ptr_eq(&self.policies, &other.policies)
+    }
+
+    /// Identifies the counts of the store in this process.
+    pub(crate) fn store_number(&self) -> usize {
+        Arc::as_ptr(&self.outstanding).addr()
+    }
+
     /// The names of the policies, in their order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.policies.iter().map(|policy| &*policy.limit.named.name)

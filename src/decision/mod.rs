@@ -49,7 +49,7 @@ pub(crate) use self::{
     per_thread::PerThread,
     policy_settings::{Condition, Cost, EnforcedShare, Settings},
     receipt::Settlement,
-    slots::{Release, Ticket, leave_queue, release_unknown},
+    slots::{Release, Ticket, release_unknown},
     store_replies::{LostSettlements, Responses},
     undecided::Undecided,
 };
@@ -202,9 +202,8 @@ impl Decision {
         self.0.store_error.as_deref()
     }
 
-    /// The time for which an admitted request is held: until its turn, from [`server_time`](Self::server_time) on, and the time for
-    /// which it has waited for [slots](crate::Concurrency#waiting-for-a-slot). Zero for a request that does not
-    /// [wait](crate::Policy::wait_up_to).
+    /// The time for which the request has [waited](crate::Policy::wait_up_to) until it was admitted or denied. Zero for a request that
+    /// does not wait.
     ///
     /// ```
     /// use std::time::Duration;
@@ -222,11 +221,7 @@ impl Decision {
     /// ```
     #[must_use]
     pub fn delay(&self) -> Duration {
-        if !self.is_allowed() {
-            return Duration::ZERO;
-        }
-        let turn = self.enforced().map(|policy| policy.decided_at).max();
-        self.0.waited + turn.map_or(Duration::ZERO, |turn| turn.saturating_sub(self.server_time()))
+        self.0.waited
     }
 
     /// The decisions of the policies, in the order in which the policies were given.

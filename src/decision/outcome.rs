@@ -25,10 +25,6 @@ impl Decision {
         let allowed = self.is_allowed();
         for policy in self.as_slice() {
             let outcome = policy.outcome();
-            // It is counted when its slots are taken.
-            if allowed && policy.takes_slots_after(self.server_time()) {
-                continue;
-            }
             let is_admission = matches!(outcome, PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally);
             if allowed || !is_admission {
                 policy.count(outcome);
@@ -53,10 +49,12 @@ impl Decision {
         }
     }
 
-    /// Counts the request as waiting for the policy with the latest turn, until the guard is dropped.
+    /// Counts the denied request as waiting for the policy with the longest wait, until the guard is dropped.
     pub(crate) fn wait(&self) -> Option<WaitingRequest> {
-        let latest = self.enforced().max_by_key(|policy| policy.decided_at);
-        latest.map(PolicyDecision::wait)
+        let denying = self.enforced().filter(|policy| policy.denies());
+        denying
+            .max_by_key(|policy| policy.retry_after)
+            .map(PolicyDecision::wait)
     }
 }
 

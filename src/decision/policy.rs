@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     FailureMode, Key, Limit,
-    store::{Charge, ChargeState, NamedLimit, Waiting},
+    store::{Charge, ChargeLine, ChargeState, NamedLimit, Waiting},
 };
 
 /// The decision of one policy.
@@ -99,7 +99,7 @@ impl PolicyDecision {
         self.retry_after
     }
 
-    /// The time until the quota is fully restored, if no further request is admitted; after a wait, from the turn on.
+    /// The time until the quota is fully restored, if no further request is admitted.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.reset_after
@@ -151,7 +151,6 @@ impl PolicyDecision {
         self.reset_after = state.reset_after;
         if let Some(turn) = state.decided_at {
             self.decided_at = turn;
-            self.reset_after = self.reset_after.saturating_sub(turn.saturating_sub(server_time));
         }
         if let Some(rest) = state.banned_for() {
             self.deny_for(rest);
@@ -206,13 +205,24 @@ impl PolicyDecision {
         self.policy().settings.failure_mode.unwrap_or_default()
     }
 
+    /// The line in which requests wait for the policy.
+    #[inline]
+    fn charge_line(&self) -> Option<ChargeLine> {
+        Some(ChargeLine {
+            number: self.line()?,
+            longest_us: self.waiting.longest_us,
+            ahead: 0,
+            leads: false,
+        })
+    }
+
     /// What the store is to charge.
     #[inline]
     pub(crate) fn charge(&self) -> Charge<'_> {
         let lease = self.lease.as_ref().map(|ticket| ticket.id);
         Charge::on(self.named(), &self.key, self.cost)
             .ban(self.policy().ban.as_ref())
-            .waiting(self.waiting)
+            .in_line(self.charge_line())
             .lease(lease)
     }
 
@@ -238,15 +248,6 @@ impl PolicyDecision {
         self.remaining = 0;
         self.retry_after = self.retry_after.max(Some(rest));
         self.reset_after = self.reset_after.max(rest);
-    }
-
-    /// The decision about the same request at a later time, when a ban with this rest has begun.
-    pub(crate) fn banned(&self, rest: Duration, now: Duration) -> Self {
-        let mut banned = self.clone();
-        banned.lease = None;
-        banned.decided_at = now;
-        banned.deny_for(rest);
-        banned
     }
 
     /// The reason why the policy never admits the request, if there is one.
@@ -301,6 +302,8 @@ impl fmt::Debug for PolicyDecision {
 pub enum Denial {
     /// The cost does not fit now.
     QuotaExceeded,
+    /// The cost does not fit now, and too much [waits](crate::Policy::max_waiting) already in this process.
+    LineFull,
     /// The cost is above the limit, so the request is never admitted.
     CostAboveLimit,
     /// The limit is [`Limit::DenyAll`].

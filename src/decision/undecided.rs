@@ -1,7 +1,8 @@
 //! A decision until it is made.
 
 use std::{
-    sync::{Arc, Mutex},
+    hash::{BuildHasher, RandomState},
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
@@ -9,32 +10,45 @@ use smallvec::SmallVec;
 
 use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, Ticket, slots::Slots};
 use crate::{
-    Denial, Key,
-    store::{LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreResponse, Waiting},
+    Denial,
+    limit::Arrival,
+    store::{Charge, LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
     sync::atomic::{AtomicBool, Ordering},
 };
 
 /// The policies that apply to a request, with its keys and costs, and what a store replies about them.
 ///
 /// It has the memory of the [`Decision`] that it becomes once.
-pub(crate) struct Undecided(Decision);
+pub(crate) struct Undecided {
+    decision: Decision,
+    led: Option<Box<Led>>,
+}
+
+/// The line in which a request waits for its turn, and the place of the process in it, in which the request is the first.
+struct Led {
+    line: u64,
+    waiting: SmallVec<[Arrival; 4]>,
+}
 
 impl Undecided {
     #[inline]
     pub(crate) fn new(policies: PolicyDecisions) -> Self {
-        Self(Decision::new(false, policies))
+        Self {
+            decision: Decision::new(false, policies),
+            led: None,
+        }
     }
 
     /// The decision, which was recorded.
     #[inline]
     pub(crate) fn decided(self) -> Decision {
-        self.0
+        self.decision
     }
 
     /// The decision to admit a request that no policy applies to.
     pub(crate) fn admitted(mut self) -> Decision {
         self.inner().allowed = true;
-        self.0
+        self.decision
     }
 
     /// The same for so many units, of which some may be admitted.
@@ -45,17 +59,17 @@ impl Undecided {
 
     #[inline]
     pub(crate) fn units(&self) -> u32 {
-        self.0.0.units
+        self.decision.0.units
     }
 
     #[inline]
     fn inner(&mut self) -> &mut Inner {
-        Arc::get_mut(&mut self.0.0).expect("it is not shared before it is decided")
+        Arc::get_mut(&mut self.decision.0).expect("it is not shared before it is decided")
     }
 
     #[inline]
     pub(crate) fn as_slice(&self) -> &[PolicyDecision] {
-        self.0.as_slice()
+        self.decision.as_slice()
     }
 
     /// Whether a policy only observes, so that the charges are not sent as one request.
@@ -72,24 +86,12 @@ impl Undecided {
         self.as_slice().iter().any(|policy| policy.lease.is_some())
     }
 
-    /// Dates its leases from now on, when it is about to be checked again.
-    pub(crate) fn renew_tickets(&mut self) {
-        for ticket in self
-            .inner()
-            .policies
-            .iter_mut()
-            .filter_map(|policy| policy.lease.as_mut())
-        {
-            *ticket = ticket.again();
-        }
-    }
-
     pub(crate) fn owe(&self, kind: OwedKind) -> Option<Owed> {
-        self.0.owe(kind)
+        self.decision.owe(kind)
     }
 
     pub(crate) fn lost_settlements(&self) -> Option<&Arc<LostSettlements>> {
-        self.0.lost_settlements()
+        self.decision.lost_settlements()
     }
 
     /// Whether a request may wait for one of the policies.
@@ -98,30 +100,55 @@ impl Undecided {
         self.as_slice().first().is_some_and(|policy| policy.context.waits)
     }
 
-    /// Lets the request wait for a policy only as long as each one with another key allows. Returns whether it may wait for any.
-    ///
-    /// A request that waits for slots holds nothing of other policies, and one that waits for other policies holds no slots.
-    #[cold]
-    pub(crate) fn agree_on_waits(&mut self) -> bool {
-        let policies = self.as_slice().iter();
-        let holds = |policy: &&PolicyDecision| !policy.is_observed() && policy.lease.is_none();
-        let holding = policies.filter(holds);
-        let holding: SmallVec<[(Key, u64); 4]> = holding
-            .map(|policy| (policy.key.clone(), policy.waiting.longest_us))
-            .collect();
-        let agreed = |policy: &PolicyDecision| {
-            let others = holding.iter().filter(|(key, _)| *key != policy.key);
-            let others = others.map(|(_, longest_us)| *longest_us).min();
-            policy.waiting.longest_us.min(others.unwrap_or(u64::MAX))
-        };
-        let mut waits = false;
-        for policy in &mut self.inner().policies {
-            if policy.lease.is_none() {
-                policy.waiting.longest_us = agreed(policy);
-            }
-            waits |= policy.waiting.longest_us > 0;
+    /// The request to a store for these charges.
+    #[inline]
+    pub(crate) fn request<'a>(&'a self, operation: Operation, charges: &'a [Charge<'a>]) -> StoreRequest<'a> {
+        let request = StoreRequest::new(operation, charges);
+        match &self.led {
+            None => request.units(self.units()),
+            Some(led) => request.standing(Some(&led.waiting), self.units()),
         }
-        waits
+    }
+
+    /// The number of the line in which it waits for its turn.
+    pub(crate) fn led_line(&self) -> Option<u64> {
+        self.led.as_ref().map(|led| led.line)
+    }
+
+    /// Lets the request replace the place of the process in a line, of whose requests it is the first, with this number of equal ones.
+    pub(crate) fn lead(&mut self, line: u64, waiting: &[Arrival], units: u32) {
+        self.led = Some(Box::new(Led {
+            line,
+            waiting: waiting.into(),
+        }));
+        self.inner().units = units;
+    }
+
+    /// The same for the units, and in the line, of another one.
+    pub(crate) fn in_place_of(mut self, other: &Self) -> Self {
+        if let Some(led) = &other.led {
+            self.lead(led.line, &led.waiting, 1);
+        }
+        self.of_units(other.units())
+    }
+
+    /// Whether both are the same check, so that the store can decide them together.
+    pub(crate) fn merges_with(&self, other: &Self) -> bool {
+        let same = |(one, other): (&PolicyDecision, &PolicyDecision)| {
+            one.context.is_same(&other.context)
+                && one.position == other.position
+                && one.cost == other.cost
+                && one.lease.is_none()
+                && one.named() == other.named()
+                && one.key == other.key
+        };
+        let (policies, others) = (self.as_slice(), other.as_slice());
+        !self.is_composite() && policies.len() == others.len() && policies.iter().zip(others).all(same)
+    }
+
+    /// The same request again.
+    pub(crate) fn again(&self) -> Self {
+        Self::new(self.as_slice().iter().map(PolicyDecision::again).collect())
     }
 }
 
@@ -189,15 +216,11 @@ impl Undecided {
     #[cold]
     pub(crate) fn hold_slots(&mut self, local: Option<&[Option<LocalCharge>]>) {
         let mut slots = Slots::default();
-        let server_time = self.0.server_time();
         for (position, policy) in self.as_slice().iter().enumerate() {
-            if policy.takes_slots_after(server_time) {
-                continue;
-            }
             let local = local.and_then(|local| local.get(position)?.as_ref());
             policy.hold_slots_in(&mut slots, local);
         }
-        if self.0.is_allowed() && !slots.is_empty() {
+        if self.decision.is_allowed() && !slots.is_empty() {
             self.inner().slots = Some(Box::new(Mutex::new(slots)));
         }
     }
@@ -245,88 +268,91 @@ mod threads {
 }
 
 impl Decision {
-    /// The same decision about a request that has waited for slots.
-    pub(crate) fn after_waiting(mut self, waited: Duration) -> Self {
+    /// The same decision about a request that has waited, with those of the policies that observe, which were made before.
+    pub(crate) fn after_waiting(mut self, waited: Duration, observed: PolicyDecisions) -> Self {
         if let Some(inner) = Arc::get_mut(&mut self.0) {
             inner.waited += waited;
+            inner.policies.extend(observed);
+            inner.policies.sort_by_key(|policy| policy.position);
         }
         self
     }
 
-    /// The policies whose slots are to be taken at the turn of the request, if there are any.
-    pub(crate) fn untaken_slots(&self) -> Option<Undecided> {
-        let untaken = self
-            .policies()
-            .filter(|policy| policy.takes_slots_after(self.server_time()));
-        let untaken: PolicyDecisions = untaken.map(PolicyDecision::again).collect();
-        (!untaken.is_empty()).then(|| Undecided::new(untaken))
+    /// The denied request, without the policies that observe, which are decided once.
+    pub(crate) fn again(&self) -> Undecided {
+        let enforced = self.as_slice().iter().filter(|policy| !policy.is_observed());
+        Undecided::new(enforced.map(PolicyDecision::again).collect())
     }
 
-    /// For a request that has waited this long, is denied for nothing but pauses which responses have asked for, and may wait until
-    /// they end: the time until then, and the request, which is to be checked again.
-    #[cold]
-    pub(crate) fn after_pause(&self, waited: Duration) -> Option<(Duration, Undecided)> {
-        let mut pause = Duration::ZERO;
-        for denial in self.policies().filter(|policy| policy.denies()) {
-            pause = pause.max(denial.pause_to_wait_out(waited)?);
-        }
-        let again = self.policies().map(|policy| policy.again().after(waited + pause));
-        (!pause.is_zero()).then(|| (pause, Undecided::new(again.collect())))
+    /// The policies that observe.
+    pub(crate) fn observed(&self) -> PolicyDecisions {
+        let observed = self.as_slice().iter().filter(|policy| policy.is_observed());
+        observed.cloned().collect()
     }
 
-    /// The same decision with the slots that were taken at the turn.
-    pub(crate) fn with_slots(mut self, mut taken: Self) -> Self {
-        if let (Some(inner), Some(taken)) = (Arc::get_mut(&mut self.0), Arc::get_mut(&mut taken.0)) {
-            inner.waited += taken.waited;
-            for policy in taken.policies.drain(..) {
-                let same = inner
-                    .policies
-                    .iter_mut()
-                    .find(|other| other.position == policy.position);
-                if let Some(same) = same {
-                    // From its turn on, the request has waited by the clock of this process.
-                    *same = PolicyDecision {
-                        decided_at: same.decided_at,
-                        ..policy
-                    };
-                }
+    /// The denial since too much waits in the line of a policy.
+    pub(crate) fn for_a_full_line(mut self) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            let policies = inner.policies.iter_mut();
+            for policy in policies.filter(|policy| policy.denial == Some(Denial::QuotaExceeded) && policy.waits()) {
+                policy.denial = Some(Denial::LineFull);
             }
-            inner.slots = inner.slots.take().or(taken.slots.take());
         }
         self
     }
 }
 
 impl PolicyDecision {
-    /// Whether its slots are taken after the decision, at the turn of the request.
-    #[inline]
-    pub(crate) fn takes_slots_after(&self, server_time: Duration) -> bool {
-        self.lease.is_some() && self.decided_at > server_time && !self.is_observed()
+    /// Whether the request may wait for this policy at all.
+    fn waits(&self) -> bool {
+        self.waiting.longest_us > 0
     }
 
-    /// How long the request is denied, if it is for a pause that a response has asked for, and it may wait that long.
-    fn pause_to_wait_out(&self, waited: Duration) -> Option<Duration> {
-        let is_for_pause = self.denial == Some(Denial::Banned) && self.learns() && self.policy().settings.ban.is_none();
+    /// Whether the request, which this policy denies, may wait as long as is known to be necessary.
+    pub(crate) fn may_wait(&self) -> bool {
         let longest = Duration::from_micros(self.waiting.longest_us);
-        self.retry_after
-            .filter(|rest| is_for_pause && waited + *rest <= longest)
+        // When slots will be free is not known.
+        let is_known = !self.named().limit.is_held() || self.denial == Some(Denial::Banned);
+        self.may_stay_in_line() && (!is_known || self.retry_after.is_some_and(|wait| wait <= longest))
     }
 
-    /// The same policy for a check of the request after this time.
-    fn after(mut self, waited: Duration) -> Self {
-        let waited_us = Waiting::up_to(waited, 0).longest_us;
-        self.waiting.longest_us = self.waiting.longest_us.saturating_sub(waited_us);
-        self.lease = Ticket::of(&self.named().limit);
-        self
+    /// Whether the request waits for what this policy denies it for: room, or the end of a pause that a response has asked for.
+    pub(crate) fn may_stay_in_line(&self) -> bool {
+        let settings = &self.policy().settings;
+        self.waits()
+            && match self.denial {
+                Some(Denial::QuotaExceeded) => true,
+                Some(Denial::Banned) => settings.learns && settings.ban.is_none(),
+                Some(Denial::CostAboveLimit | Denial::DenyAll | Denial::LineFull) | None => false,
+            }
+    }
+
+    /// The number of the line in which requests wait for this policy.
+    pub(crate) fn line(&self) -> Option<u64> {
+        (self.waits() || self.policy().waiting.longest_us > 0).then(|| self.line_number())
+    }
+
+    #[cold]
+    fn line_number(&self) -> u64 {
+        static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+        let named = self.named();
+        let hash = HASHER.hash_one((
+            self.context.store_number(),
+            named.limit.algorithm(),
+            &*named.name,
+            self.key.as_bytes(),
+        ));
+        // A double holds it exactly.
+        hash >> 11
     }
 
     /// The same policy for another check of the request.
     pub(crate) fn again(&self) -> Self {
         Self {
             chosen: self.chosen.clone(),
-            cost: self.cost,
             waiting: self.waiting,
-            lease: self.lease.clone(),
+            lease: Ticket::of(&self.named().limit),
             ..Self::undecided(self.context.clone(), self.position, self.key.clone(), self.cost)
         }
     }

@@ -10,13 +10,10 @@ use std::{
     },
 };
 
-use smallvec::SmallVec;
-
 use super::{
     Concurrency,
     concurrency::{HEAVIEST, RETRY_US},
     rule::{BOUND, Change, Rule},
-    slot_queue::{PLACE_US, SlotQueue},
 };
 
 /// The leases of one key.
@@ -25,7 +22,7 @@ pub(crate) struct Leases(pub(super) Option<Box<Held>>);
 
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// The sum of their weights, without those of places.
+    /// The sum of their weights.
     pub(super) total: u64,
     /// In the order of their expiries.
     pub(super) order: BTreeSet<(u64, Lease)>,
@@ -33,40 +30,21 @@ pub(super) struct Held {
     /// What the charge that is decided has found, and not removed.
     expired: Ended,
     gone: Ended,
-    /// The requests that wait for slots, each with a lease that is its place.
-    pub(super) queue: SlotQueue,
 }
 
 /// A lease as it is stored. Those of one id differ if its length or its weight does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Lease {
     pub(super) id: LeaseId,
-    /// 0 for a place in the queue, which holds no slots.
     pub(super) length: u64,
     pub(super) weight: u64,
 }
 
 impl Lease {
     /// The name of its member in Redis, where members of one time are in the order of their names.
-    fn name(&self) -> SmallVec<[[u8; 8]; 4]> {
+    fn name(&self) -> [[u8; 8]; 4] {
         let [high, low] = self.id.parts();
-        let length = Some(self.length).filter(|_| !self.is_place());
-        let numbers = [Some(high), Some(low), length, Some(self.weight)].into_iter().flatten();
-        numbers.map(|number| (number as f64).to_le_bytes()).collect()
-    }
-
-    pub(super) fn is_place(&self) -> bool {
-        self.length == 0
-    }
-
-    /// The place of the request that would take this lease.
-    pub(super) fn place(self) -> Self {
-        Self { length: 0, ..self }
-    }
-
-    /// How long it is held after it was renewed.
-    pub(super) fn held_for(&self) -> u64 {
-        if self.is_place() { PLACE_US } else { self.length }
+        [high, low, self.length, self.weight].map(|number| (number as f64).to_le_bytes())
     }
 }
 
@@ -82,22 +60,12 @@ impl PartialOrd for Lease {
     }
 }
 
-impl Leases {
-    /// Takes the requests whose places in the queue fit since the last decisions.
-    pub(super) fn take_woken(&mut self) -> Vec<LeaseId> {
-        self.0.as_mut().map(|held| held.queue.take_woken()).unwrap_or_default()
-    }
-}
-
 impl Held {
     pub(super) fn remove(&mut self, lease: &Lease) -> bool {
         let Some(expires_at) = self.expiries.remove(lease) else {
             return false;
         };
-        match lease.is_place() {
-            true => self.queue.leave(lease),
-            false => self.total -= lease.weight,
-        }
+        self.total -= lease.weight;
         self.order.remove(&(expires_at, *lease))
     }
 
@@ -105,22 +73,12 @@ impl Held {
     pub(super) fn put(&mut self, lease: Lease, now: u64) {
         if let Some(expires_at) = self.expiries.remove(&lease) {
             self.order.remove(&(expires_at, lease));
-        } else if !lease.is_place() {
+        } else {
             self.total += lease.weight;
         }
-        if lease.is_place() {
-            self.queue.enter(lease, now);
-        }
-        let expires_at = now + lease.held_for();
+        let expires_at = now + lease.length;
         self.order.insert((expires_at, lease));
         self.expiries.insert(lease, expires_at);
-    }
-
-    /// Whether the place of a request ends, as was found and not removed.
-    pub(super) fn ends(&self, id: LeaseId) -> bool {
-        let expired = self.order.iter().take(self.expired.leases);
-        let gone = self.order.iter().rev().take(self.gone.leases);
-        expired.chain(gone).any(|(_, lease)| lease.is_place() && lease.id == id)
     }
 
     /// Finds those that have expired.
@@ -134,7 +92,7 @@ impl Held {
     /// next renewal is by the clock that was set back.
     pub(super) fn find_gone(&mut self, now: u64) {
         let order = self.order.iter().rev();
-        self.gone = Ended::of(order.take_while(|(expires_at, lease)| *expires_at > now + 2 * lease.held_for()));
+        self.gone = Ended::of(order.take_while(|(expires_at, lease)| *expires_at > now + 2 * lease.length));
     }
 
     pub(super) fn remove_ended(&mut self) {
@@ -172,22 +130,12 @@ impl Ended {
     fn of<'a>(leases: impl Iterator<Item = &'a (u64, Lease)>) -> Self {
         leases.take(BOUND).fold(Self::default(), |ended, (_, lease)| Self {
             leases: ended.leases + 1,
-            weight: ended.weight + if lease.is_place() { 0 } else { lease.weight },
+            weight: ended.weight + lease.weight,
         })
     }
 }
 
 impl Concurrency {
-    /// The room behind all places, or for the request with this one.
-    fn room_before(&self, state: &Leases, own: Option<&Lease>) -> u64 {
-        let Some(held) = &state.0 else { return self.quota() };
-        let room = self.quota().saturating_sub(held.counted());
-        match held.queue.is_empty() {
-            true => room,
-            false => held.queue.room(room, own, |id| held.ends(*id)),
-        }
-    }
-
     fn lease_of(&self, id: LeaseId, weight: u64) -> Lease {
         Lease {
             id,
@@ -203,9 +151,6 @@ impl Rule for Concurrency {
 
     fn advance(&self, state: &mut Leases, now: u64, weight: u64, reads_only: bool) {
         let Some(held) = &mut state.0 else { return };
-        if !reads_only {
-            held.queue.begin(i128::from(self.quota()) - i128::from(held.total));
-        }
         held.find_expired(now);
         if held.counted() + weight > self.quota() {
             held.find_gone(now);
@@ -216,22 +161,8 @@ impl Rule for Concurrency {
     }
 
     fn room(&self, state: &Leases, _: u64) -> u64 {
-        self.room_before(state, None)
-    }
-
-    fn own_room(&self, state: &Leases, _: u64, weight: u64, id: Option<LeaseId>) -> u64 {
-        let own = id.map(|id| self.lease_of(id, weight).place());
-        self.room_before(state, own.as_ref())
-    }
-
-    fn may_queue(&self, state: &Leases, weight: u64, id: Option<LeaseId>, most: u64) -> bool {
-        let place = id.map(|id| self.lease_of(id, weight).place());
-        let held = state.0.as_ref();
-        let has_place = held
-            .zip(place)
-            .is_some_and(|(held, place)| held.expiries.contains_key(&place));
-        let has_room = held.map_or(weight <= most, |held| held.queue.has_room(weight, most));
-        weight <= self.quota() && (has_place || has_room)
+        let held = state.0.as_ref().map_or(0, |held| held.counted());
+        self.quota().saturating_sub(held)
     }
 
     fn add(&self, state: &mut Leases, now: u64, weight: u64) {
@@ -258,40 +189,19 @@ impl Rule for Concurrency {
         held.expiries.contains_key(&self.lease_of(id, weight))
     }
 
-    fn change(&self, state: &mut Leases, now: u64, change: Change, weight: u64, id: Option<LeaseId>) -> Option<u64> {
-        let changed = match change {
+    fn change(&self, state: &mut Leases, now: u64, change: Change, weight: u64, id: Option<LeaseId>) -> bool {
+        match change {
             Change::Nothing => false,
             Change::Add | Change::Renew => {
                 let lease = self.lease_of(id.unwrap_or_else(LeaseId::random), weight);
-                let held = state.0.get_or_insert_default();
-                held.put(lease, now);
-                held.remove(&lease.place());
+                state.0.get_or_insert_default().put(lease, now);
                 true
             }
-            Change::Queue => {
-                let lease = self.lease_of(id.unwrap_or_else(LeaseId::random), weight);
-                state.0.get_or_insert_default().put(lease.place(), now);
-                true
-            }
-            // The slots of a reservation are taken at its turn.
-            Change::Reserve(_) | Change::Leave => match (&mut state.0, id) {
-                (Some(held), Some(id)) => held.remove(&self.lease_of(id, weight).place()),
-                _ => false,
-            },
             Change::End | Change::Refund { .. } => match (&mut state.0, id) {
-                (Some(held), Some(id)) => {
-                    let lease = self.lease_of(id, weight);
-                    held.remove(&lease) || held.remove(&lease.place())
-                }
+                (Some(held), Some(id)) => held.remove(&self.lease_of(id, weight)),
                 _ => false,
             },
-        };
-        if let Some(held) = &mut state.0
-            && !held.queue.is_empty()
-        {
-            held.queue.wake(self.quota().saturating_sub(held.counted()));
         }
-        changed.then_some(now)
     }
 }
 
@@ -335,7 +245,7 @@ impl LeaseId {
     }
 
     /// The id with these parts, of which the first is not 0.
-    #[cfg(feature = "_redis")]
+    #[cfg(all(test, feature = "_redis"))]
     pub(crate) fn of_parts([high, low]: [u64; 2]) -> Option<Self> {
         Some(Self(NonZeroU64::new(high)?, low))
     }

@@ -1,8 +1,8 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    concurrency::Concurrency, fixed_window::FixedWindow, sliding_counter::SlidingCounter, sliding_log::SlidingLog,
-    token_bucket::TokenBucket,
+    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 use crate::ConfigError;
 
@@ -138,16 +138,26 @@ impl Limit {
         }
     }
 
-    /// Refuses a limit that requests cannot wait for.
-    pub(crate) fn validate_wait(&self) -> Result<(), ConfigError> {
-        let fault = match self {
-            Self::SlidingLog(log) if log.grain().is_none() => return Ok(()),
-            Self::TokenBucket(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => return Ok(()),
-            Self::SlidingLog(_) | Self::SlidingCounter(_) | Self::FixedWindow(_) => {
-                "which does not store when later ones are admitted; use a sliding log without a precision, or a token bucket"
+    /// Refuses a wait that hardly ever ends in time: a hundredth of the time in which the limit has room for one more request, if
+    /// it is used up, is longer.
+    pub(crate) fn validate_wait(&self, longest: Duration) -> Result<(), ConfigError> {
+        let Some(window) = self.window().filter(|_| self.is_counted()) else {
+            return Ok(());
+        };
+        let returns_after = match self {
+            Self::FixedWindow(_) | Self::SlidingCounter(_) => window,
+            Self::SlidingLog(_) | Self::TokenBucket(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => {
+                window / u32::try_from(self.quota()).unwrap_or(u32::MAX)
             }
         };
-        Err(ConfigError::new(format!("requests cannot wait for `{self}`, {fault}")))
+        if longest.is_zero() || longest >= returns_after / 100 {
+            return Ok(());
+        }
+        Err(ConfigError::new(format!(
+            "requests would wait in vain: `{self}` has room again after {}, and `.wait_up_to(..)` is {}; use a longer wait, or none",
+            LengthText(returns_after),
+            LengthText(longest),
+        )))
     }
 
     /// The length of the leases that hold slots.

@@ -199,17 +199,19 @@ mod fixed_window;
 mod leases;
 #[expect(clippy::module_inception, reason = "the type `Limit` is where a reader looks for it")]
 mod limit;
+mod line;
 mod parse;
 mod prefetch;
 mod rate;
 mod rule;
 mod sliding_counter;
 mod sliding_log;
-mod slot_queue;
 mod token_bucket;
 
 #[cfg(feature = "calendar")]
 pub use self::calendar::Calendar;
+#[doc(hidden)]
+pub use self::line::Arrival;
 #[cfg(any(feature = "serde", feature = "admin"))]
 pub(crate) use self::rate::parse_length;
 pub use self::{
@@ -219,16 +221,16 @@ pub use self::{
 pub(crate) use self::{
     ban::Banned,
     limit::{NamedLimit, Share, hash_text},
+    line::{Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
     rate::LengthText,
-    rule::{Change, Effect, MAX_QUOTA, Saved, State, Turn},
+    rule::{Change, Effect, MAX_QUOTA, SLACK, Saved, State},
 };
 #[cfg(feature = "_redis")]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
     concurrency::{HEAVIEST, RETRY_US},
-    rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
+    rule::{BOUND, MAX_EXACT, MAX_TOTAL},
     sliding_log::{BUDGET, LONGER_WINDOWS, STEPS},
-    slot_queue::{PLACE_US, QUEUE_AT},
 };
 
 /// Chooses the limit of a request.

@@ -26,36 +26,11 @@ pub(crate) trait Rule {
     /// The weight that fits.
     fn room(&self, state: &Self::State, now: u64) -> u64;
 
-    /// The weight that fits for the request of this lease, which may have a place in a queue.
-    fn own_room(&self, state: &Self::State, now: u64, _weight: u64, _: Option<LeaseId>) -> u64 {
-        self.room(state, now)
-    }
-
-    /// Whether a request that does not fit may enter the queue, or stay in it, if at most `most` units wait.
-    fn may_queue(&self, _: &Self::State, _weight: u64, _: Option<LeaseId>, _most: u64) -> bool {
-        false
-    }
-
     /// Adds weight, whether it fits or not.
     fn add(&self, state: &mut Self::State, now: u64, weight: u64);
 
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
     fn wait(&self, state: &Self::State, now: u64, cost: u64) -> u64;
-
-    /// The time at which `cost`, which does not fit now, fits if nothing else is added, so that it can be reserved.
-    ///
-    /// `None` if at most `most` units would not be enough for those that wait, if the time is not known, and for an algorithm
-    /// that stores nothing about later times.
-    fn turn(&self, _state: &Self::State, _now: u64, _cost: u64, _most: u64) -> Option<u64> {
-        None
-    }
-
-    /// Adds weight that is admitted later. Its own turn is the [`turn`](Self::turn) of this limit, if it has one, and that of
-    /// the request is the latest of all of its limits. Returns the time at which it counts.
-    fn reserve(&self, state: &mut Self::State, now: u64, _turn: Turn, weight: u64) -> u64 {
-        self.add(state, now, weight);
-        now
-    }
 
     /// Time until nothing counts, if nothing else is added.
     fn reset(&self, state: &Self::State, now: u64) -> u64;
@@ -73,27 +48,17 @@ pub(crate) trait Rule {
         false
     }
 
-    /// Makes a change of this weight, for an algorithm with leases that of this lease. Returns the time at which it counts, if
-    /// the state changed.
+    /// Makes a change of this weight, for an algorithm with leases that of this lease. Returns whether the state changed.
     #[inline(always)]
-    fn change(
-        &self,
-        state: &mut Self::State,
-        now: u64,
-        change: Change,
-        weight: u64,
-        _: Option<LeaseId>,
-    ) -> Option<u64> {
-        let changed = match change {
-            Change::Nothing | Change::Renew | Change::End | Change::Queue | Change::Leave => false,
+    fn change(&self, state: &mut Self::State, now: u64, change: Change, weight: u64, _: Option<LeaseId>) -> bool {
+        match change {
+            Change::Nothing | Change::Renew | Change::End => false,
             Change::Add => {
                 self.add(state, now, weight);
                 true
             }
-            Change::Reserve(turn) => return Some(self.reserve(state, now, turn, weight)),
             Change::Refund { at } => self.refund(state, now, at, weight),
-        };
-        changed.then_some(now)
+        }
     }
 }
 
@@ -102,29 +67,14 @@ pub(crate) trait Rule {
 pub(crate) enum Change {
     Nothing,
     Add,
-    /// Adds what is admitted later.
-    Reserve(Turn),
     /// Subtracts what was added at that time, or ends the lease.
     Refund {
         at: u64,
     },
     /// Renews a lease, or adds it again.
     Renew,
-    /// Ends a lease, or removes the request from the queue.
+    /// Ends a lease.
     End,
-    /// Adds the request to the queue, or refreshes its place.
-    Queue,
-    /// Removes the request from the queue.
-    Leave,
-}
-
-/// When a request that waits is admitted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Turn {
-    /// When it fits this limit; `None` if that is now.
-    pub(crate) own: Option<u64>,
-    /// When it fits all limits.
-    pub(crate) joint: u64,
 }
 
 /// The most entries that one charge reads or removes.
@@ -210,15 +160,6 @@ impl State {
         )
     }
 
-    /// Takes the requests that wait for slots and may take them now.
-    #[inline]
-    pub(crate) fn take_woken(&mut self) -> Vec<LeaseId> {
-        match self {
-            Self::Leases(leases) => leases.take_woken(),
-            Self::Log(_) | Self::Counter(_) | Self::Window(_) | Self::Bucket(_) | Self::Banned(_) => Vec::new(),
-        }
-    }
-
     /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::advance`] does is kept.
     ///
     /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired
@@ -255,8 +196,6 @@ pub(crate) enum Saved {
 pub(crate) struct Effect {
     /// Whether the change has added or subtracted anything.
     pub(crate) changed: bool,
-    /// The time at which a reservation counts.
-    pub(crate) turn: u64,
     /// The weight that fits after the change.
     pub(crate) room: u64,
     /// The time until nothing counts.
@@ -279,18 +218,6 @@ impl Limit {
             mismatch => mismatch())
     }
 
-    /// The weight that fits for the request of this lease, which may have a place in a queue.
-    pub(crate) fn own_room(&self, state: &State, now: u64, weight: u64, lease: Option<LeaseId>) -> u64 {
-        dispatch!(self, state, |rule, state| rule.own_room(state, now, weight, lease),
-            mismatch => mismatch())
-    }
-
-    /// Whether a request of this lease, which does not fit, may enter the queue for slots, or stay in it.
-    pub(crate) fn may_queue(&self, state: &State, weight: u64, lease: Option<LeaseId>, most: u64) -> bool {
-        dispatch!(self, state, |rule, state| rule.may_queue(state, weight, lease, most),
-            mismatch => mismatch())
-    }
-
     /// Makes a change of this weight, of this lease if the algorithm has leases.
     #[inline(always)]
     pub(crate) fn change(
@@ -302,10 +229,9 @@ impl Limit {
         lease: Option<LeaseId>,
     ) -> Effect {
         dispatch!(self, state, |rule, state| {
-            let counts_at = rule.change(state, now, change, weight, lease);
+            let changed = rule.change(state, now, change, weight, lease);
             Effect {
-                changed: counts_at.is_some(),
-                turn: counts_at.unwrap_or(now),
+                changed,
                 room: rule.room(state, now),
                 reset: rule.reset(state, now),
                 lasts: rule.lasts(state, now),
@@ -314,16 +240,34 @@ impl Limit {
             mismatch => mismatch())
     }
 
-    /// The time at which `cost`, which does not fit now, can be [reserved](Rule::turn), with at most `most` units that wait.
-    pub(crate) fn turn(&self, state: &State, now: u64, cost: u64, most: u64) -> Option<u64> {
-        dispatch!(self, state, |rule, state| rule.turn(state, now, cost, most),
-            mismatch => mismatch())
-    }
-
     /// Whether the slots of this lease are held.
     pub(crate) fn holds(&self, state: &State, lease: Option<LeaseId>, weight: u64) -> bool {
         dispatch!(self, state, |rule, state| rule.holds(state, weight, lease),
             mismatch => mismatch())
+    }
+
+    /// Time until a weight fits, if nothing else is added: each quota beyond the first takes a [cycle](Self::cycle_us) more.
+    #[cold]
+    pub(crate) fn time_until(&self, state: &State, now: u64, weight: u64) -> u64 {
+        let quota = self.quota();
+        let cycles = weight.saturating_sub(1) / quota;
+        let rest = weight - cycles * quota;
+        let room = dispatch!(self, state, |rule, state| rule.room(state, now),
+            mismatch => mismatch());
+        let wait = if rest <= room && !self.is_held() {
+            0
+        } else {
+            self.wait(state, now, rest)
+        };
+        cycles.saturating_mul(self.cycle_us()).saturating_add(wait)
+    }
+
+    /// The time in which the quota is restored; 0 if it is not known, and 1, a lower bound, for windows of a calendar.
+    pub(crate) fn cycle_us(&self) -> u64 {
+        match self.is_held() {
+            true => 0,
+            false => self.window().map_or(1, |window| window.as_micros() as u64),
+        }
     }
 
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.

@@ -81,10 +81,10 @@ impl LimiterRequest<'_> {
     pub async fn acquire(self) -> Result<Decision, AcquireError> {
         let max_wait = self.max_wait;
         let wait = move |waiting: Waiting| match max_wait {
-            Some(longest) => Waiting::up_to(longest, waiting.most),
+            Some(longest) => waiting.at_most(longest),
             None => waiting,
         };
-        let decision = self.perform(Operation::Reserve, wait).await?;
+        let decision = self.perform(Operation::Wait, wait).await?;
         decision.require()?;
         Ok(decision)
     }

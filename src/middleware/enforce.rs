@@ -86,7 +86,7 @@ pub(crate) enum Action {
 impl Enforcer {
     /// Extracts the keys and checks them in the store.
     pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
-        let mut undecided = match self.undecided(parts) {
+        let undecided = match self.undecided(parts) {
             Ok(Some(undecided)) => undecided,
             Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
             Err(Unchecked::Blocked) => {
@@ -96,8 +96,8 @@ impl Enforcer {
                 return Progress::Done(Action::Reject(self.reject(Rejection::Refused(&error), parts)));
             }
         };
-        let operation = match undecided.waits() && undecided.agree_on_waits() {
-            true => Operation::Reserve,
+        let operation = match undecided.waits() {
+            true => Operation::Wait,
             false => Operation::Check,
         };
         match check::begin(operation, undecided) {

@@ -160,8 +160,11 @@ impl<K> Policy<K> {
     /// together for exact integers.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.policy_limit.validate()?;
-        if let Some(limit) = self.limit().filter(|_| self.settings.longest_wait.is_some()) {
-            limit.validate_wait().map_err(|error| error.of_policy(self.name()))?;
+        let longest = self.settings.longest_wait.filter(|_| self.settings.refund_if.is_none());
+        if let (Some(limit), Some(longest)) = (self.limit(), longest) {
+            limit
+                .validate_wait(longest)
+                .map_err(|error| error.of_policy(self.name()))?;
         }
         self.validate_slots().and_then(|()| self.validate_cost())
     }

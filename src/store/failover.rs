@@ -250,7 +250,7 @@ impl LocalCharge {
     pub(crate) fn new(mode: FailureMode, operation: Operation, charge: &Charge<'_>) -> Option<Self> {
         let limit = charge.limit().scaled(mode.share()?);
         let cost = match operation {
-            Operation::Check | Operation::Reserve | Operation::Peek => charge.cost().min(limit.quota()),
+            Operation::Check | Operation::Wait | Operation::Peek => charge.cost().min(limit.quota()),
             // What has happened counts in full, and a receipt holds the cost that was counted.
             Operation::Charge
             | Operation::Refund { .. }

@@ -43,10 +43,10 @@ pub use {
     self::{
         operation::Operation,
         overrides::Overrides,
-        request::Charge,
+        request::{Charge, ChargeLine},
         response::{ChargeState, Outcome},
     },
-    crate::limit::LeaseId,
+    crate::limit::{Arrival, LeaseId},
 };
 
 /// Storage backend for counts: [`RedisStore`](crate::RedisStore) and [`MemoryStore`].

@@ -8,18 +8,10 @@ use crate::limit::MAX_QUOTA;
 pub enum Operation {
     /// Counts all charges if all of them fit, else none.
     Check,
-    /// Counts all charges at the earliest time at which all of them fit, if each fits within its
-    /// [longest wait](super::Charge::wait_up_to); else none, as a check.
-    ///
-    /// The [`decided_at`](super::ChargeState::decided_at) of the states is the time at which a charge counts. The request is
-    /// admitted at the latest of them: the caller waits until then, from the
-    /// [`server_time`](super::StoreResponse::server_time) of the response on, and [refunds](Self::Refund) its charges if it
-    /// leaves before. Slots of [`Limit::Concurrency`](crate::Limit::Concurrency) are not taken then, but by another request at that
-    /// time.
-    ///
-    /// Where only slots lack that charges may wait for, nothing is counted, and the outcome
-    /// [waits](super::Outcome::is_waiting).
-    Reserve,
+    /// As a check, of requests that may wait: nothing is counted, and no denial for a ban, if they are denied. Those that have just
+    /// arrived stand in the lines of the charges that lack room for them then, if they may wait for each.
+    /// Those that stand in a line replace the place of the process in it.
+    Wait,
     /// Counts all charges, also above the limits; later requests wait for it.
     Charge,
     /// Returns what [`Check`](Self::Check) would return, and counts nothing.
@@ -28,12 +20,9 @@ pub enum Operation {
     Reset,
     /// Removes the costs that were counted at this time of the store's clock, as far as they still count. A charge of
     /// [`Limit::Concurrency`](crate::Limit::Concurrency) ends its [lease](super::Charge::lease).
-    ///
-    /// While requests wait for a [`TokenBucket`](crate::TokenBucket), only the cost of the last of them is removed: the
-    /// others have their times already.
     Refund {
         /// The time at which the charges were counted, since the Unix epoch: the server time of the response that admitted
-        /// the request or, after a [`Reserve`](Self::Reserve), the `decided_at` of the state.
+        /// the request.
         admitted_at: Duration,
     },
     /// Renews the [leases](super::Charge::lease) of charges of [`Limit::Concurrency`](crate::Limit::Concurrency). A lease that
@@ -58,14 +47,14 @@ impl Operation {
     /// Whether it compares the room with the costs.
     pub(crate) fn compares_room(self) -> bool {
         match self {
-            Self::Check | Self::Reserve | Self::Charge | Self::Peek | Self::RenewLease => true,
+            Self::Check | Self::Wait | Self::Charge | Self::Peek | Self::RenewLease => true,
             Self::Reset | Self::Refund { .. } | Self::EndLease | Self::Ban { .. } => false,
         }
     }
 
     /// Whether it is denied if a charge does not fit.
     pub(crate) fn requires_room(self) -> bool {
-        matches!(self, Self::Check | Self::Reserve | Self::Peek | Self::RenewLease)
+        matches!(self, Self::Check | Self::Wait | Self::Peek | Self::RenewLease)
     }
 
     /// Whether it regards the bans of charges.
@@ -73,31 +62,46 @@ impl Operation {
     pub(super) fn regards_bans(self) -> bool {
         matches!(
             self,
-            Self::Check | Self::Reserve | Self::Peek | Self::Reset | Self::Ban { .. }
+            Self::Check | Self::Wait | Self::Peek | Self::Reset | Self::Ban { .. }
         )
+    }
+
+    /// Whether it reads the lines of its charges: it is denied for them, or wakes them.
+    pub(super) fn reads_lines(self) -> bool {
+        match self {
+            Self::Check | Self::Wait | Self::Peek | Self::Reset | Self::Refund { .. } | Self::EndLease => true,
+            Self::Charge | Self::RenewLease | Self::Ban { .. } => false,
+        }
+    }
+
+    /// Whether it is denied for the requests that stand in the lines of its charges.
+    #[inline]
+    pub(crate) fn regards_lines(self) -> bool {
+        matches!(self, Self::Check | Self::Wait | Self::Peek)
     }
 
     /// Whether it admits or denies a request, and counts it.
     pub(crate) fn decides(self) -> bool {
-        matches!(self, Self::Check | Self::Reserve)
+        matches!(self, Self::Check | Self::Wait)
     }
 
     /// Whether it counts the charges of an admitted request.
     pub(crate) fn counts(self) -> bool {
-        matches!(self, Self::Check | Self::Reserve | Self::Charge)
+        matches!(self, Self::Check | Self::Wait | Self::Charge)
     }
 }
 
-/// How long a charge may wait for its limit, and how many units may wait for it at most.
+/// How long a request may wait for a policy, and how many units may wait for it at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
-    /// In microseconds; 0 if the charge has to fit at once.
+    /// In microseconds; 0 if the request has to fit at once.
     pub(crate) longest_us: u64,
+    /// In this process.
     pub(crate) most: u64,
 }
 
 impl Waiting {
-    /// The most units that wait by default. A log finds the turn of each of them within the entries that one call reads.
+    /// The most units that wait by default.
     pub(crate) const MOST: u64 = 500;
 
     /// The numbers of units that may be the most.
@@ -109,10 +113,18 @@ impl Waiting {
     };
 
     pub(crate) fn up_to(longest: Duration, most: u64) -> Self {
+        Self {
+            most,
+            ..Self::NONE.at_most(longest)
+        }
+    }
+
+    /// The same for at most this time.
+    pub(crate) fn at_most(self, longest: Duration) -> Self {
         let longest_us = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
         Self {
             longest_us: longest_us.min(MAX_QUOTA),
-            most,
+            ..self
         }
     }
 }

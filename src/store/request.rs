@@ -1,12 +1,9 @@
-use std::{
-    hash::{BuildHasher, Hasher, RandomState},
-    time::Duration,
-};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
-use super::operation::{Operation, Waiting};
+use super::operation::Operation;
 use crate::{
     Ban, Key, Limit,
-    limit::{LeaseId, MAX_QUOTA, NamedLimit, hash_text},
+    limit::{Arrival, LeaseId, MAX_QUOTA, NamedLimit, hash_text},
 };
 
 /// One operation on the charges of one request.
@@ -21,6 +18,7 @@ pub struct StoreRequest<'a> {
         expect(dead_code, reason = "only Redis fails for some requests of a list")
     )]
     is_optional: bool,
+    waiting: Option<&'a [Arrival]>,
 }
 
 impl<'a> StoreRequest<'a> {
@@ -37,6 +35,7 @@ impl<'a> StoreRequest<'a> {
             charges,
             units: 1,
             is_optional: false,
+            waiting: None,
         }
     }
 
@@ -47,6 +46,17 @@ impl<'a> StoreRequest<'a> {
             units: units.max(1),
             ..self
         }
+    }
+
+    /// The first `units` of these requests, which stand in the line of a charge in this order.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn standing(self, waiting: Option<&'a [Arrival]>, units: u32) -> Self {
+        Self { waiting, units, ..self }
+    }
+
+    pub(super) fn waiting(&self) -> Option<&'a [Arrival]> {
+        self.waiting
     }
 
     pub(super) fn unit_count(&self) -> u32 {
@@ -92,8 +102,21 @@ pub struct Charge<'a> {
     key: &'a Key,
     cost: u64,
     ban: Option<&'a Ban>,
-    waiting: Waiting,
+    line: Option<ChargeLine>,
     lease: Option<LeaseId>,
+}
+
+/// The line of a charge, for which requests may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChargeLine {
+    /// Identifies it in this process.
+    pub number: u64,
+    /// How long a request that has just arrived may wait, in microseconds.
+    pub longest_us: u64,
+    /// The cost of the requests that wait in this process, and are not in its place.
+    pub ahead: u64,
+    /// Whether this is the line in which the requests that are decided wait for their turn.
+    pub leads: bool,
 }
 
 /// Constructors.
@@ -111,7 +134,7 @@ impl<'a> Charge<'a> {
             key,
             cost: cost.clamp(1, MAX_QUOTA),
             ban: None,
-            waiting: Waiting::NONE,
+            line: None,
             lease: None,
         }
     }
@@ -126,7 +149,7 @@ impl<'a> Charge<'a> {
             key,
             cost: cost.clamp(1, MAX_QUOTA),
             ban: None,
-            waiting: Waiting::NONE,
+            line: None,
             lease: None,
         }
     }
@@ -147,27 +170,20 @@ impl<'a> Charge<'a> {
         }
     }
 
-    /// The same charge, which an [`Operation::Reserve`] may count at most this much later.
-    ///
-    /// The default is zero: it has to fit at once. So does a charge of a limit that cannot wait, whatever is set
-    /// here. [`Policy::wait_up_to`](crate::Policy::wait_up_to) lists the limits that can.
-    #[must_use]
-    pub fn wait_up_to(self, longest: Duration) -> Self {
-        self.waiting(Waiting::up_to(longest, self.waiting.most))
+    /// The same with its line changed, if it has one.
+    pub(crate) fn map_line(self, change: impl FnOnce(ChargeLine) -> ChargeLine) -> Self {
+        Self {
+            line: self.line.map(change),
+            ..self
+        }
     }
 
-    /// The same charge, which an [`Operation::Reserve`] denies if then more than this number of units would wait for the limit.
-    ///
-    /// The default is 500, and the largest number is 999,999,999,999,999.
-    #[must_use]
-    pub fn max_waiting(self, units: u64) -> Self {
-        let most = units.min(MAX_QUOTA);
-        self.waiting(Waiting { most, ..self.waiting })
-    }
-
+    /// With the line of its key, for a policy for which requests may wait.
     #[inline]
-    pub(crate) fn waiting(self, waiting: Waiting) -> Self {
-        Self { waiting, ..self }
+    #[doc(hidden)]
+    #[must_use]
+    pub fn in_line(self, line: Option<ChargeLine>) -> Self {
+        Self { line, ..self }
     }
 
     /// The same charge with the id of a lease, which holds the slots of a charge of [`Limit::Concurrency`].
@@ -225,15 +241,10 @@ impl<'a> Charge<'a> {
         self.ban.filter(|_| operation.regards_bans())
     }
 
-    /// The longest wait in an [`Operation::Reserve`].
-    #[must_use]
-    pub fn longest_wait(&self) -> Duration {
-        Duration::from_micros(self.waiting.longest_us)
-    }
-
-    /// How long it may wait, and how many units may.
-    pub(super) fn waits(&self) -> Waiting {
-        self.waiting
+    /// Its line, if this operation reads or wakes it.
+    #[inline]
+    pub(super) fn line_for(&self, operation: Operation) -> Option<ChargeLine> {
+        self.line.filter(|_| operation.reads_lines())
     }
 
     /// The id of the lease that holds the slots of the charge; `None` if it has no id of its own.

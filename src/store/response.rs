@@ -127,6 +127,24 @@ impl StoreResponse {
         self.outcomes.first().is_none_or(|outcome| !outcome.is_cached)
     }
 
+    /// The outcome of one of several requests that wait and were decided together, with these costs.
+    pub(crate) fn nth_unit(&self, nth: usize, costs: &[u64]) -> Self {
+        let outcomes = self.outcomes.iter().map(|outcome| {
+            if nth >= outcome.units as usize {
+                return Outcome::new(false, outcome.states.iter().copied());
+            }
+            let later = u64::from(outcome.units) - 1 - nth as u64;
+            let states = outcome.states.iter().zip(costs);
+            let states = states.map(|(state, cost)| ChargeState {
+                remaining: state.remaining.saturating_add(cost.saturating_mul(later)),
+                retry_after: None,
+                ..*state
+            });
+            Outcome::new(true, states)
+        });
+        Self::new(self.server_time, outcomes)
+    }
+
     /// One outcome for each request, in their order.
     #[must_use]
     #[doc(hidden)]
@@ -142,19 +160,17 @@ pub struct Outcome {
     /// Whether the request is admitted. It is `true` for operations that do not require room.
     pub allowed: bool,
     /// How many of the units of the request are admitted.
-    pub(crate) units: u32,
+    #[doc(hidden)]
+    pub units: u32,
     /// Whether this process has decided without the store, such as by a cached denial. Here since it takes no memory.
     pub(crate) is_cached: bool,
-    /// Whether the request is neither admitted nor denied: it waits for slots.
-    pub(crate) is_waiting: bool,
     pub(crate) states: SmallVec<[ChargeState; 1]>,
 }
 
 impl PartialEq for Outcome {
     /// Whether both decide alike, from the store or not.
     fn eq(&self, other: &Self) -> bool {
-        (self.allowed, self.is_waiting, self.units, &self.states)
-            == (other.allowed, other.is_waiting, other.units, &other.states)
+        (self.allowed, self.units, &self.states) == (other.allowed, other.units, &other.states)
     }
 }
 
@@ -167,7 +183,6 @@ impl Outcome {
             allowed,
             units: allowed.into(),
             is_cached: false,
-            is_waiting: false,
             states: states.into_iter().collect(),
         }
     }
@@ -181,23 +196,6 @@ impl Outcome {
     #[cfg(feature = "_redis")]
     pub(crate) fn unknown() -> Self {
         Self::new(false, [])
-    }
-
-    /// The same outcome, decided at this time of the clock of the store.
-    pub(crate) fn at(mut self, decided_at: Duration) -> Self {
-        for state in &mut self.states {
-            state.decided_at = state.decided_at.or(Some(decided_at));
-        }
-        self
-    }
-
-    /// Whether the request is neither admitted nor denied: after a [`Reserve`](super::Operation::Reserve) it waits for the slots of
-    /// those charges whose states have a [`retry_after`](ChargeState::retry_after), and nothing is counted. The same request with
-    /// the same [lease](super::Charge::lease) takes the slots once they are free for it. Its place in the queue ends 3 s after the
-    /// last such request.
-    #[must_use]
-    pub fn is_waiting(&self) -> bool {
-        self.is_waiting
     }
 
     /// Whether the store has failed for this request alone.
@@ -226,8 +224,7 @@ pub struct ChargeState {
     /// The time until nothing counts anymore, if nothing more is counted.
     pub reset_after: Duration,
     /// The time of the decision by the clock of the store, since the Unix epoch; `None` if it is the
-    /// [`server_time`](StoreResponse::server_time) of the response. Nodes of a cluster have clocks of their own. After a
-    /// [`Reserve`](super::Operation::Reserve) it is the time at which the charge counts, which may be later.
+    /// [`server_time`](StoreResponse::server_time) of the response. Nodes of a cluster have clocks of their own.
     pub decided_at: Option<Duration>,
     /// The rest of the ban that is in force, in microseconds; 0 without one.
     banned_us: u64,

@@ -1,115 +1,117 @@
-//! The requests of this process that wait for slots, and what wakes them.
+//! The messages of stores that the first request in a line of this process may fit.
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{
+        Arc, LazyLock, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tokio::sync::Notify;
 
-use super::LeaseId;
+/// What wakes the task of a line.
+#[derive(Debug)]
+pub(crate) struct LineSignal {
+    number: u64,
+    is_woken: AtomicBool,
+    changed: Notify,
+}
 
 #[derive(Default)]
-struct Waiters {
-    waiting: HashMap<LeaseId, Arc<Notify>>,
-    /// The last ids that were woken while no request with them waited: one that has just entered the queue may not wait yet.
-    missed: VecDeque<LeaseId>,
+struct Signals {
+    of_lines: HashMap<u64, Weak<LineSignal>>,
+    /// The last lines that were woken while they were not there: a request that was just denied may not stand in its line yet.
+    missed: VecDeque<u64>,
 }
 
-/// The most ids that are kept as missed.
+/// The most lines that are kept as missed.
 const MISSED: usize = 256;
 
-static WAITERS: LazyLock<Mutex<Waiters>> = LazyLock::new(Mutex::default);
+static SIGNALS: LazyLock<Mutex<Signals>> = LazyLock::new(Mutex::default);
 
-/// A request that waits for slots, until it is dropped.
-pub(crate) struct Waiter {
-    ids: Vec<LeaseId>,
-    woken: Arc<Notify>,
-}
-
-impl Waiter {
-    /// The request that would take these leases.
-    pub(crate) fn new(ids: Vec<LeaseId>) -> Self {
-        let woken = Arc::<Notify>::default();
-        with_waiters(|waiters| {
-            waiters.waiting.extend(ids.iter().map(|id| (*id, woken.clone())));
-            if waiters.missed.iter().any(|missed| ids.contains(missed)) {
-                woken.notify_one();
-            }
-        });
-        Self { ids, woken }
+impl LineSignal {
+    pub(crate) fn of(number: u64) -> Arc<Self> {
+        with_signals(|signals| {
+            let signal = Arc::new(Self {
+                number,
+                is_woken: AtomicBool::new(signals.missed.contains(&number)),
+                changed: Notify::new(),
+            });
+            signals.of_lines.insert(number, Arc::downgrade(&signal));
+            signal
+        })
     }
 
-    /// Is notified when slots may be free for the request.
-    pub(crate) fn woken(&self) -> Arc<Notify> {
-        self.woken.clone()
+    /// Whether a store has woken the line since the last call.
+    pub(crate) fn take_woken(&self) -> bool {
+        self.is_woken.swap(false, Ordering::AcqRel)
+    }
+
+    /// Lets the task of the line look what is due.
+    pub(crate) fn change(&self) {
+        self.changed.notify_one();
+    }
+
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    fn wake(&self) {
+        self.is_woken.store(true, Ordering::Release);
+        self.change();
     }
 }
 
-impl Drop for Waiter {
+impl Drop for LineSignal {
     fn drop(&mut self) {
-        with_waiters(|waiters| {
-            for id in &self.ids {
-                waiters.waiting.remove(id);
+        with_signals(|signals| {
+            let of_line = signals.of_lines.get(&self.number);
+            // Another one may be there by now.
+            if of_line.is_some_and(|signal| signal.strong_count() == 0) {
+                signals.of_lines.remove(&self.number);
             }
         });
     }
 }
 
-/// Wakes the requests with these leases, if they wait in this process.
-#[inline]
-pub(crate) fn wake_all(ids: &[LeaseId]) {
-    for id in ids {
-        wake(*id);
-    }
-}
-
-/// Wakes all requests that wait in this process.
-#[cfg(feature = "_redis")]
-pub(crate) fn wake_everyone() {
-    let waiters: Vec<_> = with_waiters(|waiters| waiters.waiting.values().cloned().collect());
-    for waiter in waiters {
-        waiter.notify_one();
-    }
-}
-
+/// Wakes a line of this process.
 #[cold]
-fn wake(id: LeaseId) {
-    let waiter = with_waiters(|waiters| {
-        let waiter = waiters.waiting.get(&id).cloned();
-        if waiter.is_none() {
-            waiters.missed.truncate(MISSED - 1);
-            waiters.missed.push_front(id);
+pub(crate) fn wake_line(number: u64) {
+    let signal = with_signals(|signals| {
+        let signal = signals.of_lines.get(&number).and_then(Weak::upgrade);
+        if signal.is_none() {
+            signals.missed.truncate(MISSED - 1);
+            signals.missed.push_front(number);
         }
-        waiter
+        signal
     });
-    if let Some(waiter) = waiter {
-        waiter.notify_one();
+    if let Some(signal) = signal {
+        signal.wake();
     }
 }
 
-fn with_waiters<T>(use_them: impl FnOnce(&mut Waiters) -> T) -> T {
-    use_them(&mut WAITERS.lock().unwrap_or_else(PoisonError::into_inner))
+/// Wakes all lines of this process.
+#[cfg(feature = "_redis")]
+pub(crate) fn wake_all() {
+    let signals: Vec<_> = with_signals(|signals| signals.of_lines.values().filter_map(Weak::upgrade).collect());
+    signals.iter().for_each(|signal| signal.wake());
+}
+
+fn with_signals<T>(use_them: impl FnOnce(&mut Signals) -> T) -> T {
+    use_them(&mut SIGNALS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{pin::pin, task::Context};
-
     use super::*;
 
-    fn is_woken(waiter: &Waiter) -> bool {
-        let (woken, mut context) = (waiter.woken(), Context::from_waker(std::task::Waker::noop()));
-        pin!(woken.notified()).poll(&mut context).is_ready()
-    }
-
     #[test]
-    fn a_request_that_is_woken_before_it_waits_is_not_missed() {
-        let ids = [(); 3].map(|()| LeaseId::random());
-        wake_all(&ids[..1]);
-        let waiters = ids.map(|id| Waiter::new(vec![id]));
-        wake_all(&ids[1..2]);
-        assert_eq!(waiters.each_ref().map(is_woken), [true, true, false]);
-        assert_eq!(waiters.each_ref().map(is_woken), [false; 3]);
+    fn a_line_that_is_woken_before_it_is_there_is_not_missed() {
+        wake_line(u64::MAX);
+        let [woken, other] = [u64::MAX, u64::MAX - 1].map(LineSignal::of);
+        assert!(woken.take_woken() && !woken.take_woken() && !other.take_woken());
+        wake_line(u64::MAX - 1);
+        assert!(other.take_woken());
     }
 }

@@ -33,11 +33,6 @@ impl Ticket {
         Self::made_now(LeaseId::random())
     }
 
-    /// That of the same request, which is about to be checked again.
-    pub(crate) fn again(&self) -> Arc<Self> {
-        Self::made_now(self.id)
-    }
-
     fn made_now(id: LeaseId) -> Arc<Self> {
         let made_at = Instant::now();
         Arc::new(Self { id, made_at })

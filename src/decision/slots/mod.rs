@@ -12,7 +12,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{PolicyDecision, Undecided, store_replies::Responses};
+use super::{PolicyDecision, store_replies::Responses};
 use crate::{
     Decision,
     observe::HeldSlots,
@@ -268,17 +268,6 @@ pub(crate) fn release_unknown(policies: &[PolicyDecision]) {
     let mut slots = Slots::default();
     for policy in policies {
         policy.hold_slots_in(&mut slots, None);
-    }
-    drop(slots);
-}
-
-/// Removes a request from the queues for slots, in the store or in this process. If it has taken the slots, they are released.
-#[cold]
-pub(crate) fn leave_queue(undecided: &Undecided, local: Option<&[Option<LocalCharge>]>) {
-    let mut slots = Slots::default();
-    for (position, policy) in undecided.as_slice().iter().enumerate() {
-        let local = local.and_then(|local| local.get(position)?.as_ref());
-        policy.hold_slots_in(&mut slots, local);
     }
     drop(slots);
 }

@@ -21,8 +21,6 @@ pub(super) enum Kind {
     Plain,
     /// The weight of all entries is stored beside them.
     Weighted,
-    /// A weighted log with a reservation whose turn has not come.
-    Reserved,
 }
 
 /// What of a log counts for the charge that is decided.
@@ -70,8 +68,6 @@ pub(super) enum Mark {
     Plain,
     /// Admissions of one grain, the first of them this much earlier.
     Merged(u64),
-    /// An admission that was reserved at this time.
-    Reserved(u64),
     /// Charges beyond the limit, the first of them this much earlier.
     Beyond(u64),
 }
@@ -81,17 +77,12 @@ impl Entry {
     pub(super) fn first_at(&self) -> u64 {
         match self.mark {
             Mark::Merged(span) | Mark::Beyond(span) => self.at - span,
-            Mark::Plain | Mark::Reserved(_) => self.at,
+            Mark::Plain => self.at,
         }
     }
 
     pub(super) fn is_beyond(&self) -> bool {
         matches!(self.mark, Mark::Beyond(_))
-    }
-
-    /// Whether it is a reservation that was made until then.
-    pub(super) fn is_reserved_until(&self, latest: u64) -> bool {
-        matches!(self.mark, Mark::Reserved(made) if made <= latest)
     }
 }
 
@@ -128,7 +119,7 @@ impl Log {
         self.view.budget -= removed;
         self.view.late = expired - removed;
         if removed > 0 {
-            self.simplify(now, exact);
+            self.simplify(exact);
         }
     }
 
@@ -144,7 +135,7 @@ impl Log {
 
     /// Removes the entries that a clock which was set back has left, newest first.
     #[cold]
-    pub(super) fn remove_gone(&mut self, now: u64, exact: bool) {
+    pub(super) fn remove_gone(&mut self, exact: bool) {
         let removed = self.view.gone.min(self.view.budget - 2);
         let start = self.entries.len() - removed;
         let mut weight = 0;
@@ -155,40 +146,11 @@ impl Log {
         self.view.total = self.view.total.saturating_sub(weight);
         self.view.budget -= removed;
         self.view.gone -= removed;
-        self.simplify(now, exact);
+        self.simplify(exact);
     }
 
-    /// As [`remove_gone`](Self::remove_gone), without the entries that were reserved by this clock.
-    #[cold]
-    pub(super) fn remove_gone_beside_reservations(&mut self, ahead: u64, now: u64, exact: bool) {
-        let first = self.entries.len() - self.view.gone;
-        let is_reserved = |entry: Option<&Entry>| entry.is_some_and(|entry| entry.is_reserved_until(ahead));
-        // Where both ends belong to this clock, none is looked for between them: a long queue would be read each time.
-        if is_reserved(self.entries.back()) && is_reserved(self.entries.get(first)) {
-            self.view.gone = 0;
-            return;
-        }
-        let reads = self.view.gone.min(self.view.budget - 2);
-        let read = self.entries.split_off(self.entries.len() - reads);
-        self.view.budget -= reads;
-        self.view.gone -= reads;
-        let (kept, gone): (VecDeque<_>, VecDeque<_>) = read.into_iter().partition(|entry| is_reserved(Some(entry)));
-        let weight = gone.iter().map(|entry| entry.weight).sum();
-        self.weight = self.weight.saturating_sub(weight);
-        self.view.total = self.view.total.saturating_sub(weight);
-        if !kept.is_empty() {
-            self.view.gone = 0;
-        }
-        self.entries.extend(kept);
-        self.simplify(now, exact);
-    }
-
-    /// Finds, after a removal, whether the log is of a simpler kind now. A reservation whose turn has come is an admission like
-    /// others.
-    fn simplify(&mut self, now: u64, exact: bool) {
-        if self.kind == Kind::Reserved && self.newest().is_none_or(|newest| newest <= now) {
-            self.kind = Kind::Weighted;
-        }
+    /// Finds, after a removal, whether the log is of a simpler kind now.
+    fn simplify(&mut self, exact: bool) {
         let is_plain = exact && !self.entries.is_empty() && self.weight == self.entries.len() as u64;
         if self.kind == Kind::Weighted && is_plain {
             self.kind = Kind::Plain;
@@ -218,23 +180,22 @@ impl Log {
         self.view.late = 0;
     }
 
-    /// The time of the entry whose expiry frees this much weight, and whether it is known: past the budget it is that of the
-    /// last entry that was read.
-    pub(super) fn freed_at(&self, need: u64, now: u64) -> (u64, bool) {
+    /// The time of the entry whose expiry frees this much weight. Past the budget it is that of the last entry that was read.
+    pub(super) fn freed_at(&self, need: u64, now: u64) -> u64 {
         let skipped = self.view.skipped;
         if self.kind == Kind::Plain || self.weight == self.entries.len() as u64 {
             let entry = self.entries.get(skipped + need as usize - 1);
-            return (entry.map_or(now, |entry| entry.at), true);
+            return entry.map_or(now, |entry| entry.at);
         }
         let (mut freed, mut last) = (0, now);
         for entry in self.entries.iter().skip(skipped).take(self.view.budget - 1) {
             last = entry.at;
             freed += entry.weight;
             if freed >= need {
-                return (last, true);
+                return last;
             }
         }
-        (last, false)
+        last
     }
 
     /// Takes weight back from the entries with these times that have an admission of the time `at`, as many as the charge may
@@ -354,10 +315,7 @@ impl Windows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        SlidingLog,
-        limit::rule::{Rule, Turn},
-    };
+    use crate::{SlidingLog, limit::rule::Rule};
 
     #[test]
     fn admissions_of_the_first_grain_since_the_epoch_are_one_entry() {
@@ -370,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_entries_that_a_clock_set_back_has_left_none_counts_for_a_reset_or_a_turn() {
+    fn of_many_entries_that_a_clock_set_back_has_left_none_counts_for_a_reset() {
         const HOUR: u64 = 3_600_000_000;
 
         let quota = 2 * BUDGET as u64;
@@ -378,13 +336,10 @@ mod tests {
         for later in 0..quota {
             limit.add(&mut log, 2 * HOUR + later, 1);
         }
-        let (own, joint) = (Some(2 * HOUR + 60_000_000), 2 * HOUR + 60_000_000);
-        limit.reserve(&mut log, 2 * HOUR + quota, Turn { own, joint }, 1);
 
         limit.advance(&mut log, HOUR, 1, false);
         assert!(!log.entries.is_empty(), "one call removes no more than the budget");
         assert_eq!(limit.reset(&log, HOUR), 0);
-        assert_eq!(limit.turn(&log, HOUR, 1, quota), None);
     }
 
     fn stored(windows: &[(u64, u64)]) -> Windows {

@@ -4,7 +4,7 @@ use super::{
     SlidingLog,
     entries::{Entry, Kind, Log, Mark, View},
 };
-use crate::limit::rule::{MAX_TOTAL, Rule, SLACK, Turn};
+use crate::limit::rule::{MAX_TOTAL, Rule, SLACK};
 
 /// The counterpart of `lua/sliding_log.lua`, `lua/coarse_log.lua` and `lua/weighted_log.lua`, as [`Log`] is that of `lua/log_*.lua`.
 impl Rule for SlidingLog {
@@ -34,12 +34,9 @@ impl Rule for SlidingLog {
         match log.kind {
             _ if log.view.gone == 0 => {}
             Kind::Weighted if reads_only => log.skip_gone(),
-            // Beside reservations they count until a check removes them.
-            Kind::Reserved if reads_only => log.view.gone = 0,
-            Kind::Weighted => log.remove_gone(now, exact),
-            Kind::Reserved => log.remove_gone_beside_reservations(ahead, now, exact),
+            Kind::Weighted => log.remove_gone(exact),
             Kind::Plain if reads_only => {}
-            Kind::Plain => log.remove_gone(now, exact),
+            Kind::Plain => log.remove_gone(exact),
         }
         if log.kind == Kind::Plain && log.view.gone > 0 {
             log.view.total = log.weight;
@@ -67,7 +64,7 @@ impl Rule for SlidingLog {
         log.weight += weight;
         log.view.total += weight;
 
-        // An entry ahead of the clock is a reservation, or of a clock that is gone.
+        // An entry ahead of the clock is of a clock that is gone.
         let (step, end) = (self.step_around(now).0, log.until(now));
         let candidates = match (self.precision, beyond) {
             (0, false) => 0,
@@ -102,41 +99,9 @@ impl Rule for SlidingLog {
             return window;
         }
 
-        let (at, _) = log.freed_at(need, now);
-        let wait = (at + window).saturating_sub(now).max(1);
-        match log.kind {
-            Kind::Reserved => wait,
-            // An entry that is further ahead is of a clock that is gone.
-            Kind::Plain | Kind::Weighted => wait.min(window + SLACK),
-        }
-    }
-
-    fn turn(&self, log: &Log, now: u64, cost: u64, most: u64) -> Option<u64> {
-        let need = (log.view.total + cost).saturating_sub(self.quota);
-        let is_whole = log.view.late == 0 && log.view.gone == 0;
-        if !is_whole || self.precision > 0 || cost > self.quota || need == 0 || need > most {
-            return None;
-        }
-        let (at, is_known) = log.freed_at(need, now);
-        is_known.then(|| (at + self.window_us()).max(now + 1))
-    }
-
-    fn reserve(&self, log: &mut Log, now: u64, turn: Turn, weight: u64) -> u64 {
-        if self.precision > 0 {
-            self.add(log, now, weight);
-            return now;
-        }
-        let newest = log.newest();
-        log.kind = Kind::Reserved;
-        log.weight += weight;
-        log.view.total += weight;
-        log.insert(Entry {
-            at: turn.joint,
-            mark: Mark::Reserved(now),
-            weight,
-        });
-        log.windows.store(self.window_us(), turn.joint, newest, now);
-        turn.joint
+        let wait = (log.freed_at(need, now) + window).saturating_sub(now).max(1);
+        // An entry that is further ahead is of a clock that is gone.
+        wait.min(window + SLACK)
     }
 
     fn reset(&self, log: &Log, now: u64) -> u64 {
@@ -144,11 +109,7 @@ impl Rule for SlidingLog {
         let Some(newest) = counted.checked_sub(1).and_then(|last| log.entries.get(last)) else {
             return 0;
         };
-        let reset = (newest.at + self.window_us()).saturating_sub(now);
-        match log.kind == Kind::Reserved && newest.is_reserved_until(log.ahead(now)) {
-            true => reset,
-            false => reset.min(self.window_us()),
-        }
+        (newest.at + self.window_us()).saturating_sub(now).min(self.window_us())
     }
 
     fn lasts(&self, log: &Log, now: u64) -> u64 {
@@ -173,7 +134,7 @@ impl Rule for SlidingLog {
 }
 
 impl Log {
-    /// The latest time of an entry that belongs to the clock which is `now`, unless it is a reservation.
+    /// The latest time of an entry that belongs to the clock which is `now`.
     fn ahead(&self, now: u64) -> u64 {
         now + SLACK.min(self.view.longest)
     }

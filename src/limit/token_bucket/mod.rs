@@ -325,16 +325,6 @@ pub(crate) struct Bucket {
     pub(crate) spent: u64,
     /// The time of the last charge.
     pub(crate) at: u64,
-    /// Whether that may be followed by reservations, whose tokens come later.
-    pub(crate) reserved: bool,
-}
-
-impl Bucket {
-    /// The time of the last charge, later by a part of a microsecond if there may be reservations, as in Redis; rounded up.
-    #[inline]
-    pub(crate) fn charged_at(&self) -> u64 {
-        self.at + u64::from(self.reserved)
-    }
 }
 
 #[cfg(test)]

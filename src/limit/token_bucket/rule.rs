@@ -1,31 +1,19 @@
 use super::{Bucket, TokenBucket};
-use crate::limit::rule::{Rule, SLACK, Turn};
+use crate::limit::rule::{Rule, SLACK};
 
 /// Reservations.
-impl TokenBucket {
-    /// The turn of the last reservation: when all that was taken in advance has come.
-    fn last_turn(&self, bucket: &Bucket) -> Option<u64> {
-        let owed = bucket
-            .spent
-            .checked_sub(self.quota())
-            .filter(|owed| bucket.reserved && *owed > 0)?;
-        Some(bucket.since + self.time(owed))
-    }
-}
-
 impl Rule for TokenBucket {
     type State = Bucket;
 
     #[inline]
     fn advance(&self, bucket: &mut Bucket, now: u64, _: u64, _: bool) {
         bucket.spent = bucket.spent.min(self.cap());
-        let gone = bucket.charged_at() > now && bucket.charged_at() > now + SLACK.min(self.time(self.quota()));
+        let gone = bucket.at > now && bucket.at > now + SLACK.min(self.time(self.quota()));
         if gone || self.come(bucket.spent, now.saturating_sub(bucket.since)) {
             *bucket = Bucket {
                 since: now,
                 spent: 0,
                 at: now,
-                reserved: false,
             };
         }
     }
@@ -41,10 +29,7 @@ impl Rule for TokenBucket {
         if bucket.spent == 0 {
             bucket.since = now;
         }
-        if bucket.at < now {
-            bucket.reserved = bucket.reserved && self.last_turn(bucket).is_some_and(|turn| turn > now);
-            bucket.at = now;
-        }
+        bucket.at = bucket.at.max(now);
 
         // The tokens of whole periods are subtracted before the numbers become too large.
         if bucket.spent + weight > self.cap() {
@@ -61,22 +46,6 @@ impl Rule for TokenBucket {
         (bucket.since + self.time(missing)).saturating_sub(now).max(1)
     }
 
-    fn turn(&self, bucket: &Bucket, now: u64, cost: u64, most: u64) -> Option<u64> {
-        let missing = (bucket.spent + cost).saturating_sub(self.quota());
-        let need = missing.saturating_sub(self.tokens(now.saturating_sub(bucket.since)));
-        if cost > self.quota() || need == 0 || need > most || bucket.spent + cost > self.cap() {
-            return None;
-        }
-        Some((bucket.since + self.time(missing)).max(now + 1))
-    }
-
-    /// Takes the tokens at once, also those that come until the turn.
-    fn reserve(&self, bucket: &mut Bucket, now: u64, turn: Turn, weight: u64) -> u64 {
-        self.add(bucket, now, weight);
-        bucket.reserved |= turn.own.is_some();
-        turn.own.unwrap_or(now)
-    }
-
     #[inline]
     fn reset(&self, bucket: &Bucket, now: u64) -> u64 {
         match bucket.spent {
@@ -86,16 +55,13 @@ impl Rule for TokenBucket {
     }
 
     fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
-        let last_turn = self.last_turn(bucket).unwrap_or_default();
-        // The others that wait have their times already.
-        let others_wait = last_turn > now && at != last_turn;
         // After the last charge, all missing tokens are those of the charge. After an earlier one, those that came since then may
         // all be those of the charge.
-        let is_last = at >= bucket.charged_at().max(last_turn);
+        let is_last = at >= bucket.at;
         let passed = if is_last { 0 } else { now.saturating_sub(at) };
         // The rate has returned all tokens that were taken before the bucket was last full.
         let counts = bucket.spent > 0 && at >= bucket.since && !self.come(weight, passed);
-        if others_wait || !counts {
+        if !counts {
             return false;
         }
 

@@ -99,9 +99,8 @@ impl Config {
                 PolicyLimit::chosen(name, choose.map_err(|error| error.of_policy(place))?)
             }
         };
-        if !fields.wait.is_zero() {
-            fields.limit.validate_wait().map_err(|error| error.of_policy(place))?;
-        }
+        let valid = fields.limit.validate_wait(fields.wait);
+        valid.map_err(|error| error.of_policy(place))?;
         policy_limit.validate()?;
         if let Some(plans) = plans {
             policy_limit.of_plans = plans.limits().chain([&fields.limit]).cloned().collect();

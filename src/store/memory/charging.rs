@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use crate::{
     Ban,
-    limit::{Banned, Change, Effect, Saved, State, Turn},
-    store::{Charge, ChargeState, LeaseId, Operation, Waiting},
+    limit::{Banned, Change, Effect, Line, PlaceId, SOON_US, Saved, Standing, State},
+    store::{Charge, ChargeLine, ChargeState, Operation, StoreRequest},
 };
 
 /// A charge whose state was advanced to now, so that it is known whether it fits; the counterpart of a charge in `lua/driver.lua`.
@@ -12,18 +12,24 @@ pub(super) struct Advanced<'a> {
     state: &'a mut State,
     saved: Option<Saved>,
     bans: Option<AdvancedBans<'a>>,
+    line: Option<AdvancedLine<'a>>,
     /// The weight that fits before the change.
     room: u64,
-    fits: bool,
-    /// When it fits, if it does not fit now and may wait for that.
-    own_turn: Option<u64>,
-    /// Whether it may wait in the queue for slots.
-    may_queue: bool,
-    /// Whether it waits in the queue.
-    queues: bool,
+    /// How many of the requests there are, and how many of them fit.
+    units: u64,
+    fitting: u64,
     /// Whether a denial of it is counted for a ban.
     denies: bool,
+    /// Whether requests that have just arrived stand in its line if it lacks room for them.
+    may_wait: bool,
     now: u64,
+}
+
+/// The line of a charge, without the places that have expired.
+pub(super) struct AdvancedLine<'a> {
+    pub(super) line: &'a mut Line,
+    pub(super) charge: ChargeLine,
+    pub(super) standing: Standing<'a>,
 }
 
 /// The bans of a charge, advanced to now.
@@ -39,8 +45,8 @@ pub(super) struct Decided {
     pub(super) charge_state: ChargeState,
     pub(super) kept: Kept,
     pub(super) kept_bans: Option<Kept>,
-    /// The requests that wait for slots and may take them now.
-    pub(super) woken: Vec<LeaseId>,
+    /// The lines whose first requests fit now.
+    pub(super) woken: Vec<u64>,
 }
 
 /// For how long a state is kept.
@@ -52,14 +58,29 @@ pub(super) struct Kept {
     pub(super) denies_until: u64,
 }
 
-/// The decision about a request.
+/// The decision about requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Denied,
-    /// It waits for slots.
-    Waits,
-    /// It is admitted at this time, or its operation requires no room.
+    /// So many are admitted, or the operation requires no room.
     Allowed(u64),
+}
+
+impl<'a> AdvancedLine<'a> {
+    pub(super) fn new(charge: ChargeLine, line: &'a mut Line, request: &StoreRequest<'a>, now: u64) -> Self {
+        line.advance(now);
+        let place = PlaceId {
+            process: 0,
+            line: charge.number,
+        };
+        let standing = Standing {
+            place,
+            waiting: request.waiting(),
+            units: request.unit_count() as usize,
+            leads: charge.leads,
+        };
+        Self { line, charge, standing }
+    }
 }
 
 impl<'a> AdvancedBans<'a> {
@@ -118,46 +139,48 @@ impl<'a> Advanced<'a> {
     #[inline]
     pub(super) fn new(
         operation: Operation,
-        charge: &'a Charge<'a>,
+        (charge, units): (&'a Charge<'a>, u64),
         bans: Option<AdvancedBans<'a>>,
+        line: Option<AdvancedLine<'a>>,
         state: &'a mut State,
         now: u64,
     ) -> Self {
         let saved = state.saved();
-        let cost = charge.cost();
-        let needed = if operation.compares_room() { cost } else { 0 };
-        let room = charge.limit().advance(state, now, needed, operation == Operation::Peek);
-        let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), cost);
-        let room = if held {
-            room.max(cost)
-        } else if operation == Operation::Reserve && charge.limit().is_held() {
-            charge.limit().own_room(state, now, cost, charge.lease_id())
+        let (limit, cost) = (charge.limit(), charge.cost());
+        let needed = if operation.compares_room() {
+            cost.saturating_mul(units)
         } else {
-            room
+            0
         };
-        let fits = room >= cost;
-        let waits = !fits && operation == Operation::Reserve;
-        let own_turn = if waits { own_turn(charge, state, now) } else { None };
-        let may_queue = operation == Operation::Reserve && charge.limit().is_held() && may_queue(charge, state);
+        let room = limit.advance(state, now, needed, operation == Operation::Peek);
+        let held = operation == Operation::RenewLease && limit.holds(state, charge.lease_id(), cost);
+        let room = if held { room.max(cost) } else { room };
+        let fitting = match &line {
+            Some(AdvancedLine { line, standing, .. }) if operation.regards_lines() => {
+                line.fitting(standing, room, cost) as u64
+            }
+            Some(_) | None if units == 1 => u64::from(room >= cost),
+            Some(_) | None => (room / cost).min(units),
+        };
         Self {
             charge,
             state,
             saved,
             bans,
+            line,
             room,
-            fits,
-            own_turn,
-            may_queue,
-            queues: false,
+            units,
+            fitting,
             denies: false,
+            may_wait: false,
             now,
         }
     }
 
-    /// Whether its limit admits the request.
+    /// Whether its limit lacks room for some of the requests.
     #[inline]
-    fn admits(&self) -> bool {
-        self.fits || self.own_turn.is_some() || self.may_queue
+    fn lacks(&self) -> bool {
+        self.fitting < self.units
     }
 
     #[inline]
@@ -165,123 +188,122 @@ impl<'a> Advanced<'a> {
         self.bans.as_ref().is_some_and(AdvancedBans::is_in_force)
     }
 
-    /// When it is admitted, if it may be.
-    #[inline]
-    fn turn(&self) -> u64 {
-        self.own_turn.unwrap_or(self.now)
-    }
-
-    /// The decision about a request of these charges. One that waits for slots is in the queues up to the first limit without room.
-    #[inline]
-    pub(super) fn judge(operation: Operation, charges: &mut [Self], now: u64) -> Verdict {
-        let denies = |charge: &Self| charge.is_banned() || !charge.admits();
-        if operation.requires_room() && charges.iter().any(denies) {
-            if operation.decides() && !charges.iter().any(Self::is_banned) {
-                for charge in charges {
-                    charge.denies = !charge.admits() && charge.charge.cost() <= charge.charge.limit().quota();
-                }
-            }
-            return Verdict::Denied;
-        }
-        let turn = charges.iter().map(Self::turn).max().unwrap_or(now);
-        let lacks = |charge: &Self| charge.may_queue && !charge.fits;
-        match charges.iter().position(lacks) {
-            Some(first) if turn <= now => {
-                for charge in &mut charges[..=first] {
-                    charge.queues = charge.may_queue;
-                }
-                Verdict::Waits
-            }
-            _ => Verdict::Allowed(turn),
-        }
-    }
-
-    /// Decides the charge of a request.
-    #[inline]
-    pub(super) fn decide(self, operation: Operation, verdict: Verdict) -> Decided {
-        let (allowed, turn) = match verdict {
-            Verdict::Denied | Verdict::Waits => (false, self.now),
-            Verdict::Allowed(turn) => (true, turn),
+    /// How long the first request waits that is not admitted, if so many are.
+    #[cold]
+    fn wait_in_line(&self, admitted: u64) -> u64 {
+        let Some(AdvancedLine { line, charge, standing }) = &self.line else {
+            return 0;
         };
-        let Self {
-            charge,
-            state,
-            saved,
-            bans,
-            room,
-            fits,
-            own_turn,
-            may_queue,
-            queues,
-            denies,
-            now,
-        } = self;
-        let (limit, cost) = (charge.limit(), charge.cost());
-        // Slots are taken at the turn.
-        let takes_later = limit.is_held() && allowed && turn > now;
+        let before = line.before(standing, admitted as usize);
+        let ahead = if standing.waiting.is_some() { 0 } else { charge.ahead };
+        let needed = before.saturating_add(ahead).saturating_add(self.charge.cost());
+        match self.charge.limit().time_until(self.state, self.now, needed) {
+            0 => SOON_US,
+            wait => wait,
+        }
+    }
 
+    /// Whether a request that has just arrived may wait for this charge, if it lacks room.
+    fn may_wait(&self) -> bool {
+        let Some(AdvancedLine { charge, .. }) = &self.line else {
+            return !self.lacks();
+        };
+        // When slots will be free is not known.
+        let known = if self.charge.limit().is_held() {
+            1
+        } else {
+            self.wait_in_line(0)
+        };
+        !self.lacks() || known <= charge.longest_us
+    }
+
+    /// The decision about requests of these charges.
+    #[inline]
+    pub(super) fn judge(operation: Operation, charges: &mut [Self], units: u64) -> Verdict {
+        if !operation.requires_room() {
+            return Verdict::Allowed(units);
+        }
+        let is_banned = charges.iter().any(Self::is_banned);
+        let fitting = charges.iter().map(|charge| charge.fitting).min();
+        let admitted = if is_banned { 0 } else { fitting.unwrap_or(units) };
+        if admitted > 0 || units == 0 && !is_banned {
+            return Verdict::Allowed(admitted);
+        }
+        if operation == Operation::Wait {
+            let may_wait = !is_banned && charges.iter().all(Self::may_wait);
+            charges.iter_mut().for_each(|charge| charge.may_wait = may_wait);
+        }
+        if operation == Operation::Check && !is_banned {
+            for charge in charges {
+                charge.denies = charge.lacks() && charge.charge.cost() <= charge.charge.limit().quota();
+            }
+        }
+        Verdict::Denied
+    }
+
+    /// Decides the charge of requests.
+    #[inline]
+    pub(super) fn decide(mut self, operation: Operation, verdict: Verdict) -> Decided {
+        let (allowed, admitted) = match verdict {
+            Verdict::Denied => (false, 0),
+            Verdict::Allowed(admitted) => (true, admitted),
+        };
+        let (limit, cost, now) = (self.charge.limit(), self.charge.cost(), self.now);
+        let weight = cost.saturating_mul(admitted);
         let change = match operation {
-            Operation::Reserve if queues => Change::Queue,
-            Operation::Reserve if limit.is_held() && !(allowed && turn <= now) => Change::Leave,
-            Operation::Reserve if allowed && turn > now => Change::Reserve(Turn {
-                own: own_turn,
-                joint: turn,
-            }),
-            Operation::Check | Operation::Reserve | Operation::Charge if allowed => Change::Add,
+            Operation::Check | Operation::Wait | Operation::Charge if admitted > 0 => Change::Add,
             Operation::Refund { admitted_at } => Change::Refund {
                 at: admitted_at.as_micros() as u64,
             },
-            Operation::RenewLease if fits => Change::Renew,
+            Operation::RenewLease if !self.lacks() => Change::Renew,
             Operation::EndLease => Change::End,
             Operation::Check
-            | Operation::Reserve
+            | Operation::Wait
             | Operation::Charge
             | Operation::Peek
             | Operation::Reset
             | Operation::RenewLease
             | Operation::Ban { .. } => Change::Nothing,
         };
-        let effect = limit.change(state, now, change, cost, charge.lease_id());
+        let weight = if matches!(change, Change::Add) { weight } else { cost };
+        let effect = limit.change(self.state, now, change, weight, self.charge.lease_id());
         let Effect {
             changed, reset, lasts, ..
         } = effect;
         let room = match change {
-            Change::Add | Change::Reserve(_) if changed && !limit.is_held() => room.saturating_sub(cost),
-            Change::Add
-            | Change::Reserve(_)
-            | Change::Nothing
-            | Change::Refund { .. }
-            | Change::Renew
-            | Change::End
-            | Change::Queue
-            | Change::Leave => effect.room,
+            Change::Add if changed && !limit.is_held() => self.room.saturating_sub(weight),
+            Change::Add | Change::Nothing | Change::Refund { .. } | Change::Renew | Change::End => effect.room,
         };
-        let lacks_room = if operation == Operation::RenewLease {
-            !fits
-        } else if limit.is_held() {
-            !fits && (!may_queue || verdict == Verdict::Waits)
-        } else {
-            // One that would wait does not deny.
-            room < cost && own_turn.is_none()
+        let lacks_room = match operation {
+            Operation::RenewLease => self.lacks(),
+            Operation::Check
+            | Operation::Wait
+            | Operation::Charge
+            | Operation::Peek
+            | Operation::Reset
+            | Operation::Refund { .. }
+            | Operation::EndLease
+            | Operation::Ban { .. } => room < cost,
         };
         let wait = if room < cost || limit.is_held() {
-            limit.wait(state, now, cost)
+            limit.wait(self.state, now, cost)
         } else {
             0
         };
-        let retry_after = (!allowed && lacks_room).then(|| Duration::from_micros(wait));
+        let mut retry_after = (!allowed && lacks_room).then(|| Duration::from_micros(wait));
         let kept_for = if limit.is_held() { reset } else { wait };
-        if let (false, Some(saved)) = (changed, saved) {
-            state.restore(saved);
+        let mut remaining = room;
+        let mut woken = Vec::new();
+        if self.line.is_some() {
+            (remaining, retry_after) = self.decide_line(operation, admitted, room, &mut woken);
         }
-        let mut charge_state = ChargeState::new(room, retry_after, Duration::from_micros(reset));
-        let counts_at = if takes_later { turn } else { effect.turn };
-        if counts_at > now {
-            charge_state = charge_state.at(Duration::from_micros(counts_at));
+        if let (false, Some(saved)) = (changed, self.saved) {
+            self.state.restore(saved);
         }
+        let mut charge_state = ChargeState::new(remaining, retry_after, Duration::from_micros(reset));
         let mut kept_bans = None;
-        if let Some(bans) = bans {
-            let (rest, kept) = bans.decide(denies);
+        if let Some(bans) = self.bans {
+            let (rest, kept) = bans.decide(self.denies);
             charge_state = charge_state.banned(rest);
             kept_bans = Some(kept);
         }
@@ -292,26 +314,41 @@ impl<'a> Advanced<'a> {
                 denies_until: now.saturating_add(kept_for),
             },
             kept_bans,
-            woken: if limit.is_held() {
-                state.take_woken()
-            } else {
-                Vec::new()
-            },
+            woken,
         }
     }
-}
 
-/// When a charge fits that does not fit now, if it may wait so long.
-#[cold]
-fn own_turn(charge: &Charge<'_>, state: &State, now: u64) -> Option<u64> {
-    let Waiting { longest_us, most } = charge.waits();
-    let turn = charge.limit().turn(state, now, charge.cost(), most)?;
-    (turn - now <= longest_us).then_some(turn)
-}
-
-/// Whether a charge may wait in the queue for slots.
-#[cold]
-fn may_queue(charge: &Charge<'_>, state: &State) -> bool {
-    let Waiting { longest_us, most } = charge.waits();
-    longest_us > 0 && charge.limit().may_queue(state, charge.cost(), charge.lease_id(), most)
+    /// Ends the decision in the line of the charge, which has this room now. Returns what remains behind the line, and how long the
+    /// first request waits that is not admitted.
+    #[cold]
+    fn decide_line(
+        &mut self,
+        operation: Operation,
+        admitted: u64,
+        room: u64,
+        woken: &mut Vec<u64>,
+    ) -> (u64, Option<Duration>) {
+        let is_banned = self.is_banned();
+        let lacks = operation.regards_lines() && (self.lacks() || is_banned);
+        let arrives = self.may_wait.then(|| self.charge.cost());
+        // Before the place of a request that has just arrived is added.
+        let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
+        let known = (lacks && is_new).then(|| self.wait_in_line(0));
+        let Some(AdvancedLine { line, charge, standing }) = &mut self.line else {
+            return (room, None);
+        };
+        if operation == Operation::Wait {
+            line.settle(standing, admitted as usize, lacks, arrives, self.now);
+        }
+        if matches!(
+            operation,
+            Operation::Wait | Operation::Refund { .. } | Operation::EndLease
+        ) {
+            let except = (operation == Operation::Wait && charge.leads).then_some(standing.place);
+            woken.extend(line.ready(room, except).map(|place| place.line));
+        }
+        let remaining = room.saturating_sub(line.weight());
+        let wait = lacks.then(|| known.unwrap_or_else(|| self.wait_in_line(admitted)));
+        (remaining, wait.map(Duration::from_micros))
+    }
 }

@@ -1,4 +1,5 @@
 use std::{
+    collections::HashMap,
     hash::RandomState,
     slice,
     sync::{
@@ -11,14 +12,14 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    charging::{Advanced, AdvancedBans, Decided, Kept, Verdict},
+    charging::{Advanced, AdvancedBans, AdvancedLine, Decided, Kept, Verdict},
     clock::Clock,
     shard::{Id, Shard},
 };
 use crate::{
-    limit::State,
+    limit::{Line, State},
     observe::MemoryMetrics,
-    store::{Charge, ChargeState, LeaseId, Operation, Outcome, StoreRequest, StoreResponse, wakes::wake_all},
+    store::{Charge, ChargeState, Operation, Outcome, StoreRequest, StoreResponse, wakes::wake_line},
 };
 
 /// The counts of a memory store, divided into shards by a hash with a secret.
@@ -29,6 +30,7 @@ pub(super) struct Shards {
     evictions: AtomicU64,
     metrics: MemoryMetrics,
     hasher: RandomState,
+    lines: Mutex<Lines>,
     clock: Clock,
 }
 
@@ -49,6 +51,7 @@ impl Shards {
             evictions: AtomicU64::new(0),
             metrics: MemoryMetrics::default(),
             hasher: RandomState::new(),
+            lines: Mutex::default(),
             clock,
         }
     }
@@ -73,9 +76,15 @@ impl Shards {
 struct Unlocked {
     /// The number of keys that were evicted before they expired.
     evicted: u64,
-    /// The requests that wait for slots and may take them now.
-    woken: Vec<LeaseId>,
+    /// The lines whose first requests fit now.
+    woken: Vec<u64>,
 }
+
+/// The lines of keys that requests wait for.
+type Lines = HashMap<LineKey, Line>;
+
+/// The hash of a policy and a key, and the algorithm.
+type LineKey = (u64, &'static str);
 
 /// Decisions.
 impl Shards {
@@ -85,6 +94,7 @@ impl Shards {
             && let [charge] = request.charges()
             && charge.ban_for(request.operation()).is_none()
             && !matches!(request.operation(), Operation::Reset | Operation::Ban { .. })
+            && charge.line_for(request.operation()).is_none()
             && request.unit_count() == 1
         {
             return self.decide_one(request.operation(), charge);
@@ -106,8 +116,8 @@ impl Shards {
             None => new.insert(State::new(charge.limit())),
         };
 
-        let mut advanced = Advanced::new(operation, charge, None, state, now);
-        let verdict = Advanced::judge(operation, slice::from_mut(&mut advanced), now);
+        let mut advanced = Advanced::new(operation, (charge, 1), None, None, state, now);
+        let verdict = Advanced::judge(operation, slice::from_mut(&mut advanced), 1);
         let decided = advanced.decide(operation, verdict);
 
         if let Some(count) = counted {
@@ -121,7 +131,6 @@ impl Shards {
         } else {
             drop(shard);
         }
-        wake_all(&decided.woken);
         let allowed = matches!(verdict, Verdict::Allowed(_));
         StoreResponse {
             server_time: Duration::from_micros(now),
@@ -129,7 +138,6 @@ impl Shards {
                 allowed,
                 units: allowed.into(),
                 is_cached: false,
-                is_waiting: verdict == Verdict::Waits,
                 states: SmallVec::from_buf([decided.charge_state]),
             }]),
         }
@@ -140,37 +148,42 @@ impl Shards {
     fn decide_all(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
         let ids = requests.iter().map(|request| self.ids(request));
         let ids: SmallVec<[SmallVec<[Id<'_>; 4]>; 1]> = ids.collect();
+        let has_line = |request: &StoreRequest<'_>| {
+            let mut charges = request.charges().iter();
+            charges.any(|charge| charge.line_for(request.operation()).is_some())
+        };
+        let has_lines = requests.iter().any(has_line);
+        // Before the shards, in all calls.
+        let mut lines = has_lines.then(|| self.lines.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut no_lines = Lines::new();
+        let lines = lines.as_deref_mut().unwrap_or(&mut no_lines);
         let mut shards = self.lock_all(ids.iter().flatten().map(|id| id.hash));
         let now = self.clock.now();
 
         let mut unlocked = Unlocked::default();
-        let decide = |(request, ids): (&StoreRequest<'_>, &SmallVec<[Id<'_>; 4]>)| {
-            let charges = request.charges();
-            match request.operation() {
-                Operation::Reset => Self::reset(charges, ids, &mut shards),
-                Operation::Ban { length } => Self::ban(request, length, ids, &mut shards, now, &mut unlocked),
-                Operation::Check if request.unit_count() > 1 => {
-                    Self::decide_units(request, ids, &mut shards, now, &mut unlocked)
-                }
-                operation @ (Operation::Check
-                | Operation::Reserve
-                | Operation::Charge
-                | Operation::Peek
-                | Operation::Refund { .. }
-                | Operation::RenewLease
-                | Operation::EndLease) => {
-                    Self::decide_several(operation, charges, ids, &mut shards, now, &mut unlocked)
-                }
-            }
+        let decide = |(request, ids): (&StoreRequest<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation() {
+            Operation::Reset => self.reset(request.charges(), ids, &mut shards, lines, now, &mut unlocked),
+            Operation::Ban { length } => Self::ban(request, length, ids, &mut shards, now, &mut unlocked),
+            Operation::Check
+            | Operation::Wait
+            | Operation::Charge
+            | Operation::Peek
+            | Operation::Refund { .. }
+            | Operation::RenewLease
+            | Operation::EndLease => self.decide_several(request, ids, &mut shards, lines, now, &mut unlocked),
         };
         let outcomes = requests.iter().zip(&ids).map(decide).collect();
         drop(shards);
         self.count(unlocked.evicted);
-        wake_all(&unlocked.woken);
+        unlocked.woken.into_iter().for_each(wake_line);
         StoreResponse {
             server_time: Duration::from_micros(now),
             outcomes,
         }
+    }
+
+    fn line_of(&self, charge: &Charge<'_>) -> LineKey {
+        (charge.hash(&self.hasher), charge.limit().algorithm())
     }
 
     /// What a request reads: for each charge its bans, if they are regarded, and its count.
@@ -185,9 +198,27 @@ impl Shards {
         ids.collect()
     }
 
-    fn reset(charges: &[Charge<'_>], ids: &[Id<'_>], shards: &mut Locked<'_>) -> Outcome {
+    fn reset(
+        &self,
+        charges: &[Charge<'_>],
+        ids: &[Id<'_>],
+        shards: &mut Locked<'_>,
+        lines: &mut Lines,
+        now: u64,
+        unlocked: &mut Unlocked,
+    ) -> Outcome {
         for id in ids {
             shards.of(id.hash).remove(id);
+        }
+        for charge in charges
+            .iter()
+            .filter(|charge| charge.line_for(Operation::Reset).is_some())
+        {
+            if let Some(line) = lines.get_mut(&self.line_of(charge)) {
+                line.advance(now);
+                let ready = line.ready(charge.limit().quota(), None);
+                unlocked.woken.extend(ready.map(|place| place.line));
+            }
         }
         let untouched = |charge: &Charge<'_>| ChargeState::new(charge.limit().quota(), None, Duration::ZERO);
         Outcome::new(true, charges.iter().map(untouched))
@@ -213,50 +244,40 @@ impl Shards {
         Outcome::new(true, states)
     }
 
-    fn decide_units(
+    fn decide_several(
+        &self,
         request: &StoreRequest<'_>,
         ids: &[Id<'_>],
         shards: &mut Locked<'_>,
+        lines: &mut Lines,
         now: u64,
         unlocked: &mut Unlocked,
     ) -> Outcome {
-        let charges = request.charges();
-        let peeked = Self::decide_several(Operation::Peek, charges, ids, shards, now, unlocked);
-        let fitting = charges
-            .iter()
-            .zip(peeked.states())
-            .map(|(charge, state)| state.remaining / charge.cost());
-        let units = u64::from(request.unit_count());
-        let fitting = fitting.min().unwrap_or_default().min(units);
-
-        let all = charges.iter();
-        let all = all.map(|charge| charge.with(charge.limit(), charge.cost().saturating_mul(fitting.max(1))));
-        let all: SmallVec<[Charge<'_>; 4]> = all.collect();
-        let decided = Self::decide_several(Operation::Check, &all, ids, shards, now, unlocked);
-        decided.of_units(u32::try_from(fitting).unwrap_or(u32::MAX))
-    }
-
-    fn decide_several(
-        operation: Operation,
-        charges: &[Charge<'_>],
-        ids: &[Id<'_>],
-        shards: &mut Locked<'_>,
-        now: u64,
-        unlocked: &mut Unlocked,
-    ) -> Outcome {
+        let (operation, charges, units) = (request.operation(), request.charges(), request.unit_count().into());
         let taken = ids.iter().map(|id| shards.take(id));
         let (mut states, known): (SmallVec<[State; 4]>, SmallVec<[bool; 4]>) = taken.unzip();
+        let with_lines = charges
+            .iter()
+            .filter_map(|charge| charge.line_for(operation).map(|_| self.line_of(charge)));
+        let mut taken_lines: SmallVec<[(LineKey, Line); 1]> = with_lines
+            .map(|key| (key, lines.remove(&key).unwrap_or_default()))
+            .collect();
 
         let mut left = states.iter_mut();
+        let mut left_lines = taken_lines.iter_mut();
         let advanced = charges.iter().filter_map(|charge| {
             let bans = match charge.ban_for(operation) {
                 Some(ban) => Some(AdvancedBans::new(ban, left.next()?, now)),
                 None => None,
             };
-            Some(Advanced::new(operation, charge, bans, left.next()?, now))
+            let line = match charge.line_for(operation) {
+                Some(own) => Some(AdvancedLine::new(own, &mut left_lines.next()?.1, request, now)),
+                None => None,
+            };
+            Some(Advanced::new(operation, (charge, units), bans, line, left.next()?, now))
         });
         let mut advanced: SmallVec<[Advanced<'_>; 4]> = advanced.collect();
-        let verdict = Advanced::judge(operation, &mut advanced, now);
+        let verdict = Advanced::judge(operation, &mut advanced, units);
         let decided = advanced.into_iter().map(|charge| charge.decide(operation, verdict));
         let decided: SmallVec<[Decided; 4]> = decided.collect();
         unlocked.woken.extend(decided.iter().flat_map(|decided| &decided.woken));
@@ -270,13 +291,13 @@ impl Shards {
         for (((id, state), kept), known) in known.into_iter().chain(new) {
             shards.keep(id, state, kept, known, now, unlocked);
         }
-        Outcome {
-            is_waiting: verdict == Verdict::Waits,
-            ..Outcome::new(
-                matches!(verdict, Verdict::Allowed(_)),
-                decided.iter().map(|decided| decided.charge_state),
-            )
-        }
+        lines.extend(taken_lines.into_iter().filter(|(_, line)| !line.is_empty()));
+        let admitted = match verdict {
+            Verdict::Denied => 0,
+            Verdict::Allowed(admitted) => admitted,
+        };
+        let states = decided.iter().map(|decided| decided.charge_state);
+        Outcome::new(verdict != Verdict::Denied, states).of_units(admitted as u32)
     }
 }
 

@@ -53,7 +53,7 @@ async fn decide_all(
         };
         match request.outcome(decided) {
             Ok(outcome) => response.outcomes.push(outcome),
-            Err(error) if matches!(request.operation, Operation::Check | Operation::Reserve) => return Err(error),
+            Err(error) if matches!(request.operation, Operation::Check | Operation::Wait) => return Err(error),
             // Refunds and ends of leases in other slots do not depend on it.
             Err(error) => failure = failure.or(Some(error)),
         }
@@ -68,20 +68,13 @@ async fn decide_one(
 ) -> Result<Outcome, StoreError> {
     let Progress { queues, request, .. } = progress;
     let slots = by_slot(request);
-    if request.operation == Operation::Reserve && slots.len() > 1 {
-        return Err(StoreError::new(
-            ErrorKind::Refused,
-            "a request can wait only for limits in one slot of the cluster; give the policies that apply to it the same \
-             key, or no `wait_up_to`",
-        ));
-    }
-    if request.units > 1 && slots.len() > 1 {
+    if request.is_check() && request.units > 1 && slots.len() > 1 {
         return Err(StoreError::new(
             ErrorKind::Refused,
             "the units of a request are counted in one slot of the cluster; give the policies the same key",
         ));
     }
-    if request.operation == Operation::Check {
+    if request.operation.decides() {
         check_breakers(queues, request, &slots)?;
     }
     let cache = queues.deny_cache.as_deref().filter(|_| request.is_check());
@@ -96,10 +89,7 @@ async fn decide_one(
         server_time: decided_at,
         ..
     } = progress;
-    // Each node has a clock of its own: a turn is compared with that of the node which has reserved it.
-    if request.operation != Operation::Reserve || !request.is_optional {
-        *server_time = decided_at.max(*server_time);
-    }
+    *server_time = decided_at.max(*server_time);
     if let (Some(cache), Some(generation), false) = (cache, generation, allowed) {
         let generation = cache.generation_after_refunds(generation, request, &refunds);
         cache.insert(request, made_at, generation, *server_time, &states);
@@ -141,7 +131,7 @@ impl<'a> Progress<'a> {
             request,
             declares_keys,
             allowed: true,
-            units: request.units,
+            units: request.units.min(1),
             states: smallvec![ChargeState::new(0, None, Duration::ZERO); request.charges.len()],
             server_time: Duration::ZERO,
             charged: Vec::new(),
@@ -152,7 +142,7 @@ impl<'a> Progress<'a> {
         let mut failure = None;
         for (slot, positions) in slots {
             // After a denial, the other slots only report their states.
-            let is_check = matches!(self.request.operation, Operation::Check);
+            let is_check = self.request.operation.decides();
             let operation = if is_check && !self.allowed {
                 Operation::Peek
             } else {
@@ -161,13 +151,13 @@ impl<'a> Progress<'a> {
             match self.run_in(slot, &positions, operation).await {
                 Ok(response) => {
                     self.record(&positions, &response)?;
-                    if operation == Operation::Check && self.allowed {
+                    if operation.decides() && self.allowed {
                         self.charged.push((slot, positions, response.server_time));
                     }
                 }
                 // The request is denied and its charges are refunded, whether or not this slot replies.
                 Err(_) if !self.allowed => {}
-                Err(error) if matches!(operation, Operation::Check | Operation::Reserve | Operation::Peek) => {
+                Err(error) if matches!(operation, Operation::Check | Operation::Wait | Operation::Peek) => {
                     return Err(error);
                 }
                 // A refund, a reset or the end of a lease in another slot does not depend on it.
@@ -389,23 +379,6 @@ mod tests {
         assert!(failed.is_err());
         let left = outcome(&store, Operation::Peek, &across).await.states;
         assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [5, 5]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_time_of_a_reservation_is_that_of_its_node() {
-        let backend = simulated_backend(Network::new(0, true));
-        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
-        let limit = Limit::from(SlidingLog::per_hour(1));
-        let keys = ["a", "b"].map(Key::from);
-        let [enforced, observed] = keys.each_ref().map(|key| [Charge::new("p", &limit, key, 1)]);
-        let requests = [
-            StoreRequest::new(Operation::Reserve, &enforced),
-            StoreRequest::new(Operation::Reserve, &observed).optional(),
-        ];
-        let response = store.decide(&requests).await.expect("the network is good");
-        let [reserved, other] = [0, 1].map(|nth| response.outcomes[nth].states[0].decided_at);
-        assert_eq!(reserved, Some(response.server_time));
-        assert!(other > reserved, "a later call");
     }
 
     #[cfg(feature = "metrics")]

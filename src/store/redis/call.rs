@@ -7,12 +7,13 @@ use super::{
     failure::CallFailure,
     key_format::slot_of,
     reply::Bounds,
-    request::{Entry, MergedRequest, OwnedBans, OwnedCharge},
+    request::{Entry, MergedRequest, OwnedBans, OwnedCharge, OwnedLine},
 };
 use crate::{
     Ban, Limit,
+    limit::Arrival,
     limit::MAX_QUOTA,
-    store::{LeaseId, Operation, Waiting},
+    store::{LeaseId, Operation},
 };
 
 /// One call of the script: its keys, its arguments and the shape of its reply.
@@ -82,10 +83,13 @@ impl ScriptCall {
 
         // All keys and arguments share one buffer.
         let entries = || merged.iter().flat_map(|merged| merged.request.entries());
+        // Those of lines follow all others.
+        let lines = merged.iter().flat_map(|merged| merged.request.lines());
+        let all_keys = entries().map(Entry::key).chain(lines.map(|line| &line.key));
         let length = entries().map(|entry| entry.key().len()).sum::<usize>();
         let mut buffer = BytesMut::with_capacity(length + 256);
-        let keys = entries().map(|entry| {
-            buffer.extend_from_slice(entry.key());
+        let keys = all_keys.map(|key| {
+            buffer.extend_from_slice(key);
             buffer.split().freeze()
         });
         let mut keys: SmallVec<[Bytes; 1]> = keys.collect();
@@ -141,14 +145,12 @@ impl ScriptCall {
         if let Operation::Refund { admitted_at } = operation {
             write_numbers(buffer, [admitted_at.as_micros() as u64]);
         }
+        if operation == Operation::Wait {
+            write_waiting(buffer, first.request.waiting.as_deref());
+        }
         for entry in first.request.entries() {
             write_entry(buffer, operation, entry);
-            // A ban is not waited for.
-            let (limit, waiting) = match entry {
-                Entry::Bans(_) => (None, Waiting::NONE),
-                Entry::Count(charge) => (Some(&charge.limit), charge.waiting),
-            };
-            if let Some(limit) = limit
+            if let Some(limit) = entry.limit()
                 && let Some(boundaries) = boundaries(limit, now_us)
             {
                 self.calendars.push(CalendarWindows {
@@ -157,9 +159,6 @@ impl ScriptCall {
                     offset: buffer.len(),
                 });
                 write_numbers(buffer, boundaries);
-            }
-            if operation == Operation::Reserve {
-                write_numbers(buffer, [waiting.longest_us, waiting.most]);
             }
         }
         if times == 0 {
@@ -245,6 +244,14 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
     match entry {
         Entry::Count(charge) => {
             let limit = &charge.limit;
+            if let Some(OwnedLine { line, .. }) = charge.line.as_deref() {
+                write_word(buffer, "line");
+                let leads = u64::from(line.leads);
+                write_numbers(
+                    buffer,
+                    [line.longest_us, line.ahead, line.number, limit.cycle_us(), leads],
+                );
+            }
             write_word(buffer, limit.algorithm());
             write_numbers(buffer, [charge.cost, limit.quota()]);
             write_numbers(buffer, parameters(limit, charge.lease));
@@ -263,10 +270,19 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
     }
 }
 
+/// The process of requests that wait, how many of them stand in the line of a charge and one more, and their arrivals and costs.
+fn write_waiting(buffer: &mut BytesMut, waiting: Option<&[Arrival]>) {
+    let count = waiting.map_or(0, |waiting| waiting.len() as u64 + 1);
+    write_numbers(buffer, [LeaseId::process(), count]);
+    for Arrival { at, weight } in waiting.unwrap_or_default() {
+        write_numbers(buffer, [*at, *weight]);
+    }
+}
+
 fn operation_name(operation: Operation) -> &'static str {
     match operation {
         Operation::Check => "check",
-        Operation::Reserve => "reserve",
+        Operation::Wait => "wait",
         Operation::Charge => "charge",
         Operation::Peek => "peek",
         Operation::Reset => "reset",
@@ -282,10 +298,11 @@ fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
     let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
         // Each charge of slots has an id of its own.
         let is_held = a.limit.is_held();
-        a.cost == b.cost && a.limit == b.limit && ban(a) == ban(b) && a.waiting == b.waiting && !is_held
+        a.cost == b.cost && a.limit == b.limit && ban(a) == ban(b) && a.line == b.line && !is_held
     };
     let (a, b) = (a.request, b.request);
-    a.operation == b.operation && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(same)
+    let is_same = a.operation == b.operation && a.waiting.is_none() && b.waiting.is_none();
+    is_same && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(same)
 }
 
 fn spans_slots(merged: &MergedRequest<'_>) -> bool {
@@ -358,22 +375,6 @@ pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
         | Limit::Unlimited
         | Limit::DenyAll => Duration::ZERO,
     }
-}
-
-/// The longest time before the turn of a denied charge at which it can be reserved; zero if it has to fit at once.
-pub(super) fn longest_wait(limit: &Limit, waiting: Waiting) -> Duration {
-    let longest_us = match limit {
-        Limit::SlidingLog(log) if log.grain().is_none() => waiting.longest_us,
-        // It is known when so many tokens come, and not when so many units of a log expire.
-        Limit::TokenBucket(bucket) => waiting.longest_us.min(bucket.time(waiting.most)),
-        Limit::SlidingLog(_)
-        | Limit::SlidingCounter(_)
-        | Limit::FixedWindow(_)
-        | Limit::Concurrency(_)
-        | Limit::Unlimited
-        | Limit::DenyAll => 0,
-    };
-    Duration::from_micros(longest_us)
 }
 
 /// Writes a word and a zero byte.

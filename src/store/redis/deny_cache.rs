@@ -5,12 +5,11 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    call,
     key_format::KeyFormat,
     request::{HashedRequest, OwnedCharge, OwnedRequest},
 };
 use crate::{
-    store::{Charge, ChargeState, Operation, Outcome, StoreResponse, Waiting},
+    store::{Charge, ChargeState, Operation, Outcome, StoreResponse},
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
@@ -20,11 +19,10 @@ use crate::{
 /// Caches denials, so that repeated denied checks are not sent to Redis.
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
-/// the same cost or a higher one. If the request may wait, it applies until the wait has shrunk to the
-/// longest one, to requests that may wait as long. A denial of slots is not cached: they can be
-/// free at any time. Of a request with bans, only a denial by a ban in force is cached, until the ban ends: others are counted in Redis. Only a reset or a refund can make room earlier. Those of
-/// this process invalidate the denial at once; those of other processes, and a clock that is set forward, are seen after 1 s at
-/// most.
+/// the same cost or a higher one, if they do not wait. A denial of slots is not cached: they can be free at any time. Of a request
+/// with bans, only a denial by a ban in force is cached, until the ban ends: others are counted in Redis. Only a reset or a refund
+/// can make room earlier. Those of this process invalidate the denial at once; those of other processes, and a clock that is set
+/// forward, are seen after 1 s at most.
 pub(super) struct DenyCache {
     shards: Box<[Mutex<Shard>]>,
     /// One is incremented for each reset or refund; each is that of many keys.
@@ -76,7 +74,7 @@ impl DenyCache {
     ) -> Option<StoreResponse> {
         let HashedRequest { request, hashes } = request;
         let (operation, charges) = (request.operation(), request.charges());
-        if !operation.decides() || charges.iter().any(|charge| charge.limit().is_held()) {
+        if operation != Operation::Check || charges.iter().any(|charge| charge.limit().is_held()) {
             return None;
         }
         let hash = combined_hash(hashes.iter().copied());
@@ -86,7 +84,6 @@ impl DenyCache {
             let same = |(denied, charge): (&OwnedCharge, &Charge<'_>)| {
                 denied.limit == *charge.limit()
                     && denied.bans.as_ref().map(|bans| &bans.ban) == charge.ban_for(operation)
-                    && denied.waiting == waiting(operation, charge.waits())
                     && key_format.is_key_of(&denied.key, charge)
             };
             denial.charges.len() == charges.len() && denial.charges.iter().zip(charges).all(same)
@@ -100,8 +97,7 @@ impl DenyCache {
         }
 
         let elapsed = now.saturating_duration_since(denial.received_at);
-        let states = denial.charges.iter().zip(&denial.states);
-        let states = states.map(|(charge, state)| state_after(charge, state, elapsed));
+        let states = denial.states.iter().map(|state| state_after(state, elapsed));
         Some(StoreResponse::without_reply(
             denial.server_time + elapsed,
             [Outcome::new(false, states)],
@@ -141,7 +137,7 @@ impl DenyCache {
             let makes_room = match request.operation {
                 Operation::Reset | Operation::Refund { .. } => true,
                 Operation::Check
-                | Operation::Reserve
+                | Operation::Wait
                 | Operation::Charge
                 | Operation::Peek
                 | Operation::RenewLease
@@ -165,20 +161,16 @@ impl DenyCache {
         server_time: Duration,
         states: &[ChargeState],
     ) {
-        if !request.operation.decides() || request.has_slots() {
+        if !request.is_check() || request.has_slots() {
             return;
         }
-        let mut charges = request.charges.clone();
-        for charge in &mut charges {
-            charge.waiting = waiting(request.operation, charge.waiting);
-        }
+        let charges = request.charges.clone();
         let has_bans = request.has_bans();
-        let denies_for = charges.iter().zip(states).filter_map(|(charge, state)| {
+        let denies_for = states.iter().filter_map(|state| {
             if has_bans {
                 return state.banned_for();
             }
-            let longest = call::longest_wait(&charge.limit, charge.waiting);
-            state.retry_after?.checked_sub(longest)
+            state.retry_after
         });
         let Some(denies_for) = denies_for.max() else {
             return;
@@ -212,15 +204,6 @@ impl DenyCache {
         self.shards[(hash >> 32) as usize % SHARDS]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// How long a charge in a request of this operation may wait, and how many units may.
-fn waiting(operation: Operation, waiting: Waiting) -> Waiting {
-    if operation == Operation::Reserve {
-        waiting
-    } else {
-        Waiting::NONE
     }
 }
 
@@ -259,19 +242,16 @@ impl Shard {
 }
 
 fn same_keys(a: &[OwnedCharge], b: &[OwnedCharge]) -> bool {
-    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
-        a.key == b.key && a.limit == b.limit && a.bans == b.bans && a.waiting == b.waiting
-    };
+    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.key == b.key && a.limit == b.limit && a.bans == b.bans;
     a.len() == b.len() && a.iter().zip(b).all(same)
 }
 
 /// The state of a denied charge after this time. One that would wait by then does not deny.
-fn state_after(charge: &OwnedCharge, state: &ChargeState, elapsed: Duration) -> ChargeState {
+fn state_after(state: &ChargeState, elapsed: Duration) -> ChargeState {
     let left = |span: Duration| span.saturating_sub(elapsed);
-    let longest = call::longest_wait(&charge.limit, charge.waiting);
     ChargeState::new(
         state.remaining,
-        state.retry_after.map(left).filter(|wait| *wait > longest),
+        state.retry_after.map(left).filter(|wait| !wait.is_zero()),
         left(state.reset_after),
     )
     .banned(state.banned_for().map_or(Duration::ZERO, left))
@@ -362,7 +342,7 @@ mod tests {
         for (request, made_at, is_cached) in [
             (plain.request(Operation::Check), start + MICRO, true),
             (plain.request(Operation::Check), start, false),
-            (plain.request(Operation::Reserve), start + MICRO, true),
+            (plain.request(Operation::Wait), start + MICRO, false),
             (plain.request(Operation::Peek), start + MICRO, false),
             (slots.request(Operation::Check), start + MICRO, false),
             (with_bans, start + MICRO, false),
@@ -374,63 +354,6 @@ mod tests {
             let shards = cache.shards.iter();
             let denials: usize = shards.map(|shard| shard.lock().expect("no panic").denials.len()).sum();
             assert_eq!(denials, usize::from(is_cached), "{request:?}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_denial_of_a_request_that_may_wait_is_valid_until_its_wait_is_short_enough() {
-        let (key, start, millis) = (Key::from("a"), Instant::now(), Duration::from_millis);
-        // One token each 100 ms.
-        for (limit, longest, most, valid_for) in [
-            ("5/s", 0, 500, 400),
-            ("5/s", 100, 500, 300),
-            ("5/s", 399, 1, 1),
-            ("5/s", 400, 1, 0),
-            ("5/s precision 4", 300, 500, 400),
-            ("fixed-window 5/s", 300, 500, 400),
-            ("token-bucket 10/s", 100, 500, 300),
-            ("token-bucket 10/s", 1_000, 500, 0),
-            ("token-bucket 10/s", 1_000, 3, 100),
-        ] {
-            let limit = limit.parse::<Limit>().unwrap();
-            let charge = |longest, most| {
-                let charge = Charge::new("p", &limit, &key, 1);
-                [charge.wait_up_to(millis(longest)).max_waiting(most)]
-            };
-            let (cache, charges) = (DenyCache::new(), charge(longest, most));
-            let request = OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Reserve, &charges));
-            let states = [ChargeState::new(0, Some(WAIT), Duration::from_secs(5))];
-            cache.insert(
-                &request,
-                start,
-                cache.generation(&request),
-                Duration::from_secs(9),
-                &states,
-            );
-
-            let denies = |operation, charges: &[Charge<'_>], after| {
-                let request = StoreRequest::new(operation, charges);
-                let request = HashedRequest::new(&KEY_FORMAT, &request);
-                cache.get(&KEY_FORMAT, &request, start + after).is_some()
-            };
-            let until = millis(valid_for);
-            assert_eq!(
-                denies(Operation::Reserve, &charges, until.saturating_sub(MICRO)),
-                valid_for > 0,
-                "{limit}"
-            );
-            assert!(!denies(Operation::Reserve, &charges, until), "{limit}");
-            // It is no denial of requests that may wait for longer, or not at all.
-            assert!(
-                !denies(Operation::Reserve, &charge(longest + 1, most), MICRO),
-                "{limit}"
-            );
-            assert!(
-                !denies(Operation::Reserve, &charge(longest, most + 1), MICRO),
-                "{limit}"
-            );
-            let may_wait = longest > 0 || most != Waiting::MOST;
-            assert!(!may_wait || !denies(Operation::Check, &charges, MICRO), "{limit}");
         }
     }
 

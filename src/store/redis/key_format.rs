@@ -50,6 +50,14 @@ impl KeyFormat {
             .into()
     }
 
+    /// The key in Redis of the line of a charge, such as `quota:1:line:log:say-hi:{ip=203.0.113.7}`.
+    pub(super) fn key_of_line(&self, charge: &Charge<'_>) -> RedisKey {
+        let algorithm = format!("line:{}", charge.limit().algorithm());
+        self.parts(&algorithm, charge, &self.stored_key(charge.key()))
+            .concat()
+            .into()
+    }
+
     /// Whether this is the Redis key of a charge, without an allocation.
     pub(super) fn is_key_of(&self, redis_key: &[u8], charge: &Charge<'_>) -> bool {
         let stored_key = self.stored_key(charge.key());

@@ -18,7 +18,7 @@ use super::{
     request::{BatchPosition, OwnedRequest},
 };
 use crate::{
-    store::{Operation, Outcome, StoreError, StoreResponse, health},
+    store::{Outcome, StoreError, StoreResponse, health},
     sync::{Mutex, MutexGuard},
 };
 
@@ -93,7 +93,7 @@ impl CommitQueues {
             other == slot || node.as_ref().is_some_and(same)
         };
         // Whether these are an error must not depend on which node has their keys.
-        let has_one_slot = |request: &OwnedRequest| request.operation == Operation::Reserve || request.units > 1;
+        let has_one_slot = |request: &OwnedRequest| request.units > 1;
         let mut refused = requests.iter().filter(|request| has_one_slot(request));
         if !slots.all(is_of_node) || refused.any(|request| are_in_several_slots(&request.charges)) {
             return None;

@@ -36,7 +36,6 @@ pub(super) struct RequestReply {
     /// How many of the requests are admitted: the first ones.
     pub(super) admitted: u64,
     /// Whether the request, which is not merged, waits for slots.
-    pub(super) is_waiting: bool,
     /// The state of each key after the last request.
     pub(super) states: SmallVec<[ChargeState; 1]>,
 }
@@ -104,7 +103,7 @@ impl ScriptReply {
             let ((states, later_states), (bounds, later_bounds)) =
                 (left.0.split_at(shape.keys), left.1.split_at(shape.keys));
             left = (later_states, later_bounds);
-            RequestReply::decode(shape, server_time, states.iter().zip(bounds), &raw.errors)
+            RequestReply::decode(shape, states.iter().zip(bounds), &raw.errors)
         });
         Ok(Self {
             server_time,
@@ -116,11 +115,10 @@ impl ScriptReply {
 impl RequestReply {
     fn decode<'a>(
         shape: &ReplyShape,
-        server_time: Duration,
         charges: impl Iterator<Item = (&'a [Double; 4], &'a Bounds)>,
         errors: &[String],
     ) -> Result<Self, CallFailure> {
-        let (mut admitted, mut is_waiting) = (None, false);
+        let mut admitted = None;
         let mut banned_for = Duration::ZERO;
         let mut states = SmallVec::with_capacity(shape.keys);
         for ([count, remaining, wait, reset_after], bounds) in charges {
@@ -150,21 +148,8 @@ impl RequestReply {
                 }
                 continue;
             }
-            let (wait, turn) = match f64::from_le_bytes(*wait) {
-                wait if wait < 0.0 && count == 0 && bounds.may_queue => {
-                    is_waiting = true;
-                    (Some(Duration::from_micros(RETRY_US)), None)
-                }
-                wait if wait < 0.0 => (
-                    None,
-                    Some(server_time + duration((-wait).to_le_bytes(), bounds.turn_us)?),
-                ),
-                wait => (Some(duration(wait.to_le_bytes(), bounds.wait_us)?), None),
-            };
-            let wait = wait.filter(|wait| !wait.is_zero());
-            let mut state = ChargeState::new(remaining, wait, reset_after).banned(mem::take(&mut banned_for));
-            state.decided_at = turn;
-            states.push(state);
+            let wait = Some(duration(*wait, bounds.wait_us)?).filter(|wait| !wait.is_zero());
+            states.push(ChargeState::new(remaining, wait, reset_after).banned(mem::take(&mut banned_for)));
         }
 
         let admitted = admitted.unwrap_or_default();
@@ -173,21 +158,20 @@ impl RequestReply {
             state.retry_after.is_some() || shape.requires_room && state.banned_for().is_some()
         });
         let denies = admitted < shape.times;
-        let counts_later = states.iter().any(|state| state.decided_at.is_some());
-        if denies != waits || denies && (counts_later || !shape.requires_room) {
+        if denies != waits || denies && !shape.requires_room {
             return Err(Failure::malformed_reply().into());
         }
-        Ok(Self {
-            admitted,
-            is_waiting,
-            states,
-        })
+        Ok(Self { admitted, states })
     }
 }
 
 impl RequestReply {
     /// The outcome of the nth of the requests, from 0.
     pub(super) fn outcome(&self, request: &OwnedRequest, nth: u64) -> Outcome {
+        if request.operation == Operation::Wait {
+            let units = u32::try_from(self.admitted).unwrap_or(u32::MAX);
+            return Outcome::new(units > 0, self.states.iter().copied()).of_units(units);
+        }
         if request.units > 1 && self.admitted > 0 {
             let mut states = self.states.clone();
             states.iter_mut().for_each(|state| state.retry_after = None);
@@ -195,10 +179,7 @@ impl RequestReply {
             return Outcome::new(true, states).of_units(units);
         }
         if nth >= self.admitted {
-            return Outcome {
-                is_waiting: self.is_waiting,
-                ..Outcome::new(false, self.states.iter().copied())
-            };
+            return Outcome::new(false, self.states.iter().copied());
         }
 
         let admitted_later = self.admitted - 1 - nth;
@@ -246,27 +227,16 @@ pub(super) struct Bounds {
     pub(super) counted: u64,
     pub(super) wait_us: u64,
     pub(super) reset_us: u64,
-    /// The time until a reservation counts: that of a request is the latest turn of its charges, each of which is within the
-    /// longest wait of the charge.
-    pub(super) turn_us: u64,
-    /// Whether the request may wait for slots of this charge.
-    pub(super) may_queue: bool,
     pub(super) is_of_bans: bool,
 }
 
 impl Bounds {
     /// The bounds for each key of a request.
     pub(super) fn of(request: &OwnedRequest) -> impl Iterator<Item = Self> {
-        let longest = request.charges.iter().map(|charge| charge.waiting.longest_us).max();
-        let turn_us = longest.filter(|_| request.operation == Operation::Reserve);
-        let counts = request.is_check();
+        let counts = matches!(request.operation, Operation::Check | Operation::Wait);
         request.entries().map(move |entry| match entry {
             Entry::Bans(bans) => Self::of_bans(bans.ban),
-            Entry::Count(charge) => Self {
-                may_queue: turn_us.is_some() && charge.limit.is_held(),
-                turn_us: turn_us.unwrap_or_default(),
-                ..Self::of_charge(charge, counts)
-            },
+            Entry::Count(charge) => Self::of_charge(charge, counts),
         })
     }
 
@@ -275,10 +245,9 @@ impl Bounds {
         Self {
             remaining: charge.limit.quota(),
             counted: if counts { charge.cost } else { 0 },
-            wait_us,
+            // Behind others a request waits for longer than alone.
+            wait_us: if charge.line.is_some() { FAR_US } else { wait_us },
             reset_us,
-            turn_us: 0,
-            may_queue: false,
             is_of_bans: false,
         }
     }
@@ -291,8 +260,6 @@ impl Bounds {
             counted: 0,
             wait_us: longest,
             reset_us: longest + LEVELS * window,
-            turn_us: 0,
-            may_queue: false,
             is_of_bans: true,
         }
     }
@@ -306,8 +273,7 @@ const LONGEST_PERIOD_US: u64 = 367 * 86_400 * 1_000_000;
 /// The longest wait of a denied charge, and the longest time until nothing counts, in microseconds.
 fn longest(limit: &Limit) -> [u64; 2] {
     match limit {
-        // An entry counts for a window. One may be ahead: a reservation, which was made with the longest wait of its time, or
-        // one of many of a clock that is gone, of which a call removes a part.
+        // An entry counts for a window. One may be ahead: one of many of a clock that is gone, of which a call removes a part.
         Limit::SlidingLog(log) => [log.window_us() + FAR_US; 2],
         // The current window may be ahead by the slack. Its count is the previous one of the next window.
         Limit::SlidingCounter(counter) => [2 * counter.window_us() + SLACK; 2],
@@ -492,34 +458,6 @@ mod tests {
         let begun = outcome(&ban, &raw(&[9, 1, 0, 40, 50]));
         let state = ChargeState::new(0, None, Duration::from_micros(50)).banned(seconds);
         assert_eq!((begun.allowed, &begun.states[..]), (true, &[state][..]));
-    }
-
-    #[test]
-    fn a_charge_may_count_later_in_a_reservation_that_is_admitted_and_in_no_other_request() {
-        let limit = Limit::from(SlidingLog::per_minute(5));
-        let (key, other) = (Key::from("a"), Key::from("b"));
-        let charges = [
-            Charge::new("p", &limit, &other, 1),
-            Charge::new("p", &limit, &key, 1).wait_up_to(Duration::from_micros(40)),
-        ];
-        let admitted = raw(&[9, 1, 4, 0, 40, 1, 0, -40, 60]);
-
-        let reservation = OwnedRequest::of(
-            &KeyFormat::new("quota", None),
-            &StoreRequest::new(Operation::Reserve, &charges),
-        );
-        let reserving = call(std::slice::from_ref(&reservation));
-        let reply = ScriptReply::decode(&reserving, &admitted).unwrap();
-        let states = reply.replies[0].as_ref().unwrap().outcome(&reservation, 0).states;
-        let times = [None, Some(Duration::from_micros(49))];
-        assert_eq!([states[0].decided_at, states[1].decided_at], times);
-
-        let denied = raw(&[9, 0, 0, 40, 40, 0, 0, -40, 60]);
-        assert!(is_malformed(&reserving, &denied));
-        let later = raw(&[9, 1, 4, 0, 40, 1, 0, -41, 60]);
-        assert!(is_malformed(&reserving, &later), "beyond the longest wait");
-        let checking = call(&[check(&charges)]);
-        assert!(is_malformed(&checking, &admitted));
     }
 
     /// Whether the reply with this state of one charge is accepted.

@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     Ban, Limit,
-    store::{LeaseId, Operation, Outcome, StoreError, StoreRequest, Waiting},
+    limit::Arrival,
+    store::{ChargeLine, LeaseId, Operation, Outcome, StoreError, StoreRequest},
 };
 
 /// A store request with the hash of each charge.
@@ -25,6 +26,8 @@ pub(super) struct OwnedRequest {
     pub(super) units: u32,
     /// Whether its failure is none of the requests beside it.
     pub(super) is_optional: bool,
+    /// Those that stand in the line of a charge, of which the first are decided.
+    pub(super) waiting: Option<Box<[Arrival]>>,
 }
 
 /// A cost on one key in Redis.
@@ -36,7 +39,7 @@ pub(super) struct OwnedCharge {
     pub(super) limit: Limit,
     pub(super) cost: u64,
     pub(super) bans: Option<Box<OwnedBans>>,
-    pub(super) waiting: Waiting,
+    pub(super) line: Option<Box<OwnedLine>>,
     pub(super) lease: Option<LeaseId>,
 }
 
@@ -45,6 +48,13 @@ pub(super) struct OwnedCharge {
 pub(super) struct OwnedBans {
     pub(super) key: RedisKey,
     pub(super) ban: Ban,
+}
+
+/// The line of a charge, on a key of its own in the same slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct OwnedLine {
+    pub(super) key: RedisKey,
+    pub(super) line: ChargeLine,
 }
 
 /// What a request reads in Redis, in the order of the keys of a call: the bans of a charge come before its count.
@@ -94,7 +104,10 @@ impl OwnedRequest {
                     let key = key_format.key_of_bans(charge);
                     Box::new(OwnedBans { key, ban: *ban })
                 }),
-                waiting: charge.waits(),
+                line: charge.line_for(request.operation()).map(|line| {
+                    let key = key_format.key_of_line(charge);
+                    Box::new(OwnedLine { key, line })
+                }),
                 lease: charge.lease_id(),
             });
         }
@@ -103,6 +116,7 @@ impl OwnedRequest {
             charges,
             units: request.unit_count(),
             is_optional: request.is_optional(),
+            waiting: request.waiting().map(Into::into),
         }
     }
 
@@ -118,8 +132,10 @@ impl OwnedRequest {
                 .iter()
                 .map(|position| self.charges[*position].clone())
                 .collect(),
-            units: self.units,
+            // Of requests that wait, the others are checked after this one.
+            units: self.units.min(1),
             is_optional: false,
+            waiting: self.waiting.clone().filter(|_| operation == Operation::Wait),
         }
     }
 
@@ -133,6 +149,11 @@ impl OwnedRequest {
 
     pub(super) fn is_check(&self) -> bool {
         self.operation == Operation::Check
+    }
+
+    /// The lines of the charges that it decides about.
+    pub(super) fn lines(&self) -> impl Iterator<Item = &OwnedLine> {
+        self.charges.iter().filter_map(|charge| charge.line.as_deref())
     }
 
     /// What it reads in Redis.

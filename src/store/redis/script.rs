@@ -2,8 +2,8 @@ use std::sync::LazyLock;
 
 use super::call;
 use crate::limit::{
-    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_US, QUEUE_AT, RETRY_US, SLACK,
-    STEPS,
+    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE, PLACE_US, RETRY_US,
+    SLACK, SOON_US, STEPS,
 };
 
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.
@@ -30,10 +30,10 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
     include_str!("../../../lua/token_bucket.lua"),
-    include_str!("../../../lua/slot_queue.lua"),
     include_str!("../../../lua/concurrency.lua"),
     include_str!("../../../lua/single.lua"),
     include_str!("../../../lua/charges.lua"),
+    include_str!("../../../lua/line.lua"),
     include_str!("../../../lua/ban.lua"),
     include_str!("../../../lua/driver.lua"),
     include_str!("../../../lua/log_names.lua"),
@@ -41,7 +41,6 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/coarse_log.lua"),
     include_str!("../../../lua/log_entries.lua"),
     include_str!("../../../lua/log_windows.lua"),
-    include_str!("../../../lua/log_reservations.lua"),
     include_str!("../../../lua/log_merges.lua"),
     include_str!("../../../lua/weighted_log.lua"),
     include_str!("../../../lua/again.lua"),
@@ -56,17 +55,16 @@ const ALL_READS: u64 = 8 * BUDGET as u64;
 /// The constants of the script, which a call of the script would otherwise make anew.
 ///
 /// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
-const CONSTANTS: [(&str, u64); 27] = [
+const CONSTANTS: [(&str, u64); 26] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
     ("C_COST", 2),
-    ("C_LONGEST", 9),
+    ("C_LINE", 9),
     ("C_NEXT", 7),
     ("C_QUOTA", 3),
     ("C_RETRY", 8),
     ("C_RULE", 1),
-    ("C_WAITING", 10),
     ("C_X", 4),
     ("C_Y", 5),
     ("C_Z", 6),
@@ -78,11 +76,11 @@ const CONSTANTS: [(&str, u64); 27] = [
     ("LONGER_WINDOWS", LONGER_WINDOWS as u64),
     ("MAX_TOTAL", MAX_TOTAL),
     ("NEVER", NEVER),
-    ("PLACE_BYTES", 24),
+    ("PLACE_SIZE", PLACE_SIZE as u64),
     ("PLACE_US", PLACE_US),
-    ("QUEUE_AT", QUEUE_AT),
     ("RETRY_US", RETRY_US),
     ("SLACK", SLACK),
+    ("SOON_US", SOON_US),
     ("STEPS", STEPS),
 ];
 

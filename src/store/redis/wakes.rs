@@ -1,8 +1,8 @@
-//! The messages that wake requests of this process which wait for slots.
+//! The messages that wake lines of this process.
 //!
-//! The script publishes the first part of a lease to the channel of the process that is the second part, such as
-//! `quota:1:wake:4503599627370495`, when slots are free for the request that would take it. Messages may be lost: each request
-//! looks after its place each second in any case.
+//! The script publishes the number of a line to the channel of its process, such as `quota:1:wake:4503599627370495`, when its first
+//! request may fit. Messages may be lost, and forged: the first request of a line is checked each second in any case, and a wake is
+//! but another check.
 
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -14,7 +14,7 @@ use tokio::{runtime::Handle, time::sleep};
 use super::{acl::Refusal, backend::Backend, failure::Failure, task::AbortOnDrop};
 use crate::store::{
     LeaseId,
-    wakes::{wake_all, wake_everyone},
+    wakes::{wake_all, wake_line},
 };
 
 /// The subscription of a store, which begins with the first request that waits.
@@ -51,12 +51,13 @@ impl Subscription {
 async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
     let logged = Mutex::new(false);
     let receive = |event: Event<'_>| match event {
-        Event::Subscribed => wake_everyone(),
+        Event::Subscribed => wake_all(),
         Event::Refused(failure) => log_refusal(&failure, &logged),
         Event::Message(number) => {
             let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
-            let id = number.and_then(|number| LeaseId::of_parts([number, LeaseId::process()]));
-            wake_all(id.as_slice());
+            if let Some(number) = number {
+                wake_line(number);
+            }
         }
     };
     loop {

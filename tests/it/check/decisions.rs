@@ -35,7 +35,6 @@ each_store! {
     a_counter_at_its_largest_count_counts_no_more
     entries_of_one_time_expire_by_weight
     a_peek_changes_nothing
-    a_precision_that_is_added_merges_no_reservation
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -72,23 +71,6 @@ async fn a_peek_changes_nothing(bench: Bench) {
             assert_eq!(bench.dump().await, before, "{limit}, {pause} s");
         }
     }
-}
-
-async fn a_precision_that_is_added_merges_no_reservation(bench: Bench) {
-    let window = 1_000 * SECOND;
-    let limit = SlidingLog::new(10, window).into();
-    let coarse = SlidingLog::new(10, window).precision(1).into();
-    let start = Duration::from_micros(bench.now()).as_secs() % 1_000;
-    bench.advance((1_500 - start) as u32 * SECOND).await;
-    assert!(bench.check(&limit, 10).await.allowed);
-    for _ in 0..9 {
-        assert!(bench.reserve(&limit, 1, 2 * window, 500).await.allowed);
-    }
-    bench.advance(600 * SECOND).await;
-    bench.charge(&coarse, 1).await;
-    assert!(!bench.check(&limit, 1).await.allowed);
-    bench.advance(400 * SECOND).await;
-    assert!(!bench.check(&limit, 1).await.allowed, "9 reservations and the charge");
 }
 
 async fn a_flood_of_charges_beyond_the_limit_is_a_bounded_number_of_entries(bench: Bench) {

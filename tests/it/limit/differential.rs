@@ -49,8 +49,7 @@ struct Step {
 #[derive(Clone, Debug)]
 struct Planned {
     operation: Operation,
-    /// Which of the admissions or leases so far is given back, renewed or ended; and how long a reservation may wait, in halves of
-    /// the window.
+    /// Which of the admissions or leases so far is given back, renewed or ended.
     admission: usize,
     key: usize,
     /// The position of the limit and the cost of each charge, of a limit that no other charge of the request has, and the position
@@ -76,7 +75,6 @@ fn moves(window: Duration) -> BoxedStrategy<i64> {
 fn operations() -> impl Strategy<Value = Operation> + Clone {
     prop_oneof![
         16 => Just(Operation::Check),
-        6 => Just(Operation::Reserve),
         2 => Just(Operation::Peek),
         2 => Just(Operation::Charge),
         3 => Just(Operation::Refund { admitted_at: Duration::ZERO }),
@@ -101,11 +99,8 @@ const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
 impl Planned {
     /// A charge of this lease, if its limit has leases.
-    fn charge_of<'a>(&self, lease: Taken<'a>, ban: Option<&'a Ban>, keys: &'a [Key], window: Duration) -> Charge<'a> {
-        let charge = Charge::new(NAMES[lease.policy], lease.limit, &keys[lease.key], lease.cost)
-            .wait_up_to(window / 2 * self.admission as u32)
-            .max_waiting([500, 3, 20][self.admission % 3])
-            .ban(ban);
+    fn charge_of<'a>(&self, lease: Taken<'a>, ban: Option<&'a Ban>, keys: &'a [Key]) -> Charge<'a> {
+        let charge = Charge::new(NAMES[lease.policy], lease.limit, &keys[lease.key], lease.cost).ban(ban);
         // Checks with ids of their own are not merged, and requests that differ in more than their keys are sent apart.
         match lease.limit {
             Limit::Concurrency(_) => charge.lease(lease.id),
@@ -207,7 +202,6 @@ fn banned(window: Duration, policies: usize) -> BoxedStrategy<Step> {
 fn leased(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     let operation = prop_oneof![
         4 => Just(Operation::Check),
-        1 => Just(Operation::Reserve),
         1 => Just(Operation::Charge),
         1 => Just(Operation::Peek),
         6 => Just(Operation::RenewLease),
@@ -295,11 +289,7 @@ async fn expire_early<'a>(
         if matches!(request.operation(), Operation::Ban { .. }) {
             continue;
         }
-        let counts = outcome.allowed
-            && matches!(
-                request.operation(),
-                Operation::Check | Operation::Reserve | Operation::Charge
-            );
+        let counts = outcome.allowed && matches!(request.operation(), Operation::Check | Operation::Charge);
         for (charge, state) in request.charges().iter().zip(outcome.states()) {
             let counts = counts && !state.reset_after.is_zero();
             needed.insert(redis_key(charge), counts.then_some(state.reset_after));
@@ -365,24 +355,10 @@ async fn agree_for<const LASTS: usize>(
     let mut latest = 0;
     let mut admissions = Vec::new();
     let mut taken: Vec<Taken<'_>> = Vec::new();
-    // Requests that wait for slots, with the leases and bans of their charges.
-    let mut waiting: Vec<Vec<(Taken<'_>, Option<usize>)>> = Vec::new();
     let mut recent = Vec::new();
     let mut total = 0;
     for number in 0..steps {
         let mut next = strategy.new_tree(&mut runner).expect("a step").current();
-        // First with steps back of the clock, then with reservations, then with both.
-        if number < steps / 3 {
-            let reservations = next.requests.iter_mut();
-            let reservations = reservations.filter(|planned| planned.operation == Operation::Reserve);
-            reservations.for_each(|planned| planned.operation = Operation::Check);
-        } else if number < steps / 3 * 2 {
-            next.moves = next.moves.abs();
-        }
-        if number == steps / 3 {
-            keys = ["j", "k", "l"].map(|name| Key::from(name).and("reserved"));
-            latest = 0;
-        }
         // Before the year 2100, and so long before the largest integer of Lua, the clock starts again.
         let now = clock.now().saturating_add_signed(next.moves);
         clock.set(now);
@@ -410,22 +386,10 @@ async fn agree_for<const LASTS: usize>(
         let limit_of = |policy: usize| &policies[policy][number / LASTS % policies[policy].len()];
         let mut charges_of = |planned: &Planned| -> (Vec<_>, Vec<_>) {
             let charge_of =
-                |(lease, ban): (_, Option<usize>)| planned.charge_of(lease, ban.map(|ban| &bans[ban]), &keys, window);
-            let checks_again = planned.operation == Operation::Reserve && planned.admission % 4 != 2;
-            if checks_again && !waiting.is_empty() {
-                let again = waiting.remove(planned.admission % waiting.len());
-                let charges = again.iter().copied().map(charge_of).collect();
-                return (again, charges);
-            }
+                |(lease, ban): (_, Option<usize>)| planned.charge_of(lease, ban.map(|ban| &bans[ban]), &keys);
             let leases = planned.charges.iter().map(|(policy, cost, ban)| {
-                let takes = matches!(
-                    planned.operation,
-                    Operation::Check | Operation::Reserve | Operation::Charge
-                );
-                // What waits is not renewed: it holds nothing yet.
-                let renews = planned.operation == Operation::RenewLease;
-                let waits = |id| renews && waiting.iter().flatten().any(|(lease, _)| lease.id == id);
-                let same = |lease: &&Taken<'_>| lease.policy == *policy && lease.key == planned.key && !waits(lease.id);
+                let takes = matches!(planned.operation, Operation::Check | Operation::Charge);
+                let same = |lease: &&Taken<'_>| lease.policy == *policy && lease.key == planned.key;
                 let earlier = taken.iter().rev().filter(same).nth(planned.admission);
                 let lease = earlier.copied().filter(|_| !takes).unwrap_or_else(|| Taken {
                     id: LeaseId::random(),
@@ -475,11 +439,6 @@ async fn agree_for<const LASTS: usize>(
             differs.map(|request| &in_redis.outcomes()[request]),
             &recent[recent.len().saturating_sub(20)..],
         );
-        let waits = sent
-            .iter()
-            .zip(in_redis.outcomes())
-            .filter(|(_, outcome)| outcome.is_waiting());
-        let waits: Vec<_> = waits.map(|((_, (leases, _)), _)| leases.clone()).collect();
         if number % EXPIRY_EVERY == 0 {
             let early = expire_early(redis, clock, requests.iter().zip(in_redis.outcomes())).await;
             assert!(
@@ -489,19 +448,12 @@ async fn agree_for<const LASTS: usize>(
             );
         }
 
-        let admitted = requests.iter().zip(in_redis.outcomes()).filter(|(request, outcome)| {
-            let counts = matches!(
-                request.operation(),
-                Operation::Check | Operation::Reserve | Operation::Charge
-            );
-            counts && outcome.allowed
-        });
-        let slots = admitted.map(|(_, outcome)| {
-            let slot = outcome.states().iter().filter_map(|state| state.decided_at).max();
-            slot.map_or(clock.now(), |slot| slot.as_micros() as u64)
-        });
-        admissions.extend(slots.collect::<BTreeSet<_>>());
-        waiting.extend(waits);
+        let is_admission = |(request, outcome): (&StoreRequest<'_>, &Outcome)| {
+            outcome.allowed && matches!(request.operation(), Operation::Check | Operation::Charge)
+        };
+        if requests.iter().zip(in_redis.outcomes()).any(is_admission) {
+            admissions.push(clock.now());
+        }
     }
     total
 }

@@ -10,7 +10,7 @@ use tower_quota::{
     Ban, Concurrency, Decision, FailureMode, FixedWindow, Key, Limit, Limiter, Policies, Policy, SlidingCounter,
     SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{Charge, Operation, Store, StoreRequest},
+    store::{Charge, ChargeLine, Operation, Store, StoreRequest},
 };
 
 use crate::support::{Broken, Clock, Redis, connected, patient};
@@ -28,7 +28,8 @@ enum Step {
     /// Checks 1, and replaces it by this cost.
     Settle(u64),
     Charge(u64),
-    Reserve(u64),
+    /// Arrives in the line.
+    Stand(u64),
     Peek,
     Ban(Duration),
     Reset,
@@ -72,11 +73,16 @@ impl Side {
                 }
                 checked
             }
-            Step::Reserve(cost) => {
+            Step::Stand(cost) => {
                 let key = Key::from(key);
-                let charge = Charge::new("test", &self.limit, &key, cost);
-                let charges = [charge.wait_up_to(Duration::MAX).max_waiting(u64::MAX)];
-                let requests = [StoreRequest::new(Operation::Reserve, &charges)];
+                let line = ChargeLine {
+                    number: 1,
+                    longest_us: MOST,
+                    ahead: 0,
+                    leads: false,
+                };
+                let charges = [Charge::new("test", &self.limit, &key, cost).in_line(Some(line))];
+                let requests = [StoreRequest::new(Operation::Wait, &charges)];
                 let response = self.store.decide(&requests).await.map_err(|error| error.to_string())?;
                 return Ok((format!("{:?}", response.outcomes()), None));
             }
@@ -156,7 +162,7 @@ impl Bench {
     }
 
     async fn walk_limit(&mut self, limit: &Limit) {
-        use Step::{Charge, Check, Peek, Reserve, Reset, Settle, Wait};
+        use Step::{Charge, Check, Peek, Reset, Settle, Stand, Wait};
 
         let policy = Policy::new("test", limit.clone());
         assert!(policy.validate().is_ok(), "{limit} is refused");
@@ -184,11 +190,11 @@ impl Bench {
             ],
             vec![Settle(1), Settle(u64::MAX), Check(1), Wait, Settle(quota), Reset],
             vec![
-                Reserve(1),
-                Reserve(quota),
-                Reserve(quota),
-                Reserve(1),
-                Reserve(u64::MAX),
+                Stand(1),
+                Stand(quota),
+                Stand(quota),
+                Stand(1),
+                Stand(u64::MAX),
                 Wait,
                 Check(1),
                 Reset,
@@ -341,7 +347,7 @@ async fn each_token_bucket_is_decided() {
 
 #[tokio::test]
 async fn each_limit_of_slots_is_decided() {
-    use Step::{Charge, Check, Peek, Reserve, Reset};
+    use Step::{Charge, Check, Peek, Reset, Stand};
 
     let mut bench = Bench::start().await;
     let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3_600));
@@ -355,7 +361,7 @@ async fn each_limit_of_slots_is_decided() {
                     Check(cost),
                     Peek,
                     Charge(cost),
-                    Reserve(cost),
+                    Stand(cost),
                     Check(1),
                     Reset,
                     Check(cost),

@@ -4,6 +4,7 @@ mod clock_steps;
 mod differential;
 mod extremes;
 mod figures;
+mod line;
 mod properties;
 mod reference;
 mod timelines;

@@ -78,7 +78,7 @@ struct Algorithm {
     /// The most quotas that a step of the clock admits in addition.
     quotas_of_a_step: u64,
     /// The most units that a request of cost 1 is delayed after the clock was set back: the slack, which is one window here, since
-    /// windows are shorter than a second, and the longest wait.
+    /// windows are shorter than a second.
     longest_block: u64,
 }
 

@@ -7,15 +7,14 @@ use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, s
 use crate::support::Bench;
 
 const SECOND: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// What happens to one key.
 struct Timeline {
     /// Of the first step, and of steps that end with `of the other limit`.
     limits: [Limit; 2],
     /// The time of each step in microseconds since the first moment, which is the beginning of an hour, and its answer. A refund
-    /// gives back what was counted `from` a time, and `most` limits the units that wait. `check 2 x 5` is 5 equal requests of
-    /// one call, and `charge 1 x 5` are 5 charges of 1.
+    /// gives back what was counted `from` a time. `check 2 x 5` is 5 equal requests of one call, and `charge 1 x 5` are 5 charges
+    /// of 1.
     steps: &'static str,
 }
 
@@ -64,16 +63,12 @@ impl Timeline {
                 let outcomes = bench.check_times(limit, cost, number(words[3]) as usize).await;
                 let admitted = outcomes.iter().filter(|outcome| outcome.allowed).count();
                 let last = outcomes.last().expect("an outcome");
-                return format!("{admitted} admitted, the last {}", answer(last, at));
+                return format!("{admitted} admitted, the last {}", answer(last));
             }
             "check" => bench.check(limit, cost).await,
             "peek" => bench.peek(limit, cost).await,
             "charge" if words.len() > 2 => bench.charge_each(limit, number(words[3]) as usize).await,
             "charge" => bench.charge(limit, cost).await,
-            "reserve" => {
-                let most = words.get(3).map_or(500, |most| number(most) as u64);
-                bench.reserve(limit, cost, LONGEST_WAIT, most).await
-            }
             "refund" => {
                 let admitted_at = start.checked_add_signed(number(words[3]));
                 bench
@@ -82,16 +77,14 @@ impl Timeline {
             }
             other => panic!("{other} is not a step"),
         };
-        answer(&outcome, at)
+        answer(&outcome)
     }
 }
 
-fn answer(outcome: &Outcome, now: u64) -> String {
+fn answer(outcome: &Outcome) -> String {
     let state = outcome.states()[0];
-    let turn = state.decided_at.map_or(0, |at| at.as_micros() as u64 - now);
     let mut answer = String::new();
     match (outcome.allowed, state.retry_after) {
-        (true, None) if turn > 0 => write!(answer, "after {turn}, "),
         (true, None) => Ok(()),
         (_, wait) => write!(answer, "denied for {}, ", wait.expect("waiting helps").as_micros()),
     }
@@ -116,17 +109,6 @@ fn timelines() -> Vec<Timeline> {
     };
     let counter = |seconds, limit| Limit::from(SlidingCounter::new(limit, seconds * SECOND));
     vec![
-        // A reservation whose turn has come is a plain admission, also when the clock goes back before its turn. Callers of one
-        // check, in Redis one member, make no difference.
-        Timeline::of(
-            SlidingLog::new(4, Duration::from_millis(10)),
-            "0: check 2 -> 2 left, full in 10_000
-             1_000: check 1 x 2 -> 2 admitted, the last 0 left, full in 10_000
-             2_000: reserve 1 -> after 8_000, 0 left, full in 18_000
-             9_500: peek 1 -> denied for 500, 0 left, full in 10_500
-             10_000: check 4 -> denied for 10_000, 1 left, full in 10_000
-             9_500: peek 2 -> denied for 1_500, 1 left, full in 10_000",
-        ),
         // An entry of a precision that begins before a grain of another one is not merged into it.
         Timeline {
             limits: [coarse(3, 184, 4), coarse(10, 25, 4)],
@@ -135,45 +117,6 @@ fn timelines() -> Vec<Timeline> {
              4_900: check 1 of the other limit -> 22 left, full in 10_000
              4_900: peek 23 of the other limit -> denied for 7_700, 22 left, full in 10_000",
         },
-        // A refund of a reservation whose turn has passed, at that of a later one.
-        Timeline::of(
-            bucket(1, 10_000, 1),
-            "0: check 1 -> 0 left, full in 10_000
-             1_000: reserve 1 -> after 9_000, 0 left, full in 19_000
-             1_000: reserve 1 -> after 19_000, 0 left, full in 29_000
-             20_000: refund 1 from 10_000 -> 0 left, full in 10_000
-             20_000: check 1 -> denied for 10_000, 0 left, full in 10_000",
-        ),
-        // A refund of a reservation, then one before the clock went back.
-        Timeline::of(
-            per_second(2),
-            "0: check 1 -> 1 left, full in 1_000_000
-             100_000: check 1 -> 0 left, full in 1_900_000
-             100_000: reserve 1 -> after 900_000, 0 left, full in 2_900_000
-             100_000: refund 1 from 1_000_000 -> 0 left, full in 1_900_000
-             -100_000: refund 1 from 100_000 -> 1 left, full in 1_100_000",
-        ),
-        Timeline::of(
-            per_second(2),
-            "0: check 2 -> 0 left, full in 2_000_000
-             0: reserve 1 -> after 1_000_000, 0 left, full in 3_000_000
-             1_000_000: refund 2 from 0 -> 1 left, full in 1_000_000",
-        ),
-        // A refund while a request waits gives back nothing but the last turn.
-        Timeline::of(
-            per_second(1),
-            "0: check 1 -> 0 left, full in 1_000_000
-             0: reserve 1 -> after 1_000_000, 0 left, full in 2_000_000
-             100_000: charge 1 -> 0 left, full in 2_900_000
-             200_000: refund 1 from 100_000 -> 0 left, full in 2_800_000",
-        ),
-        Timeline::of(
-            per_second(3),
-            "0: check 3 -> 0 left, full in 3_000_000
-             0: reserve 1 -> after 1_000_000, 0 left, full in 4_000_000
-             100_000: charge 3 -> 0 left, full in 6_900_000
-             4_100_000: refund 3 from 0 -> 0 left, full in 2_900_000",
-        ),
         // A refund of a token of which a part had come in the last microsecond.
         Timeline::of(
             bucket(32, 315_360_000_000_001, 100),
@@ -188,26 +131,6 @@ fn timelines() -> Vec<Timeline> {
              1_000_000: refund 1 from 0 -> 2 left, full in 0
              500_000: peek 1 -> 2 left, full in 0",
         ),
-        // A clock that goes back further than the slack forgets tokens that were taken ahead of it, and turns with them.
-        Timeline::of(
-            per_second(1),
-            "0: check 1 -> 0 left, full in 1_000_000
-             -500_000: reserve 1 -> after 1_500_000, 0 left, full in 2_500_000
-             -1_100_000: peek 1 -> 1 left, full in 0",
-        ),
-        Timeline::of(
-            per_second(1),
-            "1: check 1 -> 0 left, full in 1_000_000
-             0: reserve 1 -> after 1_000_001, 0 left, full in 2_000_001
-             -999_999: peek 1 -> 1 left, full in 0",
-        ),
-        // The greatest debt.
-        Timeline::of(
-            per_second(LARGE),
-            "0: charge 4_503_595_122 -> 0 left, full in 4_503_595_122_000_000
-             0: reserve 2 -> denied for 2_000_000, 0 left, full in 4_503_595_122_000_000
-             0: reserve 1 -> after 1_000_000, 0 left, full in 4_503_595_123_000_000",
-        ),
         Timeline::of(
             per_second(LARGE),
             "0: charge 10 -> 4_503_595_112 left, full in 10_000_000
@@ -218,25 +141,6 @@ fn timelines() -> Vec<Timeline> {
             bucket(5_000, 1_000, 3),
             "0: charge 999_999_999_999_999 -> 0 left, full in 180_143_985_094_820",
         ),
-        // Units that wait are more than may wait.
-        Timeline::of(
-            bucket(1_000, 1_000, 2),
-            "0: check 2 -> 0 left, full in 2
-             0: reserve 2 most 1 -> denied for 2, 0 left, full in 2",
-        ),
-        // What a clock has left further ahead than the slack is removed, and turns stay.
-        Timeline {
-            limits: [log(4_000, 4), log(4_000, 2)],
-            steps: "0: reserve 3 -> 1 left, full in 4_000_000
-                    -800_000: reserve 1 of the other limit -> after 4_800_000, 0 left, full in 8_800_000
-                    -1_600_000: check 1 of the other limit -> 0 left, full in 9_600_000",
-        },
-        Timeline {
-            limits: [log(500, 2), log(500, 3)],
-            steps: "0: check 1 -> 1 left, full in 500_000
-                    0: reserve 3 of the other limit -> after 500_000, 0 left, full in 1_000_000
-                    -1_500_000: charge 1 of the other limit -> 2 left, full in 500_000",
-        },
         // Another limit for a log with more entries than one call removes: what has expired and is still there counts for a coarse
         // one, since its entries have weights.
         Timeline {
@@ -265,22 +169,6 @@ fn timelines() -> Vec<Timeline> {
                     200: check 1 of the other limit -> 1_799 left, full in 10_000_000
                     10_000_000: peek 1 of the other limit -> 2_003 left, full in 200",
         },
-        // What a call has removed counts against what it may read for a wait.
-        Timeline::of(
-            log(4_000, 600),
-            "-1_600_000: check 3 -> 597 left, full in 4_000_000
-             -1_500_000: check 100 -> 497 left, full in 4_000_000
-             0: charge 1 x 497 -> 0 left, full in 4_000_000
-             0: reserve 1 -> after 2_400_000, 0 left, full in 6_400_000
-             -1_400_000: check 501 -> denied for 3_900_000, 497 left, full in 3_900_000",
-        ),
-        // Expired entries that are left delay no turn.
-        Timeline {
-            limits: [log(10, 3_000), log(10, 1_400)],
-            steps: "0: charge 1 x 1_400 -> 1_600 left, full in 10_000
-                    9_000: charge 1 x 1_400 -> 200 left, full in 10_000
-                    10_000: reserve 1 of the other limit -> after 9_000, 0 left, full in 19_000",
-        },
         // A refund reads a part of the entries after it for charges beyond the limit, and takes no weight of later ones.
         Timeline {
             limits: [log(10_000, 2), log(10_000, 5_000)],
@@ -307,20 +195,6 @@ fn timelines() -> Vec<Timeline> {
                     3: charge 1 of the other limit -> 0 left, full in 1_000_000
                     10: refund 1 from 0 -> 1 left, full in 999_993",
         },
-        // A reservation stays one for a limit under which nothing is owed.
-        Timeline {
-            limits: [bucket(2, 1_000_000, 3).into(), bucket(2, 1_000_000, 8).into()],
-            steps: "0: check 3 -> 0 left, full in 1_500_000
-                    0: reserve 1 -> after 500_000, 0 left, full in 2_000_000
-                    0: check 1 of the other limit -> 3 left, full in 2_500_000
-                    1_995_635: refund 1 from 0 of the other limit -> 6 left, full in 504_365",
-        },
-        // Large numbers, and a turn.
-        Timeline::of(
-            bucket(1, 1_003, 8_589_934_592),
-            "0: check 8_589_934_592 -> 0 left, full in 8_615_704_395_776
-             0: reserve 1_000 most 1_000 -> after 1_003_000, 0 left, full in 8_615_705_398_776",
-        ),
         // A refund of the next window, as after a step of the clock.
         Timeline::of(
             FixedWindow::new(5, 10 * SECOND),

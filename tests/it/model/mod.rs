@@ -30,7 +30,7 @@ const START: u64 = 1_800_000_000_000_000;
 const DECISIONS: usize = 20_000;
 
 /// The number in this variable of the environment.
-fn number(name: &str) -> Option<u64> {
+pub(crate) fn number(name: &str) -> Option<u64> {
     let text = env::var(name).ok()?;
     Some(text.parse().expect("a number"))
 }

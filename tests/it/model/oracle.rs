@@ -86,7 +86,7 @@ impl Oracle {
         used.left_of(terms.quota)
     }
 
-    pub(super) fn add(&mut self, terms: &Terms, now: u64, weight: u64) {
+    pub(crate) fn add(&mut self, terms: &Terms, now: u64, weight: u64) {
         match self {
             Self::Log(log) => log.add(terms, now, weight),
             Self::Counter(list) | Self::Aligned(list) => list.0.push((now, weight)),
@@ -97,14 +97,6 @@ impl Oracle {
                 list.0.push((now, weight));
             }
             Self::Bucket(bucket) => bucket.add(terms, now, weight),
-        }
-    }
-
-    /// Adds weight that is admitted later, at its turn.
-    pub(crate) fn reserve(&mut self, terms: &Terms, now: u64, turn: u64, weight: u64) {
-        match self {
-            Self::Log(log) if turn > now => log.reserve(terms, turn, weight),
-            _ => self.add(terms, now, weight),
         }
     }
 
@@ -288,16 +280,6 @@ impl Log {
             entry.late = self.latest(now);
         }
         self.entries.push(entry);
-    }
-
-    fn reserve(&mut self, terms: &Terms, turn: u64, weight: u64) {
-        self.entries.push(Entry {
-            at: turn,
-            late: if self.mixes_grains { self.latest(turn) } else { turn },
-            weight,
-            window: terms.window,
-            is_kept: true,
-        });
     }
 
     fn refund(&mut self, window: u64, now: u64, at: u64, mut weight: u64) {

@@ -1,5 +1,4 @@
-//! Slots, and the queue for them, in both stores against a model that is written from the docs of [`Concurrency`]: a list of the
-//! leases and one of the places, in the order of arrival.
+//! Slots in both stores against a model that is written from the docs of [`Concurrency`]: a list of the leases.
 //!
 //! A world has one or two limits of slots, each perhaps in two versions, and a log that some requests are charged in addition.
 
@@ -18,13 +17,11 @@ use super::{number, oracle::Oracle as Count, world::Terms};
 use crate::support::{Clock, Redis};
 
 const SECOND: u64 = 1_000_000;
-/// How long a place is held after it was refreshed.
-const PLACE: u64 = 3 * SECOND;
 const NAMES: [&str; 2] = ["a", "b"];
 const STEPS: usize = 150;
 const REQUESTS: usize = 10_000;
 
-/// What holds slots, or waits for them.
+/// What holds slots.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     id: LeaseId,
@@ -36,38 +33,24 @@ struct Held {
 #[derive(Default)]
 struct Slots {
     leases: Vec<Held>,
-    /// In the order of their arrival.
-    places: Vec<Held>,
 }
 
 impl Slots {
     fn advance(&mut self, now: u64) {
-        for held in [&mut self.leases, &mut self.places] {
-            held.retain(|held| held.until > now);
-        }
+        self.leases.retain(|held| held.until > now);
     }
 
-    fn has(held: &[Held], id: LeaseId) -> bool {
-        held.iter().any(|held| held.id == id)
+    fn has(&self, id: LeaseId) -> bool {
+        self.leases.iter().any(|held| held.id == id)
     }
 
-    /// What is left for a request: a free slot belongs to those that arrived before it.
-    fn room(&self, quota: u64, own: Option<LeaseId>) -> u64 {
-        let before = self.places.iter().take_while(|place| Some(place.id) != own);
-        let used: u64 = self.leases.iter().chain(before).map(|held| held.cost).sum();
+    fn room(&self, quota: u64) -> u64 {
+        let used: u64 = self.leases.iter().map(|held| held.cost).sum();
         quota.saturating_sub(used)
     }
 
-    /// Whether a request may wait, or go on waiting.
-    fn may_wait(&self, part: &Part, id: LeaseId, most: u64) -> bool {
-        let waiting: u64 = self.places.iter().map(|place| place.cost).sum();
-        part.cost <= part.version.quota && (Self::has(&self.places, id) || waiting + part.cost <= most)
-    }
-
     fn end(&mut self, id: LeaseId) {
-        for held in [&mut self.leases, &mut self.places] {
-            held.retain(|held| held.id != id);
-        }
+        self.leases.retain(|held| held.id != id);
     }
 
     fn hold(&mut self, id: LeaseId, part: &Part, now: u64) {
@@ -76,17 +59,9 @@ impl Slots {
         self.leases.push(Held { id, cost, until });
     }
 
-    fn wait(&mut self, id: LeaseId, cost: u64, now: u64) {
-        let until = now + PLACE;
-        match self.places.iter_mut().find(|place| place.id == id) {
-            Some(place) => place.until = until,
-            None => self.places.push(Held { id, cost, until }),
-        }
-    }
-
     /// The time until nothing is held.
     fn reset(&self, now: u64) -> u64 {
-        let ends = self.leases.iter().chain(&self.places).map(|held| held.until - now);
+        let ends = self.leases.iter().map(|held| held.until - now);
         ends.max().unwrap_or(0)
     }
 }
@@ -115,15 +90,12 @@ struct Planned {
     parts: Vec<Part>,
     /// What it costs of the log.
     log: Option<u64>,
-    longest: u64,
-    most: u64,
 }
 
 /// How a request is decided.
 #[derive(Debug, PartialEq, Eq)]
 struct Decided {
     allowed: bool,
-    waits: bool,
     /// Of each limit of slots what is left, when to try again, and when nothing is held.
     states: Vec<(u64, Option<u64>, u64)>,
     /// What is left of the log.
@@ -162,60 +134,45 @@ impl Model {
                 .for_each(|part| self.slots[part.limit] = Slots::default());
         }
         self.slots.iter_mut().for_each(|slots| slots.advance(now));
-        let own = (operation == Operation::Reserve).then_some(id);
         let fits = |part: &Part| {
             let slots = &self.slots[part.limit];
-            let renews = operation == Operation::RenewLease && Slots::has(&slots.leases, id);
-            renews || slots.room(part.version.quota, own) >= part.cost
+            let renews = operation == Operation::RenewLease && slots.has(id);
+            renews || slots.room(part.version.quota) >= part.cost
         };
         let fit: Vec<bool> = planned.parts.iter().map(fits).collect();
-        let may_wait = |part: &Part| {
-            own.is_some() && planned.longest > 0 && self.slots[part.limit].may_wait(part, id, planned.most)
-        };
-        let may_wait: Vec<bool> = planned.parts.iter().map(may_wait).collect();
         let log_room = self.log_room(now);
         let log_fits = planned.log.is_none_or(|cost| log_room >= cost);
 
         let requires_room = !matches!(operation, Operation::Charge | Operation::EndLease | Operation::Reset);
         let all_fit = log_fits && fit.iter().all(|fits| *fits);
-        let waits = !all_fit && log_fits && fit.iter().zip(&may_wait).all(|(fits, may_wait)| *fits || *may_wait);
         let allowed = all_fit || !requires_room;
-        let takes = allowed && matches!(operation, Operation::Check | Operation::Reserve | Operation::Charge);
+        let takes = allowed && matches!(operation, Operation::Check | Operation::Charge);
 
-        let first_without = fit.iter().position(|fits| !fits);
         for (number, part) in planned.parts.iter().enumerate() {
             let slots = &mut self.slots[part.limit];
             match operation {
                 Operation::RenewLease if fit[number] => slots.hold(id, part, now),
                 Operation::EndLease => slots.end(id),
                 _ if takes => slots.hold(id, part, now),
-                Operation::Reserve if waits && Some(number) <= first_without && may_wait[number] => {
-                    slots.wait(id, part.cost, now);
-                }
-                // It has no place where it could not have one.
-                Operation::Reserve => slots.end(id),
                 _ => {}
             }
         }
         let log = planned.log.map(|cost| match takes {
             true => {
-                self.log.reserve(&self.terms, now, now, cost);
+                self.log.add(&self.terms, now, cost);
                 log_room.saturating_sub(cost)
             }
             false => log_room,
         });
         let states = planned.parts.iter().enumerate().map(|(number, part)| {
             let slots = &self.slots[part.limit];
-            // One that could wait does not deny.
-            let lacks = !allowed && !fit[number] && (waits || !may_wait[number]);
-            let left = slots.room(part.version.quota, None);
+            let lacks = !allowed && !fit[number];
+            let left = slots.room(part.version.quota);
             (left, lacks.then_some(SECOND), slots.reset(now))
         });
-        let (states, waits) = (states.collect(), waits && own.is_some());
         Decided {
             allowed,
-            waits,
-            states,
+            states: states.collect(),
             log,
         }
     }
@@ -233,7 +190,6 @@ fn decided(planned: &Planned, outcome: &Outcome) -> Decided {
     });
     Decided {
         allowed: outcome.allowed,
-        waits: outcome.is_waiting(),
         states: states.collect(),
         log: log.first().map(|state| state.remaining),
     }
@@ -245,7 +201,6 @@ struct Timeline {
     versions: Vec<Vec<Version>>,
     /// Requests that were admitted and not ended.
     held: Vec<Planned>,
-    waiting: Vec<Planned>,
 }
 
 impl Timeline {
@@ -262,16 +217,12 @@ impl Timeline {
             rng,
             versions,
             held: Vec::new(),
-            waiting: Vec::new(),
         }
     }
 
     /// The next time, often one at which something expires.
     fn next(&mut self, model: &Model, now: u64) -> u64 {
-        let held = model
-            .slots
-            .iter()
-            .flat_map(|slots| slots.leases.iter().chain(&slots.places));
+        let held = model.slots.iter().flat_map(|slots| &slots.leases);
         let ends: Vec<u64> = held.map(|held| held.until).collect();
         match self.rng.u32(..8) {
             0..=2 => now,
@@ -289,28 +240,13 @@ impl Timeline {
     fn planned(&mut self) -> Planned {
         let rng = &mut self.rng;
         let operation = match rng.u32(..24) {
-            0..=4 => Operation::Check,
-            5..=10 => Operation::Reserve,
+            0..=10 => Operation::Check,
             11 => Operation::Charge,
             12 => Operation::Peek,
             13 if rng.u32(..8) == 0 => Operation::Reset,
-            13..=15 => Operation::RenewLease,
-            16..=18 => Operation::EndLease,
-            _ => match Self::take(rng, &mut self.waiting) {
-                // It tries again, perhaps for the last time, or leaves.
-                Some(planned) => {
-                    return match rng.u32(..8) {
-                        0 => Planned { longest: 0, ..planned },
-                        1 => Planned {
-                            operation: Operation::EndLease,
-                            log: None,
-                            ..planned
-                        },
-                        _ => planned,
-                    };
-                }
-                None => Operation::Reserve,
-            },
+            13..=16 => Operation::RenewLease,
+            17..=20 => Operation::EndLease,
+            _ => Operation::Check,
         };
         if matches!(operation, Operation::RenewLease | Operation::EndLease)
             && let Some(planned) = Self::take(rng, &mut self.held)
@@ -329,15 +265,13 @@ impl Timeline {
         }
         rng.shuffle(&mut parts);
         parts.truncate(rng.usize(1..=parts.len()));
-        let counts = matches!(operation, Operation::Check | Operation::Reserve | Operation::Peek);
+        let counts = matches!(operation, Operation::Check | Operation::Peek);
         Planned {
             operation,
             id: LeaseId::random(),
             has_id: operation != Operation::Check || rng.bool(),
             parts,
             log: (counts && rng.u32(..4) == 0).then(|| rng.u64(1..=3)),
-            longest: if rng.u32(..8) == 0 { 0 } else { SECOND },
-            most: if rng.u32(..3) == 0 { rng.u64(1..=6) } else { 500 },
         }
     }
 
@@ -346,9 +280,7 @@ impl Timeline {
             planned.operation,
             Operation::Peek | Operation::EndLease | Operation::Reset
         );
-        if decided.waits {
-            self.waiting.push(planned);
-        } else if holds && planned.has_id && (decided.allowed || planned.operation == Operation::RenewLease) {
+        if holds && planned.has_id && (decided.allowed || planned.operation == Operation::RenewLease) {
             self.held.push(Planned { log: None, ..planned });
         }
     }
@@ -366,9 +298,7 @@ async fn send(store: &impl Store, log: &Limit, call: &[Planned]) -> Vec<Decided>
     let limits: Vec<Vec<Limit>> = limits.collect();
     let charges = call.iter().zip(&limits).map(|(planned, limits)| {
         let of_slots = planned.parts.iter().zip(limits).map(|(part, limit)| {
-            let charge = Charge::new(NAMES[part.limit], limit, &key, part.cost)
-                .wait_up_to(Duration::from_micros(planned.longest))
-                .max_waiting(planned.most);
+            let charge = Charge::new(NAMES[part.limit], limit, &key, part.cost);
             if planned.has_id {
                 charge.lease(planned.id)
             } else {
@@ -393,9 +323,8 @@ async fn both_stores_give_slots_as_the_model() {
     let shared = clock.redis_store(&redis).await;
     let requests = number("TOWER_QUOTA_DECISIONS").map_or(REQUESTS, |decisions| decisions as usize / 10);
     let mut seed = number("TOWER_QUOTA_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
-    let (mut sent, mut waited, mut held_after_waiting) = (0, 0, 0);
-    // A history has few requests that have waited and then hold slots, so there may be more histories than that.
-    while sent < requests || (held_after_waiting <= requests / 200 && sent < 10 * requests) {
+    let mut sent = 0;
+    while sent < requests {
         redis.command::<()>("FLUSHALL", [""; 0]).await;
         let memory = clock.memory_store();
         let mut timeline = Timeline::new(Rng::with_seed(seed));
@@ -409,12 +338,8 @@ async fn both_stores_give_slots_as_the_model() {
             let (mut call, mut expected) = (Vec::new(), Vec::new());
             for _ in 0..timeline.rng.usize(1..=4) {
                 let planned = timeline.planned();
-                let has_waited = model.slots.iter().any(|slots| Slots::has(&slots.places, planned.id));
                 let decided = model.decide(&planned, now);
                 history.push(format!("at {now}: {planned:?}\n  -> {decided:?}"));
-                waited += usize::from(decided.waits);
-                held_after_waiting +=
-                    usize::from(has_waited && decided.allowed && planned.operation == Operation::Reserve);
                 timeline.follow(planned.clone(), &decided);
                 call.push(planned);
                 expected.push(decided);
@@ -433,8 +358,4 @@ async fn both_stores_give_slots_as_the_model() {
         }
         seed = seed.wrapping_add(1);
     }
-    assert!(
-        waited > requests / 20 && held_after_waiting > requests / 200,
-        "{waited} waited, {held_after_waiting} of them held slots"
-    );
 }

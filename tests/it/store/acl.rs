@@ -11,7 +11,7 @@ use fred::{
 };
 use tower_quota::{
     ClientLibrary, Concurrency, Key, RedisStore,
-    store::{Charge, ErrorKind, LeaseId, Operation, Store, StoreRequest},
+    store::{Charge, ChargeLine, ErrorKind, LeaseId, Operation, Store, StoreRequest},
 };
 
 use crate::support::{Algorithm, Cluster, Redis, Sentinel, decide, each_client, eventually, patient, try_decide};
@@ -92,12 +92,18 @@ pub(super) async fn wait_for_a_slot(nodes: &[&Redis], store: &RedisStore, key: &
     .await;
     let (limit, key) = (Concurrency::new(1).into(), Key::from(key));
     let leases = [LeaseId::random(), LeaseId::random()];
-    for (operation, lease) in [(Operation::Check, 0), (Operation::Reserve, 1), (Operation::EndLease, 0)] {
+    let line = ChargeLine {
+        number: 1,
+        longest_us: 1_000_000,
+        ahead: 0,
+        leads: false,
+    };
+    for (operation, lease) in [(Operation::Check, 0), (Operation::Wait, 1), (Operation::EndLease, 0)] {
         let charge = Charge::new("streams", &limit, &key, 1).lease(leases[lease]);
-        let charges = [charge.wait_up_to(Duration::from_secs(1))];
+        let charges = [charge.in_line(Some(line))];
         let response = store.decide(&[StoreRequest::new(operation, &charges)]).await;
-        let waits = response.expect("Redis replies").outcomes()[0].is_waiting();
-        assert_eq!(waits, operation == Operation::Reserve);
+        let waits = !response.expect("Redis replies").outcomes()[0].allowed;
+        assert_eq!(waits, operation == Operation::Wait);
     }
     store.receive_wakes();
     eventually("the store has subscribed, or may not", async || {

@@ -8,7 +8,7 @@ use std::{
 use proptest::{
     collection::vec,
     option,
-    prelude::{Just, Strategy, TestCaseError, any, prop_assert, prop_assert_eq, prop_oneof},
+    prelude::{Just, Strategy, TestCaseError, prop_assert, prop_assert_eq, prop_oneof},
     sample::select,
     test_runner::{Config, TestRunner},
 };
@@ -163,24 +163,15 @@ async fn a_settlement_below_the_estimate_clears_cached_denials_at_once() {
     }
 }
 
-/// One charge of each request of a history.
-#[derive(Clone, Debug)]
-struct Limited {
-    limit: Limit,
-    longest: Duration,
-    most: u64,
-}
-
-/// A request after a pause, which may wait or not, and the refund of an earlier one.
+/// A request after a pause, and the refund of an earlier one.
 #[derive(Clone, Debug)]
 struct Request {
     after: Duration,
     cost: u64,
-    waits: bool,
     refunds: Option<usize>,
 }
 
-fn histories() -> impl Strategy<Value = (Vec<Limited>, Vec<Request>)> {
+fn histories() -> impl Strategy<Value = (Vec<Limit>, Vec<Request>)> {
     let limits = [
         "3/s",
         "3/s precision 4",
@@ -191,30 +182,23 @@ fn histories() -> impl Strategy<Value = (Vec<Limited>, Vec<Request>)> {
         "fixed-window 3/s aligned",
     ];
     let limits = limits.map(|limit| limit.parse::<Limit>().expect("a limit"));
-    let millis = |millis| Just(Duration::from_millis(millis));
-    let longest = prop_oneof![millis(0), millis(100), millis(400), millis(3_000)];
-    let most = select(vec![1, 2, 500]);
-    let limited = (select(limits.to_vec()), longest, most);
-    let limited = limited.prop_map(|(limit, longest, most)| Limited { limit, longest, most });
+    let limited = select(limits.to_vec());
     let after = prop_oneof![5 => Just(0), 3 => 0..=50_000u64, 2 => 0..=400_000u64];
     let refunds = option::weighted(0.1, 0..4usize);
-    let request = (after, 1..=3u64, any::<bool>(), refunds).prop_map(|(after, cost, waits, refunds)| Request {
+    let request = (after, 1..=3u64, refunds).prop_map(|(after, cost, refunds)| Request {
         after: Duration::from_micros(after),
         cost,
-        waits,
         refunds,
     });
     (vec(limited, 1..=2), vec(request, 20..50))
 }
 
 /// The charges of a request, one for each limit.
-fn charges<'a>(limits: &'a [Limited], key: &'a Key, cost: u64) -> Vec<Charge<'a>> {
+fn charges<'a>(limits: &'a [Limit], key: &'a Key, cost: u64) -> Vec<Charge<'a>> {
     let limits = limits.iter().zip(["first", "second"]);
-    let charges = limits.map(|(limited, policy)| {
-        let charge = Charge::new(policy, &limited.limit, key, cost);
-        charge.wait_up_to(limited.longest).max_waiting(limited.most)
-    });
-    charges.collect()
+    limits
+        .map(|(limit, policy)| Charge::new(policy, limit, key, cost))
+        .collect()
 }
 
 async fn decide(store: &dyn Store, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
@@ -232,7 +216,7 @@ static CACHED: AtomicU64 = AtomicU64::new(0);
 /// Sends each request through a store with the cache and through one without, on a key of each.
 async fn a_cached_denial_denies_nothing_that_redis_would_admit(
     bench: Bench,
-    (limits, requests): (Vec<Limited>, Vec<Request>),
+    (limits, requests): (Vec<Limit>, Vec<Request>),
 ) -> Result<(), TestCaseError> {
     let cached = bench.store_with_a_deny_cache().await;
     let stores: [&dyn Store; 2] = [&cached, &bench.store];
@@ -247,30 +231,23 @@ async fn a_cached_denial_denies_nothing_that_redis_would_admit(
         advance(request.after).await;
         resume();
 
-        let operation = if request.waits {
-            Operation::Reserve
-        } else {
-            Operation::Check
-        };
         let [from_cache, sent] = [0, 1].map(|which| (stores[which], charges(&limits, &keys[which], request.cost)));
-        let from_cache = decide(from_cache.0, operation, &from_cache.1).await;
-        let sent = decide(sent.0, operation, &sent.1).await;
+        let from_cache = decide(from_cache.0, Operation::Check, &from_cache.1).await;
+        let sent = decide(sent.0, Operation::Check, &sent.1).await;
         calls += 2;
         prop_assert_eq!(from_cache.allowed, sent.allowed, "{:?}: {:?}", request, sent);
         // A cached denial of a lower cost has the wait of that cost.
         let (wait, most) = (longest_wait(&from_cache), longest_wait(&sent));
         prop_assert!(wait <= most, "{wait:?} is longer than {most:?}");
         if sent.allowed {
-            let counted_at: Vec<_> = sent.states().iter().map(|state| state.decided_at).collect();
-            admitted.push((counted_at, Duration::from_micros(bench.now()), request.cost));
+            admitted.push((Duration::from_micros(bench.now()), request.cost));
         }
 
         let refunded = request.refunds.and_then(|back| admitted.len().checked_sub(back + 1));
         if let Some(position) = refunded {
-            let (counted_at, now, cost) = admitted.remove(position);
+            let (admitted_at, cost) = admitted.remove(position);
             for (store, key) in stores.iter().zip(&keys) {
-                for (charge, counted_at) in charges(&limits, key, cost).into_iter().zip(&counted_at) {
-                    let admitted_at = counted_at.unwrap_or(now);
+                for charge in charges(&limits, key, cost) {
                     decide(*store, Operation::Refund { admitted_at }, &[charge]).await;
                     calls += 1;
                 }
@@ -293,64 +270,4 @@ fn cached_denials_deny_nothing_that_redis_would_admit() {
     });
     result.unwrap_or_else(|failure| panic!("{failure}"));
     assert!(CACHED.load(Ordering::Relaxed) > 100, "few denials are cached");
-}
-
-#[tokio::test]
-async fn a_caller_that_would_wait_for_too_long_is_denied_from_the_cache() {
-    let bench = Bench::redis_store().await;
-    let policy = Policy::new("mails", SlidingLog::per_hour(1)).wait_up_to(Duration::from_secs(1));
-    let limiter = Limiter::new(bench.store_with_a_deny_cache().await, policy);
-    assert!(limiter.acquire("k").await.is_ok());
-    let before = bench.script_calls().await;
-    assert!(limiter.acquire("k").await.is_err());
-    pause();
-    for _ in 0..1_000 {
-        assert!(limiter.acquire("k").await.is_err());
-    }
-    resume();
-    assert_eq!(bench.script_calls().await, before + 1);
-}
-
-#[tokio::test]
-async fn denials_of_requests_that_may_wait_are_cached() {
-    let bench = Bench::redis_store().await;
-    let store = bench.store_with_a_deny_cache().await;
-    let hour = Duration::from_secs(3_600);
-    for (limit, longest, most, admitted) in [
-        (Limit::from(SlidingLog::per_hour(1)), Duration::from_secs(1), 500, 1),
-        (TokenBucket::per_hour(1).into(), Duration::from_secs(1), 500, 1),
-        (TokenBucket::per_hour(1).into(), 10 * hour, 2, 3),
-        (SlidingLog::per_hour(2).precision(4).into(), 10 * hour, 500, 2),
-    ] {
-        let key = Key::from(format!("{limit} {most}"));
-        let charge = Charge::new("mails", &limit, &key, 1)
-            .wait_up_to(longest)
-            .max_waiting(most);
-        for _ in 0..admitted {
-            assert!(decide(&store, Operation::Reserve, &[charge]).await.allowed, "{limit}");
-        }
-        let before = bench.script_calls().await;
-        let denied = decide(&store, Operation::Reserve, &[charge]).await;
-        assert!(!denied.allowed, "{limit}");
-
-        // After a second a denial is sent again.
-        pause();
-        for _ in 0..1_000 {
-            let again = decide(&store, Operation::Reserve, &[charge]).await;
-            assert_eq!(
-                (again.allowed, longest_wait(&again) <= longest_wait(&denied)),
-                (false, true)
-            );
-        }
-        resume();
-        assert_eq!(bench.script_calls().await, before + 1, "{limit}");
-
-        let admitted_at = Duration::from_micros(bench.now());
-        decide(&store, Operation::Refund { admitted_at }, &[charge]).await;
-        assert_eq!(
-            decide(&store, Operation::Reserve, &[charge]).await.allowed,
-            admitted < 3,
-            "{limit}"
-        );
-    }
 }

@@ -188,18 +188,6 @@ async fn policies_whose_slots_lie_on_one_node_are_decided_in_one_call() {
 }
 
 #[tokio::test]
-async fn a_reservation_in_several_slots_of_one_node_is_an_error_as_on_several_nodes() {
-    let cluster = Cluster::start().await;
-    let store = store(&cluster).await;
-    let [keys, ..] = keys_by_owner(&cluster, 2).await;
-    let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-    let error = decide_all(&store, Operation::Reserve, &limit(5), &keys)
-        .await
-        .unwrap_err();
-    assert!(error.contains("one slot of the cluster"), "{error}");
-}
-
-#[tokio::test]
 async fn a_key_of_another_type_fails_no_other_check_of_the_call() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;

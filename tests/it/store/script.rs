@@ -687,22 +687,6 @@ async fn a_call_reads_a_bounded_number_of_members_for_the_waits_of_denied_checks
     let exact = lacking[..8].iter().map(|lacking| until(lacking / 2));
     assert_eq!(waits[..8], exact.collect::<Vec<_>>());
     assert_eq!(waits[8..], [until(8); 12], "no further than the first members");
-
-    // A request that waits is not denied since others have read so much.
-    let longest = Duration::from_secs(7_200);
-    let turn = [Charge::new("test", &limit, &key, free + 2 * 900)
-        .wait_up_to(longest)
-        .max_waiting(10_000)];
-    let mixed = charges
-        .iter()
-        .map(|charges| StoreRequest::new(Operation::Check, charges));
-    let reserved = StoreRequest::new(Operation::Reserve, &turn);
-    let response = store
-        .decide(&mixed.chain([reserved]).collect::<Vec<_>>())
-        .await
-        .expect("Redis answers");
-    let last = response.outcomes().last().expect("a reservation");
-    assert!(last.allowed, "{last:?}");
 }
 
 #[tokio::test]

@@ -157,16 +157,6 @@ impl Bench {
         response.outcomes().to_vec()
     }
 
-    /// Reserves, with this longest wait and at most so many units that wait.
-    pub(crate) async fn reserve(&self, limit: &Limit, cost: u64, longest: Duration, most: u64) -> Outcome {
-        let key = Key::from(self.key.as_str());
-        let charge = Charge::new("test", limit, &key, cost);
-        let charges = [charge.wait_up_to(longest).max_waiting(most)];
-        let request = [StoreRequest::new(Operation::Reserve, &charges)];
-        let response = self.store.decide(&request).await.expect("the store answers");
-        response.outcomes()[0].clone()
-    }
-
     pub(crate) async fn peek(&self, limit: &Limit, cost: u64) -> Outcome {
         decide(&self.store, Operation::Peek, limit, &self.key, cost).await
     }

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use super::caller::hourly;
 use crate::{
     Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    limit::Arrival,
     store::{
-        LeaseId, Operation, Waiting,
+        ChargeLine, LeaseId, Operation,
         redis::{call::ScriptCall, key_format::slot_of},
     },
 };
@@ -17,9 +18,11 @@ use crate::{
 pub(super) struct ParsedRequest {
     pub(super) operation: Operation,
     pub(super) times: u64,
-    /// The number of its keys.
+    /// The number of its keys, without those of lines.
     pub(super) keys: usize,
     pub(super) charges: Vec<ParsedCharge>,
+    /// The requests that stand in a line, of which the first are decided.
+    pub(super) waiting: Option<Vec<Arrival>>,
     /// Whether its keys lie in several slots.
     pub(super) spans: bool,
 }
@@ -29,7 +32,7 @@ pub(super) struct ParsedCharge {
     pub(super) limit: Limit,
     pub(super) cost: u64,
     pub(super) ban: Option<Ban>,
-    pub(super) waiting: Waiting,
+    pub(super) line: Option<ChargeLine>,
     pub(super) lease: Option<LeaseId>,
 }
 
@@ -129,7 +132,7 @@ fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<
         }
         let operation = match &*operation {
             "check" => Operation::Check,
-            "reserve" => Operation::Reserve,
+            "wait" => Operation::Wait,
             "charge" => Operation::Charge,
             "peek" => Operation::Peek,
             "reset" => Operation::Reset,
@@ -140,8 +143,12 @@ fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<
             "end" => Operation::EndLease,
             _ => panic!("{operation} is not an operation"),
         };
+        let waiting = match operation {
+            Operation::Wait => read_waiting(&mut run),
+            _ => None,
+        };
         let mut ban = None;
-        let charges = (0..size).filter_map(|_| charge(&mut run, operation, &mut ban, now));
+        let charges = (0..size).filter_map(|_| charge(&mut run, &mut ban, now));
         let charges: Vec<_> = charges.collect();
         for _ in 0..count {
             requests.push(ParsedRequest {
@@ -149,6 +156,7 @@ fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<
                 times: if times > 0 { times } else { run.number() },
                 keys: size as usize,
                 charges: charges.clone(),
+                waiting: waiting.clone(),
                 spans,
             });
         }
@@ -157,9 +165,26 @@ fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<
     Some(requests)
 }
 
+/// The requests that stand in a line; `None` for one that has just arrived.
+fn read_waiting(run: &mut Reader<'_>) -> Option<Vec<Arrival>> {
+    let [_process, count] = run.numbers();
+    let arrival = |[at, weight]: [u64; 2]| Arrival { at, weight };
+    (count > 0).then(|| (1..count).map(|_| arrival(run.numbers())).collect())
+}
+
 /// The next charge; `None` for its bans, which come before it.
-fn charge(run: &mut Reader<'_>, operation: Operation, bans: &mut Option<Ban>, now: u64) -> Option<ParsedCharge> {
-    let algorithm = run.word();
+fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, now: u64) -> Option<ParsedCharge> {
+    let (mut algorithm, mut line) = (run.word(), None);
+    if algorithm == "line" {
+        let [longest_us, ahead, number, _cycle, leads] = run.numbers();
+        line = Some(ChargeLine {
+            number,
+            longest_us,
+            ahead,
+            leads: leads == 1,
+        });
+        algorithm = run.word();
+    }
     let [cost, quota] = run.numbers();
     let window = Duration::from_micros;
     let mut lease = None;
@@ -188,18 +213,11 @@ fn charge(run: &mut Reader<'_>, operation: Operation, bans: &mut Option<Ban>, no
         }
         (_, parameters) => panic!("{algorithm} {parameters:?} is not a limit"),
     };
-    let waiting = match operation {
-        Operation::Reserve => {
-            let [longest_us, most] = run.numbers();
-            Waiting { longest_us, most }
-        }
-        _ => Waiting::NONE,
-    };
     Some(ParsedCharge {
         limit,
         cost,
         ban: bans.take(),
-        waiting,
+        line,
         lease,
     })
 }

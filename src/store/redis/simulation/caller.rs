@@ -53,10 +53,6 @@ impl SimulatedRequest {
                 let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW);
                 vec![("shared", limit.into(), shared(rng))]
             }
-            Kind::Waiting => {
-                let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW);
-                vec![("waiting", limit.into(), shared(rng))]
-            }
             Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own())],
             Kind::Settled { .. } => vec![("settled", roomy(), own())],
             Kind::Held { .. } => {
@@ -112,11 +108,7 @@ impl SimulatedRequest {
     }
 
     fn charges(&self) -> Vec<Charge<'_>> {
-        let charge = |(policy, limit, key)| {
-            Charge::new(policy, limit, key, 1)
-                .wait_up_to(Plan::WAIT)
-                .ban(self.ban.as_ref())
-        };
+        let charge = |(policy, limit, key)| Charge::new(policy, limit, key, 1).ban(self.ban.as_ref());
         self.charges
             .iter()
             .map(|(policy, limit, key)| charge((*policy, limit, key)))

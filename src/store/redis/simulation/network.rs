@@ -22,7 +22,6 @@ use super::{
 };
 use crate::{
     Ban, Key, Limit, MemoryStore, SlidingLog,
-    limit::PLACE_US,
     store::{
         Charge, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest,
         health::{Health, Node},
@@ -182,7 +181,11 @@ impl Network {
     }
 
     fn outcome(&self, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
-        let response = self.0.counts.decide(&[StoreRequest::new(operation, charges)]);
+        self.outcome_of(StoreRequest::new(operation, charges))
+    }
+
+    fn outcome_of(&self, request: StoreRequest<'_>) -> Outcome {
+        let response = self.0.counts.decide(&[request]);
         let response = response.try_ready().expect("the memory store responds at once");
         response.expect("the memory store does not fail").outcomes()[0].clone()
     }
@@ -345,21 +348,26 @@ impl Network {
                     limit,
                     cost,
                     ban,
-                    waiting,
+                    line,
                     lease,
                 } = parsed;
                 let charge = Charge::new("simulated", limit, key, *cost);
-                charge.ban(ban.as_ref()).waiting(*waiting).lease(*lease)
+                charge.ban(ban.as_ref()).in_line(*line).lease(*lease)
             })
             .collect();
         let mut admitted = 0;
         let mut last: Option<Outcome> = None;
-        for _ in 0..request.times {
+        let (rounds, units) = match request.operation {
+            Operation::Wait => (1, request.times),
+            _ => (request.times, 1),
+        };
+        for _ in 0..rounds {
             let room = |(charge, (_, key)): (&Charge<'_>, &(_, &String))| self.room(key, charge.limit());
             let rooms: Vec<u64> = charges.iter().zip(&keys).map(room).collect();
             let mut with_bans = request.charges.iter().zip(&keys);
             let is_banned = with_bans.any(|(parsed, (_, key))| parsed.ban.is_some_and(|ban| self.is_banned(key, &ban)));
-            let outcome = self.outcome(request.operation, &charges);
+            let stored = StoreRequest::new(request.operation, &charges);
+            let outcome = self.outcome_of(stored.standing(request.waiting.as_deref(), units as u32));
             for (position, (charge, (bans, key))) in charges.iter().zip(&keys).enumerate() {
                 let remaining = outcome.states[position].remaining;
                 let key = String::clone(key);
@@ -373,21 +381,15 @@ impl Network {
                             server.charged.entry(bans.to_string()).or_default().push((now, 1));
                         }
                     }
-                    Operation::Reserve if outcome.allowed => {
-                        let turn = outcome.states[position].decided_at;
-                        let turn = turn.map_or(now, |turn| turn.as_micros() as u64);
-                        server.charged.entry(key).or_default().push((turn, charge.cost()));
-                    }
                     Operation::Refund { .. } => *server.refunded.entry(key).or_default() += charge.cost(),
                     _ => {}
                 }
             }
-            admitted += u64::from(outcome.allowed);
+            admitted += u64::from(outcome.units);
             last = Some(outcome);
         }
 
         let micros = |time: Duration| time.as_micros() as f64;
-        let is_waiting = last.as_ref().is_some_and(Outcome::is_waiting);
         let states = last.map(|outcome| outcome.states).unwrap_or_default();
         for (state, (bans, _)) in states.into_iter().zip(&keys) {
             if bans.is_some() {
@@ -398,14 +400,9 @@ impl Network {
                 remaining,
                 retry_after,
                 reset_after,
-                decided_at,
                 ..
             } = state;
-            let counts_later = decided_at.map_or(0.0, |turn| now as f64 - micros(turn));
-            let wait = match retry_after {
-                Some(_) if is_waiting => -(PLACE_US as f64),
-                retry_after => retry_after.map_or(counts_later, micros),
-            };
+            let wait = retry_after.map_or(0.0, micros);
             numbers.extend([admitted as f64, remaining as f64, wait, micros(reset_after)]);
         }
     }

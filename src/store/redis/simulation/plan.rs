@@ -47,8 +47,6 @@ impl Plan {
     /// The limit of the shared keys.
     pub(super) const QUOTA: u64 = 5;
     pub(super) const WINDOW: Duration = Duration::from_millis(400);
-    /// The longest wait of a reservation.
-    pub(super) const WAIT: Duration = Duration::from_millis(900);
     pub(super) const WINDOW_US: u64 = Self::WINDOW.as_micros() as u64;
     /// What a request with a receipt is checked for.
     pub(super) const ESTIMATE: u64 = 10;
@@ -72,8 +70,6 @@ impl Plan {
 pub(super) enum Kind {
     /// A check of a shared key, which often denies.
     Shared,
-    /// A reservation on a shared key.
-    Waiting,
     /// A check of a key of its own, which has room.
     Own,
     OwnCharge,
@@ -109,8 +105,7 @@ impl Kind {
             return held(rng);
         }
         match rng.u32(..100) {
-            ..35 => Self::Shared,
-            35..45 => Self::Waiting,
+            ..45 => Self::Shared,
             45..54 => Self::Own,
             54..60 => Self::Banned,
             60..65 => Self::OwnCharge,
@@ -131,7 +126,6 @@ impl Kind {
         match self {
             Self::OwnCharge => Operation::Charge,
             Self::Peek => Operation::Peek,
-            Self::Waiting => Operation::Reserve,
             Self::Reset => Operation::Reset,
             Self::Shared
             | Self::Own

@@ -94,7 +94,7 @@ fn verify_leases(plan: &Plan, records: &[Record], network: &Network) {
 
         if is_undisturbed {
             // One that waits for its slot is refreshed less often.
-            let held = sent.iter().rposition(|(_, operation)| *operation == Operation::Reserve);
+            let held = sent.iter().rposition(|(_, operation)| *operation == Operation::Wait);
             for pair in sent[held.unwrap_or(0)..].windows(2) {
                 let pause = pair[1].0 - pair[0].0;
                 assert!(

@@ -1,0 +1,190 @@
+-- The line of a key: the requests that wait, of each process those that come first. Nothing is counted for them, and a check
+-- admits only what fits after all that have arrived before.
+--
+-- A text of doubles: for each process its number, the number of its line, when its place expires, how many requests it has, and for
+-- each of these when it has arrived and its cost.
+
+-- The function of a charge with a line, in place of `rest`, and what is done when its rule has returned.
+local in_line, after_line
+
+if has_lines then
+  -- Reads the places that have not expired, without those of a clock that is gone.
+  local function read(key)
+    local text, places, at, left = call('GET', key) or '', {}, 1, BOUND
+    while at + 31 <= #text and left > 0 do
+      local place, size = {}, 0
+      place.process, place.line, place.til, size, at = unpack_numbers('<dddd', text, at)
+      for n = 1, math.min(size, left, math.floor((#text + 1 - at) / 16)) do
+        place[2 * n - 1], place[2 * n], at = unpack_numbers('<dd', text, at)
+        left = left - 1
+      end
+      if place[1] and now < place.til and place.til <= now + PLACE_US then
+        places[#places + 1] = place
+      end
+    end
+    return places
+  end
+
+  -- Writes the places, which expire with the last one.
+  local function write_places(key, places)
+    local texts, last = {}, 0
+    for _, place in ipairs(places) do
+      if place[1] then
+        last = math.max(last, place.til)
+        texts[#texts + 1] = pack('<dddd', place.process, place.line, place.til, #place / 2)
+        for n = 1, #place, 2 do
+          texts[#texts + 1] = pack('<dd', place[n], place[n + 1])
+        end
+      end
+    end
+    if last > 0 then
+      call('SET', key, table.concat(texts), 'PXAT', expiry(last))
+    else
+      call('UNLINK', key)
+    end
+  end
+
+  -- The place of a line, which is made if it is not there.
+  local function place_of(line)
+    for _, place in ipairs(line.places) do
+      if place.line == line.number then
+        return place
+      end
+    end
+    local place = { line = line.number }
+    line.places[#line.places + 1] = place
+    return place
+  end
+
+  -- The weight that has arrived before a time: without the place of `own`, or without those of its requests that are decided.
+  local function weight_before(places, arrived, own, decided)
+    local weight = 0
+    for _, place in ipairs(places) do
+      local is_own = place.line == own
+      if not is_own or decided then
+        for n = 1, #place, 2 do
+          if place[n] < arrived and not (is_own and decided[place[n]]) then
+            weight = weight + place[n + 1]
+          end
+        end
+      end
+    end
+    return weight
+  end
+
+  -- The weight that comes before the nth of the requests that are decided. The order of the requests of one process in the line that
+  -- they lead is that of the process.
+  local function before(request, line, n)
+    local arrived = request.waiting and request.waiting[2 * n - 1]
+    if not arrived then
+      return weight_before(line.places, math.huge)
+    end
+    return weight_before(line.places, arrived, line.number, not line.leads and request.decided)
+  end
+
+  -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more.
+  local function time_until(request, charge, total)
+    local quota, line, of = charge[C_QUOTA], charge[C_LINE], operation
+    local cycles = total > quota and math.ceil(total / quota) - 1 or 0
+    local function looks(_, room, _, cost)
+      return 0, room < cost
+    end
+    operation = 'peek'
+    local _, _, wait =
+      charge[C_RULE](line.key, 1, looks, total - cycles * quota, quota, charge[C_X], charge[C_Y], charge[C_Z], request)
+    operation = of
+    return cycles * line.cycle + wait
+  end
+
+  -- Ends a decision about requests that wait: those that are admitted leave the line. Those that are denied stand in it if this key
+  -- lacks room for them.
+  local function settle(request, charge, line, admitted)
+    local waiting, place, kept = request.waiting, place_of(line), {}
+    if waiting and line.leads then
+      for n = 2 * (line.lacks and admitted or request.times) + 1, #waiting do
+        kept[#kept + 1] = waiting[n]
+      end
+    elseif waiting then
+      -- Several may have arrived at once.
+      local gone = {}
+      for n = 1, admitted do
+        gone[waiting[2 * n - 1]] = (gone[waiting[2 * n - 1]] or 0) + 1
+      end
+      for n = 1, #place, 2 do
+        local left = gone[place[n]] or 0
+        if left > 0 then
+          gone[place[n]] = left - 1
+        else
+          kept[#kept + 1], kept[#kept + 2] = place[n], place[n + 1]
+        end
+      end
+    elseif line.lacks and request.may_wait and #place < 2 * PLACE_SIZE then
+      kept = { unpack(place) }
+      kept[#kept + 1], kept[#kept + 2] = now, charge[C_COST]
+    else
+      return
+    end
+    if #kept == #place and (#kept == 0 or waiting and not line.leads) then
+      return
+    end
+    if line.leads or not waiting then
+      place.process, place.til = request.process, now + PLACE_US
+    end
+    for n = 1, math.max(#place, #kept) do
+      place[n] = kept[n]
+    end
+    write_places(line.line_key, line.places)
+  end
+
+  -- Wakes the processes whose first requests fit now.
+  local function wake(line, room)
+    for _, place in ipairs(line.places) do
+      local is_own = operation == 'wait' and line.leads and place.line == line.number
+      if place[1] and not is_own and weight_before(line.places, place[1], place.line) + place[2] <= room then
+        local channel = string.match(line.line_key, '^(.-:1:)line:') .. 'wake:' .. digits(place.process)
+        -- Without permission for it, the request is checked again within a second.
+        redis.pcall('PUBLISH', channel, digits(place.line))
+      end
+    end
+  end
+
+  function in_line(request, room, fits, cost)
+    local charge = request.deciding
+    local line = charge[C_LINE]
+    line.key, line.line_key, request.lines = keys[request.place], keys[request.lines], request.lines + 1
+    line.places, line.lacks, line.wait = read(line.line_key), false, nil
+    if operation == 'wait' or operation == 'check' or operation == 'peek' then
+      fits = 0
+      while fits < request.times and before(request, line, fits + 1) + (fits + 1) * cost <= room do
+        fits = fits + 1
+      end
+      line.lacks = fits < request.times or request.banned == charge
+      -- A request that has just arrived stands in the line only if it may wait for all that it lacks.
+      if operation == 'wait' and line.lacks and not request.waiting then
+        line.wait = time_until(request, charge, before(request, line, 1) + line.ahead + cost)
+        -- When slots will be free is not known.
+        local known = line.cycle > 0 and line.wait or 1
+        request.may_wait = request.may_wait and line.longest >= known
+      end
+    end
+    local counted, waits, refunded_at = rest(request, room, fits, cost)
+    if operation == 'wait' then
+      settle(request, charge, line, counted)
+    end
+    return counted, waits, refunded_at
+  end
+
+  -- What remains of a charge behind the line, and how long the first request waits that is not admitted.
+  function after_line(request, charge, line, room, wait)
+    if operation == 'wait' or operation == 'refund' or operation == 'end' or operation == 'reset' then
+      wake(line, room)
+    end
+    if line.lacks then
+      local nth = request.waiting and request.fits + 1 or 1
+      local ahead = not request.waiting and operation == 'wait' and line.ahead or 0
+      wait = line.wait or time_until(request, charge, before(request, line, nth) + ahead + charge[C_COST])
+      wait = wait > 0 and wait or SOON_US
+    end
+    return math.max(0, room - weight_before(line.places, math.huge)), wait
+  end
+end

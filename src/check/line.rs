@@ -1,0 +1,640 @@
+//! Requests that wait, and the lines of this process in which they stand.
+//!
+//! A request that is denied and may wait stands in the line of each key that denies it, with the time of its arrival. It holds
+//! nothing, and nothing of it is counted. For each line a task checks the first request again, with those behind it that are equal:
+//! an ordinary check of all of their policies, which admits what fits after all that have arrived before in other processes. It is
+//! sent when the wait of the last reply is over, when the store wakes the line, and each second, which refreshes the place of the
+//! process.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    future::poll_fn,
+    mem,
+    pin::{Pin, pin},
+    sync::{
+        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot},
+    time::{Instant, sleep_until, timeout_at},
+};
+
+use super::{Check, Held, begin, composite, give_back, settle};
+use crate::{
+    Decision, PolicyDecision,
+    decision::Undecided,
+    limit::{Arrival, PLACE_SIZE, PLACE_US, SLACK},
+    store::{
+        Charge, ChargeLine, ErrorKind, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreResponse,
+        wakes::LineSignal,
+    },
+};
+
+/// The longest time after which the first request of a line is checked again.
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// The pause between checks which only replace the place of the process.
+const COALESCED: Duration = Duration::from_millis(20);
+
+static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
+
+/// Notified when the task of a line has ended with its runtime.
+static ORPHANED: Notify = Notify::const_new();
+
+/// The requests of this process that wait for one key of a store.
+struct Line {
+    id: u64,
+    state: Mutex<State>,
+    signal: Arc<LineSignal>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The requests with their costs, in the order in which they are checked.
+    waiting: BTreeMap<Rank, (Arc<Waiter>, u64)>,
+    /// The sum of these costs.
+    weight: u64,
+    has_task: bool,
+    /// When the first request is to be checked.
+    due: Option<Instant>,
+    /// When the last check was sent.
+    sent_at: Option<Instant>,
+    /// Whether the place in the store may not have the first requests of the line.
+    is_stale: bool,
+    /// Until when the place is in the store.
+    stored_until: Option<Instant>,
+    /// The last request that has left, with whose charges the place is removed when no other waits.
+    left: Option<Undecided>,
+}
+
+/// The order of requests in a line: by arrival, and then by the number of the request.
+type Rank = (u64, u64);
+
+/// The lines in which a request stands.
+type Places = SmallVec<[(Arc<Line>, Rank); 1]>;
+
+/// A request that waits.
+struct Waiter {
+    number: u64,
+    /// By the clock of the store, in microseconds.
+    arrived: u64,
+    phase: Mutex<Phase>,
+    standing: Mutex<Places>,
+    /// Whether it may not wait any longer.
+    is_last: AtomicBool,
+    outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
+}
+
+enum Phase {
+    Standing(Undecided),
+    /// The task of a line checks it.
+    Checked,
+    Over,
+}
+
+enum Outcome {
+    Decided(Result<Decision, StoreError>),
+    /// It is still denied, and may not wait any longer.
+    Expired(Undecided),
+}
+
+/// A key that denies a request which may wait for it.
+struct Lacking {
+    line: u64,
+    cost: u64,
+    most: u64,
+    longest: Duration,
+    retry_after: Duration,
+}
+
+/// A charge of a request that may wait.
+#[cold]
+pub(super) fn charge_in_line<'a>(charge: Charge<'a>, undecided: &Undecided) -> Charge<'a> {
+    let led = undecided.led_line();
+    charge.map_line(|line| ChargeLine {
+        leads: led == Some(line.number),
+        ahead: if led.is_some() {
+            0
+        } else {
+            cost_behind_place(line.number)
+        },
+        ..line
+    })
+}
+
+/// The cost of the requests in a line that its place does not contain.
+fn cost_behind_place(id: u64) -> u64 {
+    let line = lock(&LINES).get(&id).cloned();
+    line.map_or(0, |line| {
+        let state = line.state();
+        let in_place = state.waiting.values().take(PLACE_SIZE).map(|(_, cost)| cost);
+        state.weight - in_place.sum::<u64>()
+    })
+}
+
+/// Lets a request wait that a check, sent at this time, has denied. Returns the decision if it may not wait.
+#[cold]
+pub(super) fn wait(denied: Decision, sent_at: Instant) -> Result<Held, Decision> {
+    let Some(lacking) = Lacking::of(&denied, |policy| policy.may_wait()) else {
+        return Err(denied);
+    };
+    if lacking.iter().any(Lacking::is_full) {
+        return Err(denied.for_a_full_line());
+    }
+    Ok(Box::pin(stand(denied, lacking, sent_at)))
+}
+
+/// Waits until a request is admitted, or until it may not wait any longer.
+async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent_at: Instant) -> Result<Decision, StoreError> {
+    let since = Instant::now();
+    if let Some(policy) = denied.as_slice().first() {
+        policy.context.store.receive_wakes();
+    }
+    let _waiting = denied.wait();
+    let (sender, mut decided) = oneshot::channel();
+    let waiter = Arc::new(Waiter::new(&denied, sender));
+    let leaving = Leaving(waiter.clone());
+    let longest = lacking.iter().map(|lacking| lacking.longest).min().unwrap_or_default();
+    let observed = denied.observed();
+    waiter.stand(&lacking, denied.again(), sent_at);
+    drop(denied);
+
+    let outcome = {
+        let mut timer = pin!(sleep_until(since + longest));
+        let mut orphaned = pin!(ORPHANED.notified());
+        poll_fn(|cx| {
+            while orphaned.as_mut().poll(cx).is_ready() {
+                orphaned.set(ORPHANED.notified());
+                waiter.ensure_tasks();
+            }
+            if let Poll::Ready(outcome) = Pin::new(&mut decided).poll(cx) {
+                return Poll::Ready(outcome.unwrap_or_else(|_| Outcome::Decided(Err(ended()))));
+            }
+            if !waiter.is_last.load(Ordering::Relaxed) && timer.as_mut().poll(cx).is_ready() {
+                waiter.is_last.store(true, Ordering::Relaxed);
+                if let Some(undecided) = waiter.leave() {
+                    return Poll::Ready(Outcome::Expired(undecided));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    };
+    drop(leaving);
+    let decision = match outcome {
+        Outcome::Decided(decision) => decision?,
+        // This check does not wait: it is denied, or admitted if it fits now.
+        Outcome::Expired(undecided) => match begin(Operation::Check, undecided) {
+            Check::Decided(decision) => decision?,
+            Check::Pending(check) => check.await?,
+        },
+    };
+    Ok(decision.after_waiting(since.elapsed(), observed))
+}
+
+/// The request leaves the lines when its caller leaves.
+struct Leaving(Arc<Waiter>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        drop(self.0.leave());
+    }
+}
+
+impl Lacking {
+    /// The keys that deny a request; `None` if it may not wait for one of them.
+    fn of(denied: &Decision, may_wait: impl Fn(&PolicyDecision) -> bool) -> Option<SmallVec<[Self; 1]>> {
+        let policies = denied.as_slice().iter().filter(|policy| policy.denies());
+        policies
+            .map(|policy| Self::of_policy(policy).filter(|_| may_wait(policy)))
+            .collect()
+    }
+
+    fn of_policy(policy: &PolicyDecision) -> Option<Self> {
+        Some(Self {
+            line: policy.line()?,
+            cost: policy.cost,
+            most: policy.waiting.most,
+            longest: Duration::from_micros(policy.waiting.longest_us),
+            retry_after: policy.retry_after().unwrap_or_default(),
+        })
+    }
+
+    /// Whether too much waits for this key in this process.
+    fn is_full(&self) -> bool {
+        let line = lock(&LINES).get(&self.line).cloned();
+        let waiting = line.map_or(0, |line| line.state().weight);
+        self.cost.saturating_add(waiting) > self.most
+    }
+}
+
+impl Waiter {
+    fn new(denied: &Decision, outcome: oneshot::Sender<Outcome>) -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        static LATEST: AtomicU64 = AtomicU64::new(0);
+
+        // Two requests of a process have not arrived at one time, so that each is known by its arrival.
+        let arrived = denied.server_time().as_micros() as u64;
+        let next = |latest: u64| {
+            if latest < arrived || latest > arrived + SLACK {
+                arrived
+            } else {
+                latest + 1
+            }
+        };
+        let latest = LATEST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(next(latest)));
+        Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            arrived: latest.map_or(arrived, next),
+            phase: Mutex::new(Phase::Over),
+            standing: Mutex::default(),
+            is_last: AtomicBool::new(false),
+            outcome: Mutex::new(Some(outcome)),
+        }
+    }
+
+    /// Stands in the lines of the keys that deny the request, and in no others.
+    fn stand(self: &Arc<Self>, lacking: &[Lacking], undecided: Undecided, sent_at: Instant) {
+        *lock(&self.phase) = Phase::Standing(undecided);
+        let mut standing = lock(&self.standing);
+        standing.retain(|(line, rank)| {
+            let stays = lacking.iter().any(|lacking| lacking.line == line.id);
+            if !stays {
+                line.remove(rank, false, None);
+            }
+            stays
+        });
+        for lacking in lacking {
+            match standing.iter().find(|(line, _)| line.id == lacking.line) {
+                Some((line, _)) => line.signal.change(),
+                None => standing.push(Line::enter(lacking, self, sent_at)),
+            }
+        }
+    }
+
+    /// Leaves the lines, unless it is being checked.
+    fn leave(&self) -> Option<Undecided> {
+        let mut phase = lock(&self.phase);
+        match mem::replace(&mut *phase, Phase::Over) {
+            Phase::Standing(undecided) => {
+                drop(phase);
+                self.leave_lines(Some(&undecided));
+                Some(undecided)
+            }
+            checked @ (Phase::Checked | Phase::Over) => {
+                *phase = checked;
+                None
+            }
+        }
+    }
+
+    fn leave_lines(&self, left: Option<&Undecided>) {
+        for (line, rank) in mem::take(&mut *lock(&self.standing)) {
+            line.remove(&rank, left.is_some(), left);
+        }
+    }
+
+    /// Ends the wait. If the caller has left, what was counted is given back.
+    fn finish(&self, decided: Result<Decision, StoreError>) {
+        *lock(&self.phase) = Phase::Over;
+        // The store has removed an admitted request from its place.
+        let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
+        let left = decided.as_ref().ok().filter(|_| !is_admitted).map(Decision::again);
+        self.leave_lines(left.as_ref());
+        self.send(Outcome::Decided(decided));
+    }
+
+    fn send(&self, outcome: Outcome) {
+        let Some(sender) = lock(&self.outcome).take() else {
+            return;
+        };
+        match sender.send(outcome) {
+            Ok(()) => {}
+            Err(Outcome::Decided(Ok(decision))) if decision.is_allowed() => give_back(&decision),
+            Err(_) => {}
+        }
+    }
+
+    fn has_left(&self) -> bool {
+        lock(&self.outcome).as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    /// Begins the tasks of its lines, if they have ended with their runtime.
+    fn ensure_tasks(&self) {
+        for (line, _) in &*lock(&self.standing) {
+            line.ensure_task(&mut line.state());
+        }
+    }
+}
+
+impl Line {
+    /// Adds a request to the line of a key, behind those that have arrived before.
+    fn enter(lacking: &Lacking, waiter: &Arc<Waiter>, sent_at: Instant) -> (Arc<Self>, Rank) {
+        // The line is not removed while the table is locked.
+        let mut lines = lock(&LINES);
+        let line = lines.entry(lacking.line).or_insert_with(|| {
+            Arc::new(Self {
+                id: lacking.line,
+                state: Mutex::default(),
+                signal: LineSignal::of(lacking.line),
+            })
+        });
+        let line = line.clone();
+        let mut state = line.state();
+        drop(lines);
+
+        let rank = (waiter.arrived, waiter.number);
+        let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
+        state.waiting.insert(rank, (waiter.clone(), lacking.cost));
+        state.weight += lacking.cost;
+        if is_first {
+            let due = sent_at + lacking.retry_after;
+            state.due = Some(state.due.map_or(due, |earlier| earlier.min(due)));
+        }
+        // The check that has denied it has added it to the place; one that was sent since then has replaced the place.
+        let is_replaced = state.sent_at.is_some_and(|sent| sent >= sent_at);
+        state.is_stale |= is_replaced;
+        let stored_until = sent_at + Duration::from_micros(PLACE_US);
+        state.stored_until = state.stored_until.max(Some(stored_until));
+        line.ensure_task(&mut state);
+        line.signal.change();
+        drop(state);
+        (line, rank)
+    }
+
+    /// Removes a request. If it `leaves`, the place in the store has it still.
+    fn remove(&self, rank: &Rank, leaves: bool, left: Option<&Undecided>) {
+        let mut state = self.state();
+        let was_in_place = state.is_in_place(rank);
+        let Some((_, cost)) = state.waiting.remove(rank) else {
+            return;
+        };
+        state.weight -= cost;
+        state.is_stale |= leaves && was_in_place;
+        if state.waiting.is_empty() {
+            state.left = left.map(Undecided::again);
+        }
+        drop(state);
+        self.signal.change();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn ensure_task(self: &Arc<Self>, state: &mut State) {
+        if !state.has_task
+            && let Ok(runtime) = Handle::try_current()
+        {
+            state.has_task = true;
+            runtime.spawn(check_in_turn(Task(self.clone())));
+        }
+    }
+
+    /// What the task of the line does next.
+    fn next(&self) -> Next {
+        let mut state = self.state();
+        let now = Instant::now();
+        if state.waiting.is_empty() {
+            let is_stored = state.stored_until.take().is_some_and(|until| now < until);
+            return match state.left.take() {
+                Some(left) if is_stored => Next::Clear(left),
+                _ => Next::End,
+            };
+        }
+        let refresh = state.sent_at.map_or(now, |sent_at| sent_at + REFRESH);
+        let mut due = state.due.map_or(refresh, |due| due.min(refresh));
+        if state.is_stale {
+            due = due.min(state.sent_at.map_or(now, |sent_at| sent_at + COALESCED));
+        }
+        let is_woken = self.signal.take_woken();
+        if now < due && !is_woken {
+            return Next::WaitUntil(due);
+        }
+        match state.take_group() {
+            Some(group) => {
+                state.is_stale = false;
+                state.sent_at = Some(now);
+                state.due = None;
+                state.stored_until = Some(now + Duration::from_micros(PLACE_US));
+                Next::Check(group)
+            }
+            // The task of another line checks the first request, and changes this line when it has.
+            None => {
+                state.due = is_woken.then_some(now).or(state.due);
+                Next::WaitUntil(now + REFRESH)
+            }
+        }
+    }
+
+    /// Removes the line unless a request has entered it meanwhile; returns whether it did.
+    fn end(&self) -> bool {
+        let mut lines = lock(&LINES);
+        let mut state = self.state();
+        if !state.waiting.is_empty() {
+            return false;
+        }
+        state.has_task = false;
+        drop(state);
+        lines.remove(&self.id);
+        true
+    }
+}
+
+impl State {
+    /// Whether the place in the store contains the request with this rank.
+    fn is_in_place(&self, rank: &Rank) -> bool {
+        self.waiting.keys().nth(PLACE_SIZE).is_none_or(|behind| rank < behind)
+    }
+
+    /// The first request, and those behind it that are equal.
+    fn take_group(&self) -> Option<Group> {
+        let mut group = Group {
+            requests: SmallVec::new(),
+            arrivals: SmallVec::new(),
+        };
+        let mut is_equal = true;
+        for (waiter, cost) in self.waiting.values().take(PLACE_SIZE) {
+            group.arrivals.push(Arrival {
+                at: waiter.arrived,
+                weight: *cost,
+            });
+            if !is_equal {
+                continue;
+            }
+            let mut phase = lock(&waiter.phase);
+            is_equal = match &*phase {
+                Phase::Standing(undecided) => group
+                    .requests
+                    .first()
+                    .is_none_or(|(_, first, _)| first.merges_with(undecided)),
+                Phase::Checked | Phase::Over => false,
+            };
+            if is_equal && let Phase::Standing(undecided) = mem::replace(&mut *phase, Phase::Checked) {
+                let owed = undecided.owe(OwedKind::Settlement);
+                group.requests.push((waiter.clone(), undecided, owed));
+            }
+        }
+        (!group.requests.is_empty()).then_some(group)
+    }
+}
+
+enum Next {
+    Check(Group),
+    /// Remove the place from the store.
+    Clear(Undecided),
+    WaitUntil(Instant),
+    End,
+}
+
+/// Sends a check of a request that waits; `None` if no policy applies.
+fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
+    if !undecided.is_composite() {
+        return super::send(operation, undecided);
+    }
+    let policies = undecided.as_slice();
+    let charges: Vec<Charge<'_>> = policies
+        .iter()
+        .map(|policy| super::charge(undecided, policy, operation))
+        .collect();
+    let store = &policies.first()?.context.store;
+    composite::send(operation, undecided, &charges, |requests| store.decide(requests))
+}
+
+/// A request that a check decides, and that it is to be given back if its caller leaves meanwhile.
+type Checked = (Arc<Waiter>, Undecided, Option<Owed>);
+
+/// The requests that a check decides, and the place of the process, of which they are the first.
+struct Group {
+    requests: SmallVec<[Checked; 1]>,
+    arrivals: SmallVec<[Arrival; 4]>,
+}
+
+impl Group {
+    /// Checks the requests, and returns when the first one that still waits for this line is to be checked again.
+    async fn check(mut self, line: u64, sent_at: Instant) -> Option<Instant> {
+        let units = self.requests.len() as u32;
+        let (_, first, _) = self.requests.first_mut()?;
+        first.lead(line, &self.arrivals, units);
+        let response = send(Operation::Wait, first);
+        let response = match response {
+            Some(response) => response.await,
+            None => Err(ended()),
+        };
+        self.conclude(line, &response, sent_at)
+    }
+
+    fn conclude(
+        &mut self,
+        line: u64,
+        response: &Result<StoreResponse, StoreError>,
+        sent_at: Instant,
+    ) -> Option<Instant> {
+        let mut due = None;
+        for (nth, (waiter, mut undecided, _owed)) in self.requests.drain(..).enumerate() {
+            undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), 1);
+            let response = match response {
+                Ok(response) => {
+                    let costs = undecided.as_slice().iter().map(|policy| policy.cost);
+                    Ok(response.nth_unit(nth, &costs.collect::<SmallVec<[u64; 4]>>()))
+                }
+                Err(error) => Err(error.clone()),
+            };
+            let denied = match settle(&response, Operation::Wait, undecided, None) {
+                Ok(denied) if !denied.is_allowed() => denied,
+                decided => {
+                    waiter.finish(decided.inspect(Decision::count_outcomes));
+                    continue;
+                }
+            };
+            match Lacking::of(&denied, PolicyDecision::may_stay_in_line) {
+                // Another one of the group has just been admitted.
+                Some(lacking) if lacking.is_empty() && !waiter.has_left() => {
+                    *lock(&waiter.phase) = Phase::Standing(denied.again());
+                }
+                Some(_) if waiter.has_left() => waiter.finish(Ok(denied)),
+                Some(_) if waiter.is_last.load(Ordering::Relaxed) => {
+                    let again = denied.again();
+                    waiter.leave_lines(Some(&again));
+                    *lock(&waiter.phase) = Phase::Over;
+                    waiter.send(Outcome::Expired(again));
+                }
+                Some(lacking) => {
+                    let own = lacking.iter().find(|lacking| lacking.line == line);
+                    due = due.or(own.map(|own| sent_at + own.retry_after));
+                    waiter.stand(&lacking, denied.again(), sent_at);
+                }
+                None => {
+                    denied.count_outcomes();
+                    waiter.finish(Ok(denied));
+                }
+            }
+        }
+        due
+    }
+}
+
+impl Drop for Group {
+    /// The runtime has ended while the requests were checked.
+    fn drop(&mut self) {
+        if !self.requests.is_empty() {
+            self.conclude(0, &Err(ended()), Instant::now());
+        }
+    }
+}
+
+/// The task of a line.
+struct Task(Arc<Line>);
+
+impl Drop for Task {
+    /// If the runtime has ended, the requests begin another task.
+    fn drop(&mut self) {
+        self.0.state().has_task = false;
+        ORPHANED.notify_waiters();
+    }
+}
+
+async fn check_in_turn(task: Task) {
+    let line = &task.0;
+    loop {
+        match line.next() {
+            Next::Check(group) => {
+                let due = group.check(line.id, Instant::now()).await;
+                line.state().due = due.or(Some(Instant::now()));
+            }
+            Next::Clear(mut left) => {
+                left.lead(line.id, &[], 0);
+                if let Some(response) = send(Operation::Wait, &left) {
+                    drop(response.await);
+                }
+            }
+            Next::WaitUntil(due) => {
+                let _ = timeout_at(due, line.signal.changed()).await; // it looks what is due in both cases
+            }
+            Next::End => {
+                if line.end() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cold]
+fn ended() -> StoreError {
+    StoreError::new(
+        ErrorKind::Unreachable,
+        "the runtime that checked the requests which wait has shut down",
+    )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

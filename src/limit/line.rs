@@ -1,0 +1,171 @@
+use smallvec::SmallVec;
+
+/// How long the place of a process in a line is held after it was replaced, in microseconds.
+pub(crate) const PLACE_US: u64 = 1_500_000;
+
+/// The most requests of a process that its place contains.
+pub(crate) const PLACE_SIZE: usize = 32;
+
+/// The wait of a request that fits as soon as those before it are admitted, in microseconds.
+pub(crate) const SOON_US: u64 = 1_000;
+
+/// A request that waits for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// By the clock of the store, in microseconds.
+    pub at: u64,
+    /// Its cost.
+    pub weight: u64,
+}
+
+/// The requests that wait for one key; the counterpart of `lua/line.lua`.
+///
+/// Nothing is counted for them. Each process has one place, with the arrivals of the first of its requests. A check admits only what
+/// fits after all that have arrived before.
+#[derive(Debug, Default)]
+pub(crate) struct Line(Vec<Place>);
+
+#[derive(Debug)]
+struct Place {
+    owner: PlaceId,
+    until: u64,
+    waiting: SmallVec<[Arrival; 4]>,
+}
+
+/// The place of a process in a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlaceId {
+    /// The process that is woken.
+    pub(crate) process: u64,
+    /// Identifies the line in this process, and the place among all.
+    pub(crate) line: u64,
+}
+
+/// The equal requests of a process that a check decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing<'a> {
+    pub(crate) place: PlaceId,
+    /// The requests of the place that is replaced, of which the first ones are decided; `None` for one that has just arrived.
+    pub(crate) waiting: Option<&'a [Arrival]>,
+    /// How many are decided.
+    pub(crate) units: usize,
+    /// Whether this is the line in which they wait for their turn, and not that of another charge.
+    pub(crate) leads: bool,
+}
+
+impl<'a> Standing<'a> {
+    fn decided(&self) -> &'a [Arrival] {
+        let waiting = self.waiting.unwrap_or_default();
+        &waiting[..self.units.min(waiting.len())]
+    }
+}
+
+impl Line {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Forgets the places that have expired, and those of a clock that is gone.
+    pub(crate) fn advance(&mut self, now: u64) {
+        self.0
+            .retain(|place| now < place.until && place.until <= now + PLACE_US);
+    }
+
+    /// The weight of all that wait.
+    pub(crate) fn weight(&self) -> u64 {
+        self.weight_of(|_, _| true)
+    }
+
+    fn weight_of(&self, counts: impl Fn(&Place, &Arrival) -> bool) -> u64 {
+        let waiting = self
+            .0
+            .iter()
+            .flat_map(|place| place.waiting.iter().map(move |one| (place, one)));
+        let counted = waiting.filter(|(place, one)| counts(place, one));
+        counted.fold(0, |weight, (_, one)| weight.saturating_add(one.weight))
+    }
+
+    /// The weight that comes before the nth of the requests that are decided. The order of the requests of one process in the line
+    /// that they lead is that of the process.
+    pub(crate) fn before(&self, standing: &Standing<'_>, nth: usize) -> u64 {
+        let waiting = standing.waiting.unwrap_or_default();
+        let Some(own) = waiting.get(nth) else {
+            return self.weight();
+        };
+        self.weight_of(|place, one| {
+            let is_own = place.owner == standing.place
+                && (standing.leads || standing.decided().iter().any(|decided| decided.at == one.at));
+            one.at < own.at && !is_own
+        })
+    }
+
+    /// How many of the decided requests fit into the room, each of this cost.
+    pub(crate) fn fitting(&self, standing: &Standing<'_>, room: u64, cost: u64) -> usize {
+        let fits = |nth: &usize| {
+            let needed = cost.saturating_mul(*nth as u64 + 1);
+            self.before(standing, *nth).saturating_add(needed) <= room
+        };
+        (0..standing.units).take_while(fits).count()
+    }
+
+    /// Ends a decision that has admitted some of the requests. Those that are denied wait here if this key lacks room for them: one
+    /// that has just arrived with this weight.
+    pub(crate) fn settle(
+        &mut self,
+        standing: &Standing<'_>,
+        admitted: usize,
+        lacks: bool,
+        arrives: Option<u64>,
+        now: u64,
+    ) {
+        match standing.waiting {
+            Some(waiting) if standing.leads => {
+                let left = if lacks { admitted } else { standing.units };
+                self.replace(standing.place, waiting.get(left..).unwrap_or_default(), now);
+            }
+            Some(_) => {
+                let decided = standing.decided();
+                let admitted = &decided[..admitted.min(decided.len())];
+                for place in self.0.iter_mut().filter(|place| place.owner == standing.place) {
+                    for admitted in admitted {
+                        // Several may have arrived at once.
+                        if let Some(position) = place.waiting.iter().position(|one| one.at == admitted.at) {
+                            place.waiting.remove(position);
+                        }
+                    }
+                }
+                self.0.retain(|place| !place.waiting.is_empty());
+            }
+            None if lacks && let Some(weight) = arrives => {
+                let own = self.0.iter().find(|place| place.owner == standing.place);
+                let mut waiting = own.map(|place| place.waiting.clone()).unwrap_or_default();
+                if waiting.len() < PLACE_SIZE {
+                    waiting.push(Arrival { at: now, weight });
+                    self.replace(standing.place, &waiting, now);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn replace(&mut self, owner: PlaceId, waiting: &[Arrival], now: u64) {
+        self.0.retain(|place| place.owner != owner);
+        if !waiting.is_empty() {
+            self.0.push(Place {
+                owner,
+                until: now + PLACE_US,
+                waiting: waiting.into(),
+            });
+        }
+    }
+
+    /// The places whose first requests fit into the room, except for one.
+    pub(crate) fn ready(&self, room: u64, except: Option<PlaceId>) -> impl Iterator<Item = PlaceId> {
+        let others = self.0.iter().filter(move |place| Some(place.owner) != except);
+        others.filter_map(move |place| {
+            let first = place.waiting.first()?;
+            let before = self.weight_of(|other, one| other.owner != place.owner && one.at < first.at);
+            (before.saturating_add(first.weight) <= room).then_some(place.owner)
+        })
+    }
+}

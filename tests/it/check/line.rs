@@ -1,0 +1,463 @@
+//! Requests wait in a line: nothing of them is counted before they are admitted, in every store.
+
+use std::{
+    future::poll_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use fastrand::Rng;
+use tokio::{
+    runtime::Builder,
+    task::{JoinHandle, JoinSet, spawn_blocking},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tower::{Layer, ServiceExt};
+use tower_quota::{
+    AcquireError, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limit, Limiter, MemoryStore, Policy,
+    RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, key,
+};
+
+use crate::support::{Cluster, Redis, connected, patient};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn log_and_bucket(rate: u64) -> [Limit; 2] {
+    [
+        SlidingLog::per_second(rate).into(),
+        TokenBucket::per_second(rate).burst(1).into(),
+    ]
+}
+
+/// How many of the calls of patient callers are admitted in this time.
+async fn admitted_of_callers(limiters: Vec<Limiter>, callers: usize, patience: f64, length: Duration) -> usize {
+    let (start, admitted) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+    let mut tasks = JoinSet::new();
+    for caller in 0..callers {
+        let (limiter, admitted) = (limiters[caller % limiters.len()].clone(), admitted.clone());
+        let mut rng = Rng::with_seed(caller as u64);
+        tasks.spawn(async move {
+            sleep(Duration::from_secs_f64(rng.f64() / 10.0)).await;
+            while start.elapsed() < length {
+                let patience = Duration::from_secs_f64(patience * (2.0 + 2.0 * rng.f64()) / 3.0);
+                let call = limiter.acquire("k").into_future();
+                let end = (Instant::now() + patience).min(start + length);
+                match timeout(end - Instant::now(), call).await {
+                    Ok(Ok(_)) => drop(admitted.fetch_add(1, Ordering::Relaxed)),
+                    // A caller that is denied tries again after a while.
+                    Ok(Err(_)) => sleep_until((Instant::now() + SECOND / 10).min(end)).await,
+                    Err(_) => {}
+                }
+            }
+        });
+    }
+    tasks.join_all().await;
+    admitted.load(Ordering::Relaxed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_that_leave_take_nothing_with_them() {
+    for limit in log_and_bucket(20) {
+        let policy = Policy::new("p", limit.clone()).wait_up_to(3 * SECOND);
+        let limiter = Limiter::new(MemoryStore::new(), policy);
+        let admitted = admitted_of_callers(vec![limiter], 40, 1.0, 10 * SECOND).await;
+        assert!(admitted >= 190, "{limit}: {admitted} of 200");
+    }
+}
+
+#[tokio::test]
+async fn callers_of_redis_that_leave_take_nothing_with_them() {
+    let redis = Redis::start();
+    for limit in log_and_bucket(20) {
+        let mut limiters = Vec::new();
+        for _ in 0..2 {
+            let store = RedisStore::connect(&redis.url()).await.expect("Redis replies");
+            limiters.push(Limiter::new(
+                store,
+                Policy::new("p", limit.clone()).wait_up_to(3 * SECOND),
+            ));
+        }
+        let admitted = admitted_of_callers(limiters, 40, 1.0, 10 * SECOND).await;
+        assert!(admitted >= 190, "{limit}: {admitted} of 200");
+    }
+}
+
+async fn redis_limiter(redis: &Redis, policies: impl Fn() -> Policy<()>) -> Limiter {
+    let store = connected(patient(), &redis.url()).await;
+    Limiter::new(store, policies())
+}
+
+/// Callers that begin to wait now, in this order.
+async fn waiting(limiter: &Limiter, callers: usize) -> Vec<JoinHandle<Result<Decision, AcquireError>>> {
+    let spawn = |_| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire("k").await })
+    };
+    let callers = (0..callers).map(spawn).collect();
+    sleep(SECOND / 100).await;
+    callers
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_caller_does_not_wait_for_those_that_have_left() {
+    for limit in log_and_bucket(1) {
+        let policy = Policy::new("p", limit.clone()).wait_up_to(20 * SECOND);
+        let limiter = Limiter::new(MemoryStore::new(), policy);
+        assert!(limiter.acquire("k").await.is_ok());
+        for caller in waiting(&limiter, 10).await.into_iter().skip(1) {
+            caller.abort();
+        }
+        let start = Instant::now();
+        let permit = limiter.acquire("k").await.expect("it is admitted");
+        let delay = permit.delay();
+        assert!(start.elapsed() <= 2_100 * MILLISECOND, "{limit}: {:?}", start.elapsed());
+        assert!(start.elapsed() - delay <= 5 * MILLISECOND, "{limit}: {delay:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_beside_slots_holds_at_the_instants_at_which_callers_continue() {
+    for order in [[0, 1], [1, 0]] {
+        let policies = [
+            Policy::new("rate", SlidingLog::per_second(2)).wait_up_to(20 * SECOND),
+            Policy::new("slots", Concurrency::new(2)).wait_up_to(20 * SECOND),
+        ];
+        let limiter = Limiter::new(MemoryStore::new(), order.map(|nth| policies[nth].clone()));
+        let mut tasks = JoinSet::new();
+        for _ in 0..12 {
+            let limiter = limiter.clone();
+            tasks.spawn(async move {
+                let _permit = limiter.acquire("k").await.expect("it is admitted");
+                let at = Instant::now();
+                sleep(SECOND / 10).await;
+                at
+            });
+        }
+        let admitted = tasks.join_all().await;
+        for from in &admitted {
+            let within = admitted.iter().filter(|at| (*from..*from + SECOND).contains(at));
+            assert!(within.count() <= 2, "{order:?}: {admitted:?}");
+        }
+    }
+}
+
+/// How many calls are admitted in a minute, of callers that take the slots of both policies, in these orders.
+async fn admitted_in_orders(orders: [[usize; 2]; 2]) -> usize {
+    let store = MemoryStore::new();
+    let policies = [("user", 2), ("all", 3)];
+    let policies = policies.map(|(name, slots)| Policy::new(name, Concurrency::new(slots)).wait_up_to(20 * SECOND));
+    let (start, admitted) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+    let mut tasks = JoinSet::new();
+    for caller in 0..12 {
+        let policies = match caller {
+            0 => vec![policies[0].clone()],
+            1 | 2 => vec![policies[1].clone()],
+            _ => orders[caller % 2].map(|nth| policies[nth].clone()).to_vec(),
+        };
+        let counts = policies.len() > 1;
+        let (limiter, admitted) = (Limiter::new(store.clone(), policies), admitted.clone());
+        let mut rng = Rng::with_seed(caller as u64);
+        tasks.spawn(async move {
+            while start.elapsed() < 60 * SECOND {
+                let permit = limiter.acquire("k").await.expect("it waits for less");
+                admitted.fetch_add(usize::from(counts), Ordering::Relaxed);
+                sleep(rng.u32(1..40) * MILLISECOND).await;
+                drop(permit);
+                sleep(rng.u32(0..20) * MILLISECOND).await;
+            }
+        });
+    }
+    tasks.join_all().await;
+    admitted.load(Ordering::Relaxed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_in_two_orders_are_taken_as_in_one() {
+    let one = admitted_in_orders([[0, 1], [0, 1]]).await;
+    let other = admitted_in_orders([[1, 0], [1, 0]]).await;
+    let two = admitted_in_orders([[0, 1], [1, 0]]).await;
+    assert!(one > 1_000, "{one}");
+    for two in [two, other] {
+        assert!(two * 100 >= one * 95, "{two} of {one}");
+    }
+}
+
+#[tokio::test]
+async fn processes_are_admitted_in_the_order_of_arrival() {
+    let redis = Redis::start();
+    for limit in log_and_bucket(20) {
+        let policy = || Policy::new(limit.algorithm(), limit.clone()).wait_up_to(20 * SECOND);
+        let limiters = [redis_limiter(&redis, policy).await, redis_limiter(&redis, policy).await];
+        let mut tasks = JoinSet::new();
+        for caller in 0..60 {
+            let limiter = limiters[caller % 2].clone();
+            tasks.spawn(async move {
+                let arrived = Instant::now();
+                let permit = limiter.acquire("k").await.expect("it is admitted");
+                (arrived, permit.server_time())
+            });
+            sleep(20 * MILLISECOND).await;
+        }
+        let mut admitted = tasks.join_all().await;
+        admitted.sort();
+        for (nth, (arrived, at)) in admitted.iter().enumerate() {
+            let earlier = admitted[..nth]
+                .iter()
+                .filter(|(other, _)| *other + 50 * MILLISECOND < *arrived);
+            let inverted: Vec<_> = earlier.filter(|(_, other)| other > at).collect();
+            assert!(
+                inverted.is_empty(),
+                "{limit}: {arrived:?} at {at:?} before {inverted:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_free_slot_is_taken_at_once() {
+    let policy = Policy::new("slots", Concurrency::new(1)).wait_up_to(20 * SECOND);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    let mut permit = limiter.acquire("k").await.expect("it is free");
+    for _ in 0..5 {
+        let mut callers = waiting(&limiter, 1).await;
+        let released = Instant::now();
+        drop(permit);
+        permit = callers.remove(0).await.expect("no panic").expect("it is admitted");
+        assert!(released.elapsed() <= MILLISECOND, "{:?}", released.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_slot_that_another_process_releases_is_taken_at_once() {
+    let redis = Redis::start();
+    let policy = || Policy::new("slots", Concurrency::new(1)).wait_up_to(20 * SECOND);
+    let limiters = [redis_limiter(&redis, policy).await, redis_limiter(&redis, policy).await];
+    let mut permit = limiters[0].acquire("k").await.expect("it is free");
+    let mut delays = Vec::new();
+    for round in 1..=10 {
+        let mut callers = waiting(&limiters[round % 2], 1).await;
+        sleep(SECOND / 5).await;
+        let released = Instant::now();
+        drop(permit);
+        permit = callers.remove(0).await.expect("no panic").expect("it is admitted");
+        delays.push(released.elapsed());
+    }
+    // A busy machine delays some. Without the message it would take half a second.
+    delays.sort();
+    assert!(delays[5] <= 20 * MILLISECOND, "{delays:?}");
+}
+
+#[tokio::test]
+async fn the_place_of_a_process_that_dies_expires() {
+    let redis = Redis::start();
+    let policy = || Policy::new("slots", Concurrency::new(1)).wait_up_to(20 * SECOND);
+    let limiter = redis_limiter(&redis, policy).await;
+    let permit = limiter.acquire("k").await.expect("it is free");
+    let url = redis.url();
+    let died = spawn_blocking(move || {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let limiter = runtime.block_on(async {
+            let store = connected(patient(), &url).await;
+            Limiter::new(store, policy())
+        });
+        let waiting = limiter.clone();
+        runtime.spawn(async move { waiting.acquire("k").await.map(drop) });
+        std::thread::sleep(SECOND / 5);
+        runtime.shutdown_background();
+    });
+    died.await.expect("no panic");
+    let died = Instant::now();
+    let mut callers = waiting(&limiter, 1).await;
+    drop(permit);
+    let admitted = callers.remove(0).await.expect("no panic");
+    assert!(admitted.is_ok(), "{admitted:?}");
+    assert!(died.elapsed() < 2_700 * MILLISECOND, "{:?}", died.elapsed());
+}
+
+#[test]
+fn a_long_line_needs_no_stack() {
+    const CALLERS: usize = 10_000;
+    let thread = std::thread::Builder::new().stack_size(256 * 1_024);
+    let thread = thread.spawn(|| {
+        let runtime = Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime").block_on(async {
+            let policy = Policy::new("p", TokenBucket::per_second(CALLERS as u64)).wait_up_to(20 * SECOND);
+            let limiter = Limiter::new(MemoryStore::new(), policy.max_waiting(CALLERS as u64));
+            assert!(
+                limiter
+                    .check_n("k", CALLERS as u64)
+                    .await
+                    .expect("it replies")
+                    .is_allowed()
+            );
+            let start = Instant::now();
+            for caller in waiting(&limiter, CALLERS).await {
+                assert!(caller.await.expect("no panic").is_ok());
+            }
+            assert!(start.elapsed() <= 1_100 * MILLISECOND, "{:?}", start.elapsed());
+
+            // They leave at once.
+            sleep(SECOND).await;
+            assert!(
+                limiter
+                    .check_n("k", CALLERS as u64)
+                    .await
+                    .expect("it replies")
+                    .is_allowed()
+            );
+            let callers = (0..CALLERS).map(|_| Box::pin(limiter.acquire("k")));
+            let mut callers: Vec<_> = callers.collect();
+            for caller in &mut callers {
+                let _ = poll_fn(|cx| Poll::Ready(caller.as_mut().poll(cx).is_pending())).await;
+            }
+            drop(callers);
+            sleep(SECOND).await;
+            let start = Instant::now();
+            assert!(
+                limiter
+                    .check_n("k", CALLERS as u64)
+                    .await
+                    .expect("it replies")
+                    .is_allowed(),
+                "the line is empty"
+            );
+            assert_eq!(start.elapsed(), Duration::ZERO);
+        });
+    });
+    thread.expect("a thread").join().expect("no overflow");
+}
+
+/// Whether a check of 1 beside one of 2 that waits is admitted, before and after that one leaves.
+async fn overtakes(limiter: &Limiter) -> [bool; 2] {
+    let _held = limiter.check_n("k", 1).await.expect("it replies");
+    let waits = limiter.clone();
+    let waits = tokio::spawn(async move { waits.request("k").cost(2).acquire().await.map(drop) });
+    sleep(50 * MILLISECOND).await;
+    let before = limiter.check("k").await.expect("it replies").is_allowed();
+    waits.abort();
+    sleep(50 * MILLISECOND).await;
+    let after = limiter.check("k").await.expect("it replies").is_allowed();
+    [before, after]
+}
+
+fn two_of_each() -> [Limit; 5] {
+    [
+        Concurrency::new(2).into(),
+        SlidingLog::new(2, 10 * SECOND).into(),
+        SlidingCounter::new(2, 10 * SECOND).into(),
+        FixedWindow::new(2, 10 * SECOND).into(),
+        TokenBucket::new(2, 10 * SECOND).into(),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_does_not_overtake_those_that_wait() {
+    for limit in two_of_each() {
+        let policy = Policy::new("p", limit.clone()).wait_up_to(30 * SECOND);
+        let limiter = Limiter::new(MemoryStore::new(), policy);
+        assert_eq!(overtakes(&limiter).await, [false, true], "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_check_of_redis_does_not_overtake_those_that_wait() {
+    let redis = Redis::start();
+    for limit in two_of_each() {
+        let policy = || Policy::new("p", limit.clone()).wait_up_to(30 * SECOND);
+        let limiter = redis_limiter(&redis, policy).await;
+        assert_eq!(overtakes(&limiter).await, [false, true], "{limit}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_line_denies() {
+    let policy = Policy::new("p", SlidingLog::per_second(1))
+        .wait_up_to(20 * SECOND)
+        .max_waiting(2);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    assert!(limiter.acquire("k").await.is_ok());
+    let callers = waiting(&limiter, 3).await;
+    let mut admitted = Vec::new();
+    for caller in callers {
+        admitted.push(caller.await.expect("no panic"));
+    }
+    let [Ok(_), Ok(_), Err(AcquireError::Denied(denied))] = &admitted[..] else {
+        panic!("{admitted:?}");
+    };
+    let denial = denied.decision().policies().next().and_then(|policy| policy.denial());
+    assert_eq!(denial, Some(Denial::LineFull));
+    assert!(denied.decision().retry_after().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_denied_at_once_or_at_its_bound() {
+    let policy = Policy::new("p", SlidingLog::per_second(1)).wait_up_to(1_500 * MILLISECOND);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    assert!(limiter.acquire("k").await.is_ok());
+    let mut callers = waiting(&limiter, 1).await;
+    let start = Instant::now();
+    let Err(AcquireError::Denied(denied)) = limiter.acquire("k").await else {
+        panic!("two seconds are too long");
+    };
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    let wait = denied.decision().retry_after().expect("it has a wait");
+    assert!(wait > 1_900 * MILLISECOND && wait <= 2 * SECOND, "{wait:?}");
+    let permit = callers.remove(0).await.expect("no panic").expect("it is admitted");
+    let delay = permit.delay();
+    assert!(delay >= 980 * MILLISECOND && delay <= SECOND, "{delay:?}");
+
+    // When slots will be free is not known.
+    let policy = Policy::new("slots", Concurrency::new(1)).wait_up_to(SECOND);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    let _permit = limiter.acquire("k").await.expect("it is free");
+    let start = Instant::now();
+    assert!(limiter.acquire("k").await.is_err());
+    assert!(start.elapsed() >= SECOND && start.elapsed() <= SECOND + 5 * MILLISECOND);
+}
+
+#[tokio::test]
+async fn two_keys_in_two_slots_of_a_cluster_are_one_limit_for_all() {
+    const CALLERS: usize = 12;
+    let cluster = Cluster::start().await;
+    let [one, two, _] = &cluster.keys().await;
+    let mut tasks = JoinSet::new();
+    let start = Instant::now();
+    for _ in 0..2 {
+        let store = connected(patient(), &cluster.url()).await;
+        cluster.serves(&store).await;
+        let policy = |name, quota, key: &str| {
+            let policy = Policy::new(name, SlidingLog::per_second(quota)).key(key::constant(key));
+            policy.failure_mode(FailureMode::Closed).wait_up_to(20 * SECOND)
+        };
+        let layer = RateLimitLayer::new(store, [policy("one", 3, one), policy("two", 4, two)]);
+        for _ in 0..CALLERS / 2 {
+            let service = layer.layer(tower::service_fn(
+                async |_: http::Request<http_body_util::Empty<bytes::Bytes>>| {
+                    Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+                },
+            ));
+            tasks.spawn(async move {
+                let response = service
+                    .oneshot(http::Request::new(http_body_util::Empty::new()))
+                    .await
+                    .expect("it never fails");
+                (response.status(), Instant::now())
+            });
+        }
+    }
+    let responses = tasks.join_all().await;
+    assert!(responses.iter().all(|(status, _)| status.is_success()), "{responses:?}");
+    let mut admitted: Vec<_> = responses.iter().map(|(_, at)| *at).collect();
+    admitted.sort();
+    // The times are those of responses.
+    for at in admitted.windows(4) {
+        assert!(at[3] - at[0] >= 900 * MILLISECOND, "{admitted:?}");
+    }
+    assert!(start.elapsed() < 12 * SECOND, "{:?}", start.elapsed());
+}

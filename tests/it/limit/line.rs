@@ -1,0 +1,277 @@
+//! The lines in memory and in Redis decide alike on the same random timelines of three processes.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+
+use fastrand::Rng;
+use tower_quota::{
+    Ban, Concurrency, FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    store::{Arrival, Charge, ChargeLine, LeaseId, Operation, Outcome, Store, StoreRequest},
+};
+
+use crate::{
+    model::number,
+    support::{Clock, Redis},
+};
+
+const SECOND: u64 = 1_000_000;
+const STEPS: usize = 150;
+const WORLDS: u64 = 40;
+const PROCESSES: usize = 3;
+const NAMES: [&str; 2] = ["a", "b"];
+const MOST: u64 = 999_999_999_999_999;
+
+/// The limits of a world, all of which a request is charged by.
+struct World {
+    limits: Vec<Limit>,
+    /// Whether requests may wait for each.
+    waits: Vec<bool>,
+    ban: Option<Ban>,
+}
+
+/// A request of a process.
+#[derive(Clone, Debug)]
+struct Sent {
+    operation: Operation,
+    process: usize,
+    cost: u64,
+    longest_us: u64,
+    ahead: u64,
+    /// The charge whose line the requests lead.
+    leads: Option<usize>,
+    /// The requests that stand in it, of which so many are decided.
+    standing: Option<(Vec<Arrival>, u32)>,
+    lease: LeaseId,
+}
+
+impl World {
+    fn new(rng: &mut Rng) -> Self {
+        let limits = 1 + usize::from(rng.u32(..3) == 0);
+        let limits: Vec<Limit> = (0..limits).map(|_| limit(rng)).collect();
+        let mut waits: Vec<_> = limits.iter().map(|_| rng.u32(..4) > 0).collect();
+        waits[0] |= waits.iter().all(|waits| !waits);
+        let ban = Ban::after(3, Duration::from_secs(5)).first(Duration::from_millis(300));
+        Self {
+            limits,
+            waits,
+            ban: (rng.u32(..8) == 0).then_some(ban),
+        }
+    }
+
+    fn has_slots(&self) -> bool {
+        self.limits.iter().any(|limit| matches!(limit, Limit::Concurrency(_)))
+    }
+
+    fn charges<'a>(&'a self, sent: &Sent, key: &'a Key) -> Vec<Charge<'a>> {
+        let charges = self.limits.iter().enumerate().map(|(number, limit)| {
+            let line = ChargeLine {
+                number: (1 + 10 * sent.process + number) as u64,
+                longest_us: sent.longest_us,
+                ahead: sent.ahead,
+                leads: sent.leads == Some(number),
+            };
+            let charge = Charge::new(NAMES[number], limit, key, sent.cost);
+            charge
+                .in_line(self.waits[number].then_some(line))
+                .ban(self.ban.as_ref().filter(|_| number == 0))
+                .lease(sent.lease)
+        });
+        charges.collect()
+    }
+}
+
+fn limit(rng: &mut Rng) -> Limit {
+    let window = Duration::from_micros([10_000, SECOND / 3, SECOND, 7 * SECOND][rng.usize(..4)]);
+    let quota = rng.u64(1..=5);
+    match rng.u32(..8) {
+        0 | 1 => SlidingLog::new(quota, window).into(),
+        2 => SlidingLog::new(quota, window).precision(4).into(),
+        3 => SlidingCounter::new(quota, window).into(),
+        4 => FixedWindow::new(quota, window).into(),
+        5 => TokenBucket::new(quota, window).burst(rng.u64(1..=4)).into(),
+        6 => TokenBucket::new(1, window).burst(quota).into(),
+        _ => Concurrency::new(quota)
+            .lease(Duration::from_secs(rng.u64(1..=4)))
+            .into(),
+    }
+}
+
+/// A random timeline.
+struct Timeline {
+    rng: Rng,
+    /// What each process has in its line, in the order of arrival.
+    lines: [Vec<Arrival>; PROCESSES],
+    admitted: Vec<(u64, Sent)>,
+}
+
+impl Timeline {
+    fn next(&mut self, now: u64) -> u64 {
+        let rng = &mut self.rng;
+        match rng.u32(..24) {
+            0..=7 => now,
+            8..=13 => now + rng.u64(..3),
+            14..=18 => now + rng.u64(..SECOND / 4),
+            19 => now + SECOND,
+            20 => now + 3 * SECOND / 2 + rng.u64(..3) - 1,
+            21 => now + rng.u64(..10 * SECOND),
+            22 => now - rng.u64(..SECOND / 10),
+            _ => now - rng.u64(..4 * SECOND) * u64::from(rng.u32(..8) == 0),
+        }
+    }
+
+    fn sent(&mut self, world: &World) -> Sent {
+        let rng = &mut self.rng;
+        let process = rng.usize(..PROCESSES);
+        let line = &mut self.lines[process];
+        let mut sent = Sent {
+            operation: Operation::Wait,
+            process,
+            cost: if rng.u32(..3) > 0 { 1 } else { rng.u64(1..=3) },
+            longest_us: [0, 1_000, SECOND, MOST, MOST, MOST][rng.usize(..6)],
+            ahead: if rng.u32(..6) == 0 { rng.u64(..9) } else { 0 },
+            leads: None,
+            standing: None,
+            lease: LeaseId::random(),
+        };
+        let plain = |operation, sent: Sent| Sent {
+            operation,
+            ahead: 0,
+            ..sent
+        };
+        match rng.u32(..32) {
+            0..=8 => sent,
+            9..=21 if !line.is_empty() => {
+                if rng.u32(..6) == 0 {
+                    line.remove(rng.usize(..line.len()));
+                }
+                let equal = line.first().map_or(0, |first| {
+                    sent.cost = first.weight;
+                    line.iter().take_while(|one| one.weight == first.weight).count()
+                });
+                let most = if world.has_slots() { 1 } else { 5 };
+                let units = equal.min(rng.usize(1..=most)).min(equal);
+                sent.leads = Some(rng.usize(..world.limits.len())).filter(|leads| world.waits[*leads]);
+                let place = line[..line.len().min(32)].to_vec();
+                sent.standing = Some((place, units as u32));
+                sent.ahead = 0;
+                sent
+            }
+            22 => {
+                line.clear();
+                sent.leads = world.waits.iter().position(|waits| *waits);
+                sent.standing = Some((Vec::new(), 0));
+                sent
+            }
+            23..=25 => plain(Operation::Check, sent),
+            26 => plain(Operation::Peek, sent),
+            27 => plain(Operation::Charge, sent),
+            28 if rng.u32(..3) == 0 => plain(Operation::Reset, sent),
+            _ => match self.admitted.pop() {
+                Some((_, back)) if world.has_slots() => Sent {
+                    operation: Operation::EndLease,
+                    ..back
+                },
+                Some((at, back)) => Sent {
+                    operation: Operation::Refund {
+                        admitted_at: Duration::from_micros(at),
+                    },
+                    ..back
+                },
+                None => sent,
+            },
+        }
+    }
+
+    fn follow(&mut self, now: u64, world: &World, sent: &Sent, outcome: &Outcome) {
+        let line = &mut self.lines[sent.process];
+        if let Some((place, _)) = &sent.standing {
+            line.drain(..(outcome.units as usize).min(place.len()));
+        } else if sent.operation == Operation::Wait && !outcome.allowed && sent.cost <= 2 {
+            line.push(Arrival {
+                at: now,
+                weight: sent.cost,
+            });
+        }
+        let counts = matches!(sent.operation, Operation::Check | Operation::Wait | Operation::Charge);
+        if counts && outcome.allowed && (outcome.units == 1 || !world.has_slots()) {
+            let plain = Sent {
+                leads: None,
+                standing: None,
+                ahead: 0,
+                ..sent.clone()
+            };
+            self.admitted.push((now, plain));
+        }
+    }
+}
+
+#[tokio::test]
+async fn lines_decide_alike_in_rust_and_in_lua() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let shared = clock.redis_store(&redis).await;
+    let first = number("TOWER_QUOTA_SEED");
+    let worlds = if first.is_some() { 1 } else { WORLDS };
+    let first = first.unwrap_or_else(|| RandomState::new().hash_one(0));
+    let (mut stood, mut admitted) = (0, 0);
+    for seed in (0..worlds).map(|nth| first.wrapping_add(nth)) {
+        redis.command::<()>("FLUSHALL", [""; 0]).await;
+        clock.set(Clock::new().now());
+        let (memory, key) = (clock.memory_store(), Key::from("k"));
+        let mut rng = Rng::with_seed(seed);
+        let world = World::new(&mut rng);
+        let mut timeline = Timeline {
+            rng,
+            lines: Default::default(),
+            admitted: Vec::new(),
+        };
+        let mut history = Vec::new();
+        for _ in 0..STEPS {
+            let now = timeline.next(clock.now());
+            clock.set(now);
+            clock.write_to(&redis).await;
+            let sent: Vec<Sent> = (0..timeline.rng.usize(1..=3)).map(|_| timeline.sent(&world)).collect();
+            // The requests that stand in a line are those of the call before.
+            let sent = match sent.iter().any(|sent| sent.standing.is_some()) {
+                true => sent
+                    .into_iter()
+                    .filter(|sent| sent.standing.is_some())
+                    .take(1)
+                    .collect(),
+                false => sent,
+            };
+            let charges: Vec<_> = sent.iter().map(|sent| world.charges(sent, &key)).collect();
+            let requests = sent.iter().zip(&charges).map(|(sent, charges)| {
+                let request = StoreRequest::new(sent.operation, charges);
+                match &sent.standing {
+                    Some((place, units)) => request.standing(Some(place), *units),
+                    None => request,
+                }
+            });
+            let requests: Vec<_> = requests.collect();
+            let in_memory = memory.decide(&requests).await.expect("memory replies");
+            let in_redis = shared.decide(&requests).await.expect("Redis replies");
+            history.push(format!("at {now}: {sent:#?}\n  -> {:#?}", in_memory.outcomes()));
+            assert!(
+                in_memory.outcomes() == in_redis.outcomes(),
+                "{:?} (waits: {:?}, {:?}), TOWER_QUOTA_SEED={seed}:\n{}\nin Redis: {:#?}",
+                world.limits,
+                world.waits,
+                world.ban,
+                history[history.len().saturating_sub(8)..].join("\n"),
+                in_redis.outcomes()
+            );
+            for (sent, outcome) in sent.into_iter().zip(in_redis.outcomes()) {
+                let waits = sent.standing.as_ref().is_some_and(|(_, units)| *units > 0);
+                stood += usize::from(waits);
+                admitted += usize::from(waits && outcome.allowed);
+                timeline.follow(now, &world, &sent, outcome);
+            }
+        }
+    }
+    assert!(
+        worlds == 1 || stood > 500 && admitted > 100,
+        "{stood} stood in a line, {admitted} of these checks admitted one"
+    );
+}
