@@ -361,8 +361,10 @@ impl Line {
         // The check that has denied it has added it to the place; one that was sent since then has replaced the place.
         let is_replaced = state.sent_at.is_some_and(|sent| sent >= sent_at);
         state.is_stale |= is_replaced;
-        let stored_until = sent_at + Duration::from_micros(PLACE_US);
-        state.stored_until = state.stored_until.max(Some(stored_until));
+        if state.waiting.len() <= PLACE_SIZE {
+            let stored_until = sent_at + Duration::from_micros(PLACE_US);
+            state.stored_until = state.stored_until.max(Some(stored_until));
+        }
         line.ensure_task(&mut state);
         line.signal.change();
         drop(state);
@@ -409,7 +411,8 @@ impl Line {
                 _ => Next::End,
             };
         }
-        let refresh = state.sent_at.map_or(now, |sent_at| sent_at + REFRESH);
+        let unrefreshed = Duration::from_micros(PLACE_US) - REFRESH;
+        let refresh = state.stored_until.map_or(now, |until| until - unrefreshed);
         let mut due = state.due.map_or(refresh, |due| due.min(refresh));
         if state.is_stale {
             due = due.min(state.sent_at.map_or(now, |sent_at| sent_at + COALESCED));
