@@ -44,7 +44,7 @@ for n = 1, last_run do
     reset_key = true
   elseif operation == 'refund' then
     admitted_at, position = unpack_numbers('<d', ARGV[n], position)
-  elseif operation == 'wait' then
+  elseif operation == 'wait' or operation == 'peek' then
     local count
     process, count, position = unpack_numbers('<dd', ARGV[n], position)
     -- How many wait and one more; 0 for a request that has just arrived.

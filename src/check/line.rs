@@ -109,7 +109,6 @@ enum Outcome {
 struct Lacking {
     line: u64,
     cost: u64,
-    most: u64,
     longest: Duration,
     retry_after: Duration,
 }
@@ -139,13 +138,25 @@ fn cost_behind_place(id: u64) -> u64 {
     })
 }
 
+/// Whether too much waits in this process for one of the policies that a request may wait for.
+#[cold]
+pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
+    policies.iter().any(|policy| {
+        let line = policy.line().and_then(|line| lock(&LINES).get(&line).cloned());
+        let waiting = line.map_or(0, |line| line.state().weight);
+        policy.waits() && policy.cost.saturating_add(waiting) > policy.waiting.most
+    })
+}
+
 /// Lets a request wait that a check, sent at this time, has denied. Returns the decision if it may not wait.
 #[cold]
 pub(super) fn wait(denied: Decision, sent_at: Instant) -> Result<Held, Decision> {
     let Some(lacking) = Lacking::of(&denied, |policy| policy.may_wait()) else {
         return Err(denied);
     };
-    if lacking.iter().any(Lacking::is_full) {
+    if is_full(denied.as_slice()) {
+        // Others have entered since the check was sent, which has added this request to the places.
+        lacking.iter().for_each(Lacking::replace_place);
         return Err(denied.for_a_full_line());
     }
     Ok(Box::pin(stand(denied, lacking, sent_at)))
@@ -163,7 +174,7 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent_at: Insta
     let leaving = Leaving(waiter.clone());
     let longest = lacking.iter().map(|lacking| lacking.longest).min().unwrap_or_default();
     let observed = denied.observed();
-    waiter.stand(&lacking, denied.again(), sent_at);
+    waiter.stand(&lacking, denied.again(), None, sent_at);
     drop(denied);
 
     let outcome = {
@@ -221,17 +232,17 @@ impl Lacking {
         Some(Self {
             line: policy.line()?,
             cost: policy.cost,
-            most: policy.waiting.most,
             longest: Duration::from_micros(policy.waiting.longest_us),
             retry_after: policy.retry_after().unwrap_or_default(),
         })
     }
 
-    /// Whether too much waits for this key in this process.
-    fn is_full(&self) -> bool {
-        let line = lock(&LINES).get(&self.line).cloned();
-        let waiting = line.map_or(0, |line| line.state().weight);
-        self.cost.saturating_add(waiting) > self.most
+    /// Lets the line replace its place in the store.
+    fn replace_place(&self) {
+        if let Some(line) = lock(&LINES).get(&self.line) {
+            line.state().is_stale = true;
+            line.signal.change();
+        }
     }
 }
 
@@ -260,21 +271,22 @@ impl Waiter {
         }
     }
 
-    /// Stands in the lines of the keys that deny the request, and in no others.
-    fn stand(self: &Arc<Self>, lacking: &[Lacking], undecided: Undecided, sent_at: Instant) {
+    /// Stands in the lines of the keys that deny the request, and in no others. `led` is the line in which it was checked as one of
+    /// the first; a request that has just arrived was added to the places of all of these lines.
+    fn stand(self: &Arc<Self>, lacking: &[Lacking], undecided: Undecided, led: Option<u64>, sent_at: Instant) {
         *lock(&self.phase) = Phase::Standing(undecided);
         let mut standing = lock(&self.standing);
         standing.retain(|(line, rank)| {
             let stays = lacking.iter().any(|lacking| lacking.line == line.id);
             if !stays {
-                line.remove(rank, false, None);
+                line.remove(rank, led != Some(line.id), None);
             }
             stays
         });
         for lacking in lacking {
             match standing.iter().find(|(line, _)| line.id == lacking.line) {
                 Some((line, _)) => line.signal.change(),
-                None => standing.push(Line::enter(lacking, self, sent_at)),
+                None => standing.push(Line::enter(lacking, self, led.is_none(), sent_at)),
             }
         }
     }
@@ -336,7 +348,7 @@ impl Waiter {
 
 impl Line {
     /// Adds a request to the line of a key, behind those that have arrived before.
-    fn enter(lacking: &Lacking, waiter: &Arc<Waiter>, sent_at: Instant) -> (Arc<Self>, Rank) {
+    fn enter(lacking: &Lacking, waiter: &Arc<Waiter>, is_stored: bool, sent_at: Instant) -> (Arc<Self>, Rank) {
         // The line is not removed while the table is locked.
         let mut lines = lock(&LINES);
         let line = lines.entry(lacking.line).or_insert_with(|| {
@@ -358,9 +370,9 @@ impl Line {
             let due = sent_at + lacking.retry_after;
             state.due = Some(state.due.map_or(due, |earlier| earlier.min(due)));
         }
-        // The check that has denied it has added it to the place; one that was sent since then has replaced the place.
+        // A check that was sent since then has replaced the place.
         let is_replaced = state.sent_at.is_some_and(|sent| sent >= sent_at);
-        state.is_stale |= is_replaced;
+        state.is_stale |= is_replaced || !is_stored && state.is_in_place(&rank);
         if state.waiting.len() <= PLACE_SIZE {
             let stored_until = sent_at + Duration::from_micros(PLACE_US);
             state.stored_until = state.stored_until.max(Some(stored_until));
@@ -572,7 +584,7 @@ impl Group {
                 Some(lacking) => {
                     let own = lacking.iter().find(|lacking| lacking.line == line);
                     due = due.or(own.map(|own| sent_at + own.retry_after));
-                    waiter.stand(&lacking, denied.again(), sent_at);
+                    waiter.stand(&lacking, denied.again(), Some(line), sent_at);
                 }
                 None => {
                     denied.count_outcomes();

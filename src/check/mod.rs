@@ -63,10 +63,21 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
         return Check::Decided(Ok(denied));
     }
 
+    if operation == Operation::Wait && line::is_full(policies) {
+        return begin_at_a_full_line(undecided);
+    }
+
     match send(operation, &undecided) {
         Some(response) => wait(response, operation, undecided),
         None => Check::Decided(Ok(undecided.admitted())),
     }
+}
+
+/// Checks a request that may not wait, since too much waits already.
+#[cold]
+fn begin_at_a_full_line(mut undecided: Undecided) -> Check {
+    undecided.find_line_full();
+    begin(Operation::Check, undecided)
 }
 
 /// Sends the charges of policies that are enforced and have no bans; `None` if there are none.

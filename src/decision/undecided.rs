@@ -22,6 +22,8 @@ use crate::{
 pub(crate) struct Undecided {
     decision: Decision,
     led: Option<Box<Led>>,
+    /// Whether the request may not wait since too much waits already.
+    is_line_full: bool,
 }
 
 /// The line in which a request waits for its turn, and the place of the process in it, in which the request is the first.
@@ -36,13 +38,22 @@ impl Undecided {
         Self {
             decision: Decision::new(false, policies),
             led: None,
+            is_line_full: false,
         }
     }
 
     /// The decision, which was recorded.
     #[inline]
     pub(crate) fn decided(self) -> Decision {
-        self.decision
+        match self.is_line_full {
+            true => self.decision.for_a_full_line(),
+            false => self.decision,
+        }
+    }
+
+    /// Lets a denial be one for a full line.
+    pub(crate) fn find_line_full(&mut self) {
+        self.is_line_full = true;
     }
 
     /// The decision to admit a request that no policy applies to.
@@ -304,7 +315,7 @@ impl Decision {
 
 impl PolicyDecision {
     /// Whether the request may wait for this policy at all.
-    fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         self.waiting.longest_us > 0
     }
 

@@ -201,7 +201,6 @@ impl<'a> Progress<'a> {
             ));
         };
         for (position, state) in positions.iter().zip(&outcome.states) {
-            // A reservation counts at its turn.
             let decided_at = state.decided_at.unwrap_or(response.server_time);
             self.states[*position] = state.at(decided_at);
         }

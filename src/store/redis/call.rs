@@ -145,7 +145,7 @@ impl ScriptCall {
         if let Operation::Refund { admitted_at } = operation {
             write_numbers(buffer, [admitted_at.as_micros() as u64]);
         }
-        if operation == Operation::Wait {
+        if matches!(operation, Operation::Wait | Operation::Peek) {
             write_waiting(buffer, first.request.waiting.as_deref());
         }
         for entry in first.request.entries() {

@@ -135,7 +135,7 @@ impl OwnedRequest {
             // Of requests that wait, the others are checked after this one.
             units: self.units.min(1),
             is_optional: false,
-            waiting: self.waiting.clone().filter(|_| operation == Operation::Wait),
+            waiting: self.waiting.clone().filter(|_| matches!(operation, Operation::Wait | Operation::Peek)),
         }
     }
 

@@ -144,7 +144,7 @@ fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<
             _ => panic!("{operation} is not an operation"),
         };
         let waiting = match operation {
-            Operation::Wait => read_waiting(&mut run),
+            Operation::Wait | Operation::Peek => read_waiting(&mut run),
             _ => None,
         };
         let mut ban = None;
