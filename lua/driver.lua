@@ -119,7 +119,7 @@ if not single then
       local run = runs[n]
       at_run, operation = n, run.operation
       run.before = run.before or passed
-      local is_joint = operation ~= 'check' or run.size > 1
+      local is_joint = operation ~= 'check' or run.size > 1 or run.lines > 0
       local finish = run.before + run.requests * run.size
       while passed < finish do
         local fine, failure = pcall(is_joint and decide or check_alone, run, finish)

@@ -82,10 +82,10 @@ if has_lines then
     return weight_before(line.places, arrived, line.number, not line.leads and request.decided)
   end
 
-  -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more.
+  -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one.
   local function time_until(request, charge, total)
     local quota, line, of = charge[C_QUOTA], charge[C_LINE], operation
-    local cycles = total > quota and math.ceil(total / quota) - 1 or 0
+    local cycles = line.cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
     local function looks(_, room, _, cost)
       return 0, room < cost
     end
@@ -93,7 +93,24 @@ if has_lines then
     local _, _, wait =
       charge[C_RULE](line.key, 1, looks, total - cycles * quota, quota, charge[C_X], charge[C_Y], charge[C_Z], request)
     operation = of
-    return cycles * line.cycle + wait
+    return math.min(cycles * line.cycle + wait, LONGEST_WAIT_US)
+  end
+
+  -- The requests of a place without those that are decided, of which several may have arrived at once.
+  local function without_decided(place, waiting, times)
+    local decided, others = {}, {}
+    for n = 1, times do
+      decided[waiting[2 * n - 1]] = (decided[waiting[2 * n - 1]] or 0) + 1
+    end
+    for n = 1, #place, 2 do
+      local left = decided[place[n]] or 0
+      if left > 0 then
+        decided[place[n]] = left - 1
+      else
+        others[#others + 1], others[#others + 2] = place[n], place[n + 1]
+      end
+    end
+    return others
   end
 
   -- Ends a decision about requests that wait: those that are admitted leave the line. Those that are denied stand in it if this key
@@ -105,18 +122,15 @@ if has_lines then
         kept[#kept + 1] = waiting[n]
       end
     elseif waiting then
-      -- Several may have arrived at once.
-      local gone = {}
-      for n = 1, admitted do
-        gone[waiting[2 * n - 1]] = (gone[waiting[2 * n - 1]] or 0) + 1
-      end
-      for n = 1, #place, 2 do
-        local left = gone[place[n]] or 0
-        if left > 0 then
-          gone[place[n]] = left - 1
-        else
-          kept[#kept + 1], kept[#kept + 2] = place[n], place[n + 1]
+      -- In a line that they do not lead those that are denied are inserted by their arrival.
+      kept = without_decided(place, waiting, request.times)
+      for n = line.lacks and admitted + 1 or math.huge, request.times do
+        local at = 1
+        while at < #kept and kept[at] <= waiting[2 * n - 1] do
+          at = at + 2
         end
+        table.insert(kept, at, charge[C_COST])
+        table.insert(kept, at, waiting[2 * n - 1])
       end
     elseif line.lacks and request.may_wait and #place < 2 * PLACE_SIZE then
       kept = { unpack(place) }
@@ -124,16 +138,15 @@ if has_lines then
     else
       return
     end
-    if #kept == #place and (#kept == 0 or waiting and not line.leads) then
-      return
-    end
-    if line.leads or not waiting then
-      place.process, place.til = request.process, now + PLACE_US
-    end
+    local changes = line.leads and #kept + #place > 0
     for n = 1, math.max(#place, #kept) do
-      place[n] = kept[n]
+      changes = changes or place[n] ~= kept[n]
+      place[n] = n <= 2 * PLACE_SIZE and kept[n] or nil
     end
-    write_places(line.line_key, line.places)
+    if changes then
+      place.process, place.til = request.process, now + PLACE_US
+      write_places(line.line_key, line.places)
+    end
   end
 
   -- Wakes the processes whose first requests fit now.
@@ -168,7 +181,7 @@ if has_lines then
       end
     end
     local counted, waits, refunded_at = rest(request, room, fits, cost)
-    if operation == 'wait' then
+    if operation == 'wait' or request.waiting then
       settle(request, charge, line, counted)
     end
     return counted, waits, refunded_at

@@ -9,7 +9,7 @@ end
 
 local digits, fetch, write
 
-if sliding_log or concurrency then
+if sliding_log or concurrency or has_lines then
   -- The digits of a whole number. In two halves, as those of an expiry; `%.0f` takes half as long again.
   function digits(number)
     local low = number % 10000000

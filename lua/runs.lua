@@ -73,7 +73,7 @@ for n = 1, last_run do
     if algorithm == 'log' then
       sliding_log = true
       weighted_log = weighted_log or has_lines or y > 0 or cost > 1 or operation == 'refund'
-      if y == 0 and cost == 1 or operation == 'check' then
+      if y == 0 and (cost == 1 or line) or operation == 'check' then
         coarse_log = coarse_log or y > 0
         if not texts or texts.window ~= x or texts.grain ~= y then
           texts = { window = x, grain = y, before = texts, header = false, expires = false }

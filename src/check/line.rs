@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{Check, Held, begin, composite, give_back, settle};
+use super::{Check, Held, composite, give_back, settle};
 use crate::{
     Decision, PolicyDecision,
     decision::Undecided,
@@ -42,6 +42,9 @@ const REFRESH: Duration = Duration::from_secs(1);
 
 /// The pause between checks which only replace the place of the process.
 const COALESCED: Duration = Duration::from_millis(20);
+
+/// The number of no line.
+const NO_LINE: u64 = u64::MAX;
 
 static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
 
@@ -85,6 +88,8 @@ struct Waiter {
     number: u64,
     /// By the clock of the store, in microseconds.
     arrived: u64,
+    /// Until when it may wait.
+    until: Instant,
     phase: Mutex<Phase>,
     standing: Mutex<Places>,
     /// Whether it may not wait any longer.
@@ -170,15 +175,17 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent_at: Insta
     }
     let _waiting = denied.wait();
     let (sender, mut decided) = oneshot::channel();
-    let waiter = Arc::new(Waiter::new(&denied, sender));
-    let leaving = Leaving(waiter.clone());
     let longest = lacking.iter().map(|lacking| lacking.longest).min().unwrap_or_default();
+    let waiter = Arc::new(Waiter::new(&denied, since + longest, sender));
+    let leaving = Leaving(waiter.clone());
     let observed = denied.observed();
-    waiter.stand(&lacking, denied.again(), None, sent_at);
+    // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
+    let is_stored = denied.as_slice().len() == 1;
+    waiter.stand(&lacking, denied.again(), is_stored, sent_at);
     drop(denied);
 
     let outcome = {
-        let mut timer = pin!(sleep_until(since + longest));
+        let mut timer = pin!(sleep_until(waiter.until));
         let mut orphaned = pin!(ORPHANED.notified());
         poll_fn(|cx| {
             while orphaned.as_mut().poll(cx).is_ready() {
@@ -201,13 +208,22 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent_at: Insta
     drop(leaving);
     let decision = match outcome {
         Outcome::Decided(decision) => decision?,
-        // This check does not wait: it is denied, or admitted if it fits now.
-        Outcome::Expired(undecided) => match begin(Operation::Check, undecided) {
+        Outcome::Expired(undecided) => match check_last(undecided, waiter.arrived) {
             Check::Decided(decision) => decision?,
             Check::Pending(check) => check.await?,
         },
     };
     Ok(decision.after_waiting(since.elapsed(), observed))
+}
+
+/// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
+fn check_last(mut undecided: Undecided, arrived: u64) -> Check {
+    let arrival = Arrival { at: arrived, weight: 0 };
+    undecided.lead(NO_LINE, &[arrival], 1);
+    match send(Operation::Wait, &undecided) {
+        Some(response) => super::wait(response, Operation::Wait, undecided, None),
+        None => Check::Decided(Err(ended())),
+    }
 }
 
 /// The request leaves the lines when its caller leaves.
@@ -247,7 +263,7 @@ impl Lacking {
 }
 
 impl Waiter {
-    fn new(denied: &Decision, outcome: oneshot::Sender<Outcome>) -> Self {
+    fn new(denied: &Decision, until: Instant, outcome: oneshot::Sender<Outcome>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         static LATEST: AtomicU64 = AtomicU64::new(0);
 
@@ -264,6 +280,7 @@ impl Waiter {
         Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             arrived: latest.map_or(arrived, next),
+            until,
             phase: Mutex::new(Phase::Over),
             standing: Mutex::default(),
             is_last: AtomicBool::new(false),
@@ -271,22 +288,21 @@ impl Waiter {
         }
     }
 
-    /// Stands in the lines of the keys that deny the request, and in no others. `led` is the line in which it was checked as one of
-    /// the first; a request that has just arrived was added to the places of all of these lines.
-    fn stand(self: &Arc<Self>, lacking: &[Lacking], undecided: Undecided, led: Option<u64>, sent_at: Instant) {
+    /// Stands in the lines of the keys that deny the request, and in no others, as in the store.
+    fn stand(self: &Arc<Self>, lacking: &[Lacking], undecided: Undecided, is_stored: bool, sent_at: Instant) {
         *lock(&self.phase) = Phase::Standing(undecided);
         let mut standing = lock(&self.standing);
         standing.retain(|(line, rank)| {
             let stays = lacking.iter().any(|lacking| lacking.line == line.id);
             if !stays {
-                line.remove(rank, led != Some(line.id), None);
+                line.remove(rank, false, None);
             }
             stays
         });
         for lacking in lacking {
             match standing.iter().find(|(line, _)| line.id == lacking.line) {
                 Some((line, _)) => line.signal.change(),
-                None => standing.push(Line::enter(lacking, self, led.is_none(), sent_at)),
+                None => standing.push(Line::enter(lacking, self, is_stored, sent_at)),
             }
         }
     }
@@ -569,7 +585,9 @@ impl Group {
                     continue;
                 }
             };
-            match Lacking::of(&denied, PolicyDecision::may_stay_in_line) {
+            match Lacking::of(&denied, |policy| {
+                policy.may_stay_in_line(waiter.until.saturating_duration_since(sent_at))
+            }) {
                 // Another one of the group has just been admitted.
                 Some(lacking) if lacking.is_empty() && !waiter.has_left() => {
                     *lock(&waiter.phase) = Phase::Standing(denied.again());
@@ -584,7 +602,7 @@ impl Group {
                 Some(lacking) => {
                     let own = lacking.iter().find(|lacking| lacking.line == line);
                     due = due.or(own.map(|own| sent_at + own.retry_after));
-                    waiter.stand(&lacking, denied.again(), Some(line), sent_at);
+                    waiter.stand(&lacking, denied.again(), true, sent_at);
                 }
                 None => {
                     denied.count_outcomes();

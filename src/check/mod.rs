@@ -68,9 +68,15 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
     }
 
     match send(operation, &undecided) {
-        Some(response) => wait(response, operation, undecided),
+        Some(response) => wait(response, operation, undecided, sent_at(operation)),
         None => Check::Decided(Ok(undecided.admitted())),
     }
+}
+
+/// When a request was sent that may wait.
+#[inline(always)]
+fn sent_at(operation: Operation) -> Option<Instant> {
+    (operation == Operation::Wait).then(Instant::now)
 }
 
 /// Checks a request that may not wait, since too much waits already.
@@ -121,7 +127,7 @@ fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
         .collect();
     let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
     match composite::send(operation, &undecided, &charges, decide) {
-        Some(response) => wait(response, operation, undecided),
+        Some(response) => wait(response, operation, undecided, sent_at(operation)),
         None => {
             let decided = undecided.decided();
             count(operation, &decided);
@@ -131,16 +137,13 @@ fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
 }
 
 #[inline(always)]
-fn wait(response: StoreFuture, operation: Operation, undecided: Undecided) -> Check {
+fn wait(response: StoreFuture, operation: Operation, undecided: Undecided, sent_at: Option<Instant>) -> Check {
     match response.as_ready() {
-        Some(response) => {
-            let sent_at = (operation == Operation::Wait).then(Instant::now);
-            decide(response, operation, undecided, None, sent_at)
-        }
+        Some(response) => decide(response, operation, undecided, None, sent_at),
         None => Check::Pending(PendingCheck::Store(StoreCheck {
             operation,
             began: Began::now(),
-            sent_at: (operation == Operation::Wait).then(Instant::now),
+            sent_at,
             owed: owed(operation, &undecided),
             undecided: Some((response, undecided)),
         })),

@@ -207,7 +207,7 @@ impl PolicyDecision {
 
     /// The line in which requests wait for the policy.
     #[inline]
-    fn charge_line(&self) -> Option<ChargeLine> {
+    pub(super) fn charge_line(&self) -> Option<ChargeLine> {
         Some(ChargeLine {
             number: self.line()?,
             longest_us: self.waiting.longest_us,

@@ -362,7 +362,7 @@ impl Adjustment {
     }
 
     fn charge(&self) -> Charge<'_> {
-        let charge = Charge::on(&self.limit.named, &self.policy.key, self.cost);
+        let charge = Charge::on(&self.limit.named, &self.policy.key, self.cost).in_line(self.policy.charge_line());
         match &self.local {
             Some(local) => local.charge(&charge),
             None => charge,

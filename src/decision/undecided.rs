@@ -323,17 +323,20 @@ impl PolicyDecision {
     pub(crate) fn may_wait(&self) -> bool {
         let longest = Duration::from_micros(self.waiting.longest_us);
         // When slots will be free is not known.
-        let is_known = !self.named().limit.is_held() || self.denial == Some(Denial::Banned);
-        self.may_stay_in_line() && (!is_known || self.retry_after.is_some_and(|wait| wait <= longest))
+        let is_known = !self.named().limit.is_held();
+        self.may_stay_in_line(longest) && (!is_known || self.retry_after.is_some_and(|wait| wait <= longest))
     }
 
-    /// Whether the request waits for what this policy denies it for: room, or the end of a pause that a response has asked for.
-    pub(crate) fn may_stay_in_line(&self) -> bool {
+    /// Whether the request waits for what this policy denies it for: room, or the end of a pause that a response has asked for and
+    /// which ends within this time.
+    pub(crate) fn may_stay_in_line(&self, left: Duration) -> bool {
         let settings = &self.policy().settings;
         self.waits()
             && match self.denial {
                 Some(Denial::QuotaExceeded) => true,
-                Some(Denial::Banned) => settings.learns && settings.ban.is_none(),
+                Some(Denial::Banned) => {
+                    settings.learns && settings.ban.is_none() && self.retry_after.is_some_and(|rest| rest <= left)
+                }
                 Some(Denial::CostAboveLimit | Denial::DenyAll | Denial::LineFull) | None => false,
             }
     }

@@ -1,10 +1,15 @@
 use smallvec::SmallVec;
 
+use super::MAX_QUOTA;
+
 /// How long the place of a process in a line is held after it was replaced, in microseconds.
 pub(crate) const PLACE_US: u64 = 1_500_000;
 
 /// The most requests of a process that its place contains.
 pub(crate) const PLACE_SIZE: usize = 32;
+
+/// The longest wait that is told, in microseconds.
+pub(crate) const LONGEST_WAIT_US: u64 = MAX_QUOTA;
 
 /// The wait of a request that fits as soon as those before it are admitted, in microseconds.
 pub(crate) const SOON_US: u64 = 1_000;
@@ -108,14 +113,14 @@ impl Line {
         (0..standing.units).take_while(fits).count()
     }
 
-    /// Ends a decision that has admitted some of the requests. Those that are denied wait here if this key lacks room for them: one
-    /// that has just arrived with this weight.
+    /// Ends a decision that has admitted some of the requests of this cost. Those that are denied wait here if this key lacks room
+    /// for them, one that has just arrived if it may. In a line that they do not lead they are inserted by their arrival.
     pub(crate) fn settle(
         &mut self,
         standing: &Standing<'_>,
         admitted: usize,
         lacks: bool,
-        arrives: Option<u64>,
+        (cost, may_wait): (u64, bool),
         now: u64,
     ) {
         match standing.waiting {
@@ -124,28 +129,46 @@ impl Line {
                 self.replace(standing.place, waiting.get(left..).unwrap_or_default(), now);
             }
             Some(_) => {
-                let decided = standing.decided();
-                let admitted = &decided[..admitted.min(decided.len())];
-                for place in self.0.iter_mut().filter(|place| place.owner == standing.place) {
-                    for admitted in admitted {
-                        // Several may have arrived at once.
-                        if let Some(position) = place.waiting.iter().position(|one| one.at == admitted.at) {
-                            place.waiting.remove(position);
-                        }
+                let (before, decided) = (self.place_of(standing.place), standing.decided());
+                let mut waiting = before.clone();
+                for decided in decided {
+                    // Several may have arrived at once.
+                    if let Some(position) = waiting.iter().position(|one| one.at == decided.at) {
+                        waiting.remove(position);
                     }
                 }
-                self.0.retain(|place| !place.waiting.is_empty());
+                if lacks {
+                    for denied in &decided[admitted.min(decided.len())..] {
+                        let position = waiting.iter().take_while(|one| one.at <= denied.at).count();
+                        waiting.insert(
+                            position,
+                            Arrival {
+                                at: denied.at,
+                                weight: cost,
+                            },
+                        );
+                    }
+                    waiting.truncate(PLACE_SIZE);
+                }
+                if waiting != before {
+                    self.replace(standing.place, &waiting, now);
+                }
             }
-            None if lacks && let Some(weight) = arrives => {
-                let own = self.0.iter().find(|place| place.owner == standing.place);
-                let mut waiting = own.map(|place| place.waiting.clone()).unwrap_or_default();
+            None if lacks && may_wait => {
+                let mut waiting = self.place_of(standing.place);
                 if waiting.len() < PLACE_SIZE {
-                    waiting.push(Arrival { at: now, weight });
+                    waiting.push(Arrival { at: now, weight: cost });
                     self.replace(standing.place, &waiting, now);
                 }
             }
             None => {}
         }
+    }
+
+    /// The requests in the place of a process.
+    fn place_of(&self, owner: PlaceId) -> SmallVec<[Arrival; 4]> {
+        let own = self.0.iter().find(|place| place.owner == owner);
+        own.map(|place| place.waiting.clone()).unwrap_or_default()
     }
 
     fn replace(&mut self, owner: PlaceId, waiting: &[Arrival], now: u64) {

@@ -221,7 +221,7 @@ pub use self::{
 pub(crate) use self::{
     ban::Banned,
     limit::{NamedLimit, Share, hash_text},
-    line::{Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
+    line::{LONGEST_WAIT_US, Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
     rate::LengthText,
     rule::{Change, Effect, MAX_QUOTA, SLACK, Saved, State},
 };

@@ -3,6 +3,7 @@ use super::{
     fixed_window::Window,
     leases::{LeaseId, Leases},
     limit::Limit,
+    line::LONGEST_WAIT_US,
     sliding_counter::Counter,
     sliding_log::Log,
     token_bucket::Bucket,
@@ -259,7 +260,8 @@ impl Limit {
         } else {
             self.wait(state, now, rest)
         };
-        cycles.saturating_mul(self.cycle_us()).saturating_add(wait)
+        let cycles_us = cycles.saturating_mul(self.cycle_us());
+        cycles_us.saturating_add(wait).min(LONGEST_WAIT_US)
     }
 
     /// The time in which the quota is restored; 0 if it is not known, and 1, a lower bound, for windows of a calendar.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{
     Key, Limit,
-    store::{Charge, Failover, LeaseId, Operation, Owed, Store, StoreFuture, StoreRequest},
+    store::{Charge, ChargeLine, Failover, LeaseId, Operation, Owed, Store, StoreFuture, StoreRequest},
     sync::{Mutex, MutexGuard},
 };
 
@@ -46,6 +46,8 @@ pub(crate) struct Lease {
     limit: Limit,
     pub(super) key: Key,
     pub(super) cost: u64,
+    /// The line of the requests that wait for these slots.
+    line: Option<ChargeLine>,
     id: LeaseId,
     #[cfg(feature = "admin")]
     pub(super) taken_at: Instant,
@@ -88,6 +90,7 @@ impl Lease {
             limit,
             key,
             cost,
+            line: None,
             id: ticket.id,
             #[cfg(feature = "admin")]
             taken_at: ticket.made_at,
@@ -104,6 +107,11 @@ impl Lease {
     pub(crate) fn owing(self, release: Owed) -> Self {
         self.progress().owed = Some(release);
         self
+    }
+
+    /// With the line of its key.
+    pub(crate) fn in_line(self, line: Option<ChargeLine>) -> Self {
+        Self { line, ..self }
     }
 
     pub(super) fn id(&self) -> LeaseId {
@@ -158,7 +166,8 @@ impl Lease {
     }
 
     fn charge(&self) -> Charge<'_> {
-        Charge::new(&self.policy, &self.limit, &self.key, self.cost).lease(self.id)
+        let charge = Charge::new(&self.policy, &self.limit, &self.key, self.cost);
+        charge.in_line(self.line).lease(self.id)
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {

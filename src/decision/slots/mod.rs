@@ -284,7 +284,9 @@ impl PolicyDecision {
         };
         let lease = Lease::new(place, (named.name.clone(), limit), self.key.clone(), self.cost, ticket);
         if let Some(lease) = lease {
-            let lease = lease.owing(context.outstanding.owe(OwedKind::Release));
+            let lease = lease
+                .in_line(self.charge_line())
+                .owing(context.outstanding.owe(OwedKind::Release));
             slots.push(lease, &context.keeper, self.hold());
         }
     }

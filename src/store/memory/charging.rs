@@ -226,7 +226,7 @@ impl<'a> Advanced<'a> {
         let is_banned = charges.iter().any(Self::is_banned);
         let fitting = charges.iter().map(|charge| charge.fitting).min();
         let admitted = if is_banned { 0 } else { fitting.unwrap_or(units) };
-        if admitted > 0 || units == 0 && !is_banned {
+        if admitted > 0 || units == 0 {
             return Verdict::Allowed(admitted);
         }
         if operation == Operation::Wait {
@@ -330,15 +330,15 @@ impl<'a> Advanced<'a> {
     ) -> (u64, Option<Duration>) {
         let is_banned = self.is_banned();
         let lacks = operation.regards_lines() && (self.lacks() || is_banned);
-        let arrives = self.may_wait.then(|| self.charge.cost());
+        let arrival = (self.charge.cost(), self.may_wait);
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
         let known = (lacks && is_new).then(|| self.wait_in_line(0));
         let Some(AdvancedLine { line, charge, standing }) = &mut self.line else {
             return (room, None);
         };
-        if operation == Operation::Wait {
-            line.settle(standing, admitted as usize, lacks, arrives, self.now);
+        if operation == Operation::Wait || standing.waiting.is_some() {
+            line.settle(standing, admitted as usize, lacks, arrival, self.now);
         }
         if matches!(
             operation,

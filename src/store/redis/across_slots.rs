@@ -141,12 +141,12 @@ impl<'a> Progress<'a> {
     async fn decide(&mut self, slots: Vec<(u16, Positions)>) -> Result<(), StoreError> {
         let mut failure = None;
         for (slot, positions) in slots {
-            // After a denial, the other slots only report their states.
-            let is_check = self.request.operation.decides();
-            let operation = if is_check && !self.allowed {
-                Operation::Peek
-            } else {
-                self.request.operation
+            let operation = match self.request.operation {
+                // After a denial, the other slots only report their states.
+                Operation::Check | Operation::Wait if !self.allowed => Operation::Peek,
+                // Whether a request that has just arrived may wait for all of its keys is not known in any slot.
+                Operation::Wait if self.request.waiting.is_none() => Operation::Check,
+                operation => operation,
             };
             match self.run_in(slot, &positions, operation).await {
                 Ok(response) => {

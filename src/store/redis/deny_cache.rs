@@ -161,7 +161,7 @@ impl DenyCache {
         server_time: Duration,
         states: &[ChargeState],
     ) {
-        if !request.is_check() || request.has_slots() {
+        if !request.is_check() || request.can_fit_early() {
             return;
         }
         let charges = request.charges.clone();

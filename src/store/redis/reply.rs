@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Ban, Limit,
-    limit::{LEVELS, MAX_BAN, MAX_EXACT, MAX_QUOTA, RETRY_US, SLACK},
+    limit::{LEVELS, LONGEST_WAIT_US, MAX_BAN, MAX_EXACT, MAX_QUOTA, RETRY_US, SLACK},
     store::{ChargeState, Operation, Outcome},
 };
 
@@ -170,7 +170,7 @@ impl RequestReply {
     pub(super) fn outcome(&self, request: &OwnedRequest, nth: u64) -> Outcome {
         if request.operation == Operation::Wait {
             let units = u32::try_from(self.admitted).unwrap_or(u32::MAX);
-            return Outcome::new(units > 0, self.states.iter().copied()).of_units(units);
+            return Outcome::new(units > 0 || request.units == 0, self.states.iter().copied()).of_units(units);
         }
         if request.units > 1 && self.admitted > 0 {
             let mut states = self.states.clone();
@@ -246,7 +246,11 @@ impl Bounds {
             remaining: charge.limit.quota(),
             counted: if counts { charge.cost } else { 0 },
             // Behind others a request waits for longer than alone.
-            wait_us: if charge.line.is_some() { FAR_US } else { wait_us },
+            wait_us: if charge.line.is_some() {
+                LONGEST_WAIT_US
+            } else {
+                wait_us
+            },
             reset_us,
             is_of_bans: false,
         }

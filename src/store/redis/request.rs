@@ -135,7 +135,10 @@ impl OwnedRequest {
             // Of requests that wait, the others are checked after this one.
             units: self.units.min(1),
             is_optional: false,
-            waiting: self.waiting.clone().filter(|_| matches!(operation, Operation::Wait | Operation::Peek)),
+            waiting: self
+                .waiting
+                .clone()
+                .filter(|_| matches!(operation, Operation::Wait | Operation::Peek)),
         }
     }
 
@@ -174,9 +177,10 @@ impl OwnedRequest {
         self.charges.iter().any(|charge| charge.bans.is_some())
     }
 
-    /// Whether one of the charges takes slots, which can be free at any time.
-    pub(super) fn has_slots(&self) -> bool {
-        self.charges.iter().any(|charge| charge.limit.is_held())
+    /// Whether one of the charges can have room at any time: one that takes slots, or has a line, which requests can leave.
+    pub(super) fn can_fit_early(&self) -> bool {
+        let mut charges = self.charges.iter();
+        charges.any(|charge| charge.limit.is_held() || charge.line.is_some())
     }
 
     /// Whether both are the same check, and the outcome of each of several can be computed from that of the last one.

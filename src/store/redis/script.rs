@@ -2,8 +2,8 @@ use std::sync::LazyLock;
 
 use super::call;
 use crate::limit::{
-    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE, PLACE_US, RETRY_US,
-    SLACK, SOON_US, STEPS,
+    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, LONGEST_WAIT_US, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE,
+    PLACE_US, RETRY_US, SLACK, SOON_US, STEPS,
 };
 
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.
@@ -32,8 +32,8 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/token_bucket.lua"),
     include_str!("../../../lua/concurrency.lua"),
     include_str!("../../../lua/single.lua"),
-    include_str!("../../../lua/charges.lua"),
     include_str!("../../../lua/line.lua"),
+    include_str!("../../../lua/charges.lua"),
     include_str!("../../../lua/ban.lua"),
     include_str!("../../../lua/driver.lua"),
     include_str!("../../../lua/log_names.lua"),
@@ -55,7 +55,7 @@ const ALL_READS: u64 = 8 * BUDGET as u64;
 /// The constants of the script, which a call of the script would otherwise make anew.
 ///
 /// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
-const CONSTANTS: [(&str, u64); 26] = [
+const CONSTANTS: [(&str, u64); 27] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
@@ -77,6 +77,7 @@ const CONSTANTS: [(&str, u64); 26] = [
     ("MAX_TOTAL", MAX_TOTAL),
     ("NEVER", NEVER),
     ("PLACE_SIZE", PLACE_SIZE as u64),
+    ("LONGEST_WAIT_US", LONGEST_WAIT_US),
     ("PLACE_US", PLACE_US),
     ("RETRY_US", RETRY_US),
     ("SLACK", SLACK),

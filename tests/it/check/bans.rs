@@ -962,14 +962,14 @@ async fn files_have_bans_which_those_in_code_replace() {
     }
 }
 
-/// The decision of a request that waits for its turn while `meanwhile` is done.
+/// The decision of a request that waits while `meanwhile` is done.
 async fn waits_while(limiter: &Limiter, meanwhile: impl AsyncFnOnce()) -> Result<Decision, AcquireError> {
     assert!(limiter.acquire("42").await.is_ok(), "it fits");
     let waiting = limiter.clone();
-    let waiting = tokio::spawn(async move { waiting.request("42").max_wait(MINUTE).acquire().await });
-    eventually("it has its turn", async || {
+    let waiting = tokio::spawn(async move { waiting.acquire("42").await });
+    eventually("it stands in the line", async || {
         let peeked = limiter.peek("42").await.expect("Redis answers");
-        peeked.reset_after() > Duration::from_secs(1)
+        peeked.retry_after() > Some(Duration::from_secs(1))
     })
     .await;
     meanwhile().await;
@@ -980,7 +980,7 @@ async fn waits_while(limiter: &Limiter, meanwhile: impl AsyncFnOnce()) -> Result
 async fn a_request_that_waits_is_denied_for_a_ban_that_begins_meanwhile() {
     let redis = Redis::start();
     let store = connected(patient(), &redis.url()).await;
-    let limiter = Limiter::new(store, policy("test").ban(ban()));
+    let limiter = Limiter::new(store, policy("test").ban(ban()).wait_up_to(MINUTE));
 
     let banned = waits_while(&limiter, async || {
         limiter.ban("42", MINUTE).await.expect("Redis answers")
@@ -1001,6 +1001,7 @@ async fn a_request_that_waits_is_denied_for_a_ban_that_begins_meanwhile() {
 #[tokio::test]
 async fn a_request_that_waits_is_admitted_if_its_bans_cannot_be_read() {
     let redis = Redis::start();
-    let limiter = Limiter::new(connected(patient(), &redis.url()).await, policy("test").ban(ban()));
+    let store = connected(patient(), &redis.url()).await;
+    let limiter = Limiter::new(store, policy("test").ban(ban()).wait_up_to(MINUTE));
     assert!(waits_while(&limiter, async || drop(redis)).await.is_ok());
 }

@@ -482,7 +482,10 @@ async fn each_setting_of_a_policy_is_decided() {
         TokenBucket::new(3, LONGEST).into(),
     ] {
         let policy = Policy::new("test", limit);
-        for longest in [Duration::ZERO, US, LONGEST, Duration::MAX] {
+        // It may wait until a third of its quota has room again, and no less than a hundredth of that time.
+        let wrong = [US, LONGEST / 301].map(|longest| policy.clone().wait_up_to(longest));
+        assert!(wrong.iter().all(|wrong| wrong.validate().is_err()));
+        for longest in [Duration::ZERO, LONGEST / 300, LONGEST, Duration::MAX] {
             for units in [1, MOST] {
                 let waiting = policy.clone().wait_up_to(longest).max_waiting(units);
                 bench.walk(&waiting, &steps).await;
