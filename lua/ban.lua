@@ -41,6 +41,14 @@ if ban then
     return now, 0, now + length, length < longest and level + 1 or level
   end
 
+  -- Whether a denial is not followed by another check of the request.
+  local function is_final(request)
+    if operation == 'wait' and request.waiting then
+      return not request.leads
+    end
+    return operation == 'check' or operation == 'wait' and not request.may_wait
+  end
+
   -- Decides the bans of a charge: counts a denial of it, or begins a ban of this length if it is above 0.
   function ban(key, times, rest, length, quota, window, first, longest, request)
     local since, denials, til, level, expires = advance(key, window, longest)
@@ -50,7 +58,7 @@ if ban then
     rest(request, 0, in_force and 0 or times, 1)
 
     -- While one of the bans of a request is in force, none counts a denial.
-    local watches = operation == 'check' and not request.banned and quota < NEVER
+    local watches = is_final(request) and not request.banned and quota < NEVER
     local denies = watches and guarded[C_COST] <= guarded[C_QUOTA] and guarded[C_RETRY] > 0
     local begins = operation == 'ban' and length > 0
     length = math.min(length, longest)

@@ -45,11 +45,12 @@ if not single then
       -- A charge of which a ban is in force.
       banned = false,
       -- The place of the next key of a line. Of requests that wait: their process, and its place in the line that they lead, with
-      -- the numbers of those that are decided; whether one that has just arrived may wait.
+      -- the numbers of those that are decided; whether they lead a line, and whether one that has just arrived may wait.
       lines = 0,
       process = 0,
       waiting = nil,
       decided = nil,
+      leads = false,
       may_wait = true,
     }
 
@@ -86,10 +87,11 @@ if not single then
     local times = callers_of(run)
     request.times, request.fits, request.refunded_at = times, times, run.admitted_at
     request.deciding, request.charge, request.place, request.banned = false, run.first, passed, false
+    request.waiting, request.leads, request.may_wait = run.waiting, false, true
     request.needs = (operation == 'refund' or operation == 'end') and 0 or times
     if run.lines > 0 then
       request.lines = #keys - line_keys + run.first_line + (passed - run.before) / run.size * run.lines
-      request.process, request.waiting, request.may_wait = run.process, run.waiting, true
+      request.process = run.process
       request.decided = run.waiting and decided_of(run.waiting, times)
     end
     -- As after a charge that all callers fit.

@@ -165,6 +165,7 @@ if has_lines then
     local charge = request.deciding
     local line = charge[C_LINE]
     line.key, line.line_key, request.lines = keys[request.place], keys[request.lines], request.lines + 1
+    request.leads = request.leads or line.leads
     line.places, line.lacks, line.wait = read(line.line_key), false, nil
     if operation == 'wait' or operation == 'check' or operation == 'peek' then
       fits = 0

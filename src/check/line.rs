@@ -13,7 +13,7 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     task::Poll,
     time::Duration,
@@ -26,11 +26,11 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{Check, Held, composite, give_back, settle};
+use super::{Check, Held, Sent, composite, give_back, settle};
 use crate::{
     Decision, PolicyDecision,
     decision::Undecided,
-    limit::{Arrival, PLACE_SIZE, PLACE_US, SLACK},
+    limit::{Arrival, PLACE_SIZE, PLACE_US},
     store::{
         Charge, ChargeLine, ErrorKind, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreResponse,
         wakes::LineSignal,
@@ -153,9 +153,9 @@ pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
     })
 }
 
-/// Lets a request wait that a check, sent at this time, has denied. Returns the decision if it may not wait.
+/// Lets a request wait that a check has denied. Returns the decision if it may not wait.
 #[cold]
-pub(super) fn wait(denied: Decision, sent_at: Instant) -> Result<Held, Decision> {
+pub(super) fn wait(denied: Decision, sent: Sent) -> Result<Held, Decision> {
     let Some(lacking) = Lacking::of(&denied, |policy| policy.may_wait()) else {
         return Err(denied);
     };
@@ -164,11 +164,11 @@ pub(super) fn wait(denied: Decision, sent_at: Instant) -> Result<Held, Decision>
         lacking.iter().for_each(Lacking::replace_place);
         return Err(denied.for_a_full_line());
     }
-    Ok(Box::pin(stand(denied, lacking, sent_at)))
+    Ok(Box::pin(stand(denied, lacking, sent)))
 }
 
 /// Waits until a request is admitted, or until it may not wait any longer.
-async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent_at: Instant) -> Result<Decision, StoreError> {
+async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) -> Result<Decision, StoreError> {
     let since = Instant::now();
     if let Some(policy) = denied.as_slice().first() {
         policy.context.store.receive_wakes();
@@ -176,12 +176,12 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent_at: Insta
     let _waiting = denied.wait();
     let (sender, mut decided) = oneshot::channel();
     let longest = lacking.iter().map(|lacking| lacking.longest).min().unwrap_or_default();
-    let waiter = Arc::new(Waiter::new(&denied, since + longest, sender));
+    let waiter = Arc::new(Waiter::new(&denied, sent.number, since + longest, sender));
     let leaving = Leaving(waiter.clone());
     let observed = denied.observed();
     // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
     let is_stored = denied.as_slice().len() == 1;
-    waiter.stand(&lacking, denied.again(), is_stored, sent_at);
+    waiter.stand(&lacking, denied.again(), is_stored, sent.at);
     drop(denied);
 
     let outcome = {
@@ -263,23 +263,10 @@ impl Lacking {
 }
 
 impl Waiter {
-    fn new(denied: &Decision, until: Instant, outcome: oneshot::Sender<Outcome>) -> Self {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        static LATEST: AtomicU64 = AtomicU64::new(0);
-
-        // Two requests of a process have not arrived at one time, so that each is known by its arrival.
-        let arrived = denied.server_time().as_micros() as u64;
-        let next = |latest: u64| {
-            if latest < arrived || latest > arrived + SLACK {
-                arrived
-            } else {
-                latest + 1
-            }
-        };
-        let latest = LATEST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| Some(next(latest)));
+    fn new(denied: &Decision, number: u64, until: Instant, outcome: oneshot::Sender<Outcome>) -> Self {
         Self {
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            arrived: latest.map_or(arrived, next),
+            number,
+            arrived: denied.server_time().as_micros() as u64,
             until,
             phase: Mutex::new(Phase::Over),
             standing: Mutex::default(),

@@ -10,6 +10,7 @@ pub(crate) mod line;
 
 use std::{
     pin::Pin,
+    sync::atomic::{AtomicU64, Ordering},
     task::{Context, Poll, ready},
 };
 
@@ -42,8 +43,8 @@ pub(crate) struct StoreCheck {
     operation: Operation,
     /// When it began to wait.
     began: Began,
-    /// When it was sent, for a request that may wait.
-    sent_at: Option<Instant>,
+    /// For a request that may wait.
+    sent: Option<Sent>,
     /// What it waits for, until the store has replied.
     undecided: Option<(StoreFuture, Undecided)>,
     /// If it is to be completed without its caller.
@@ -68,15 +69,28 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
     }
 
     match send(operation, &undecided) {
-        Some(response) => wait(response, operation, undecided, sent_at(operation)),
+        Some(response) => wait(response, operation, undecided, Sent::now(operation)),
         None => Check::Decided(Ok(undecided.admitted())),
     }
 }
 
-/// When a request was sent that may wait.
-#[inline(always)]
-fn sent_at(operation: Operation) -> Option<Instant> {
-    (operation == Operation::Wait).then(Instant::now)
+/// When a request that may wait was sent, and its number, by which those that arrive at once are in order.
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    at: Instant,
+    number: u64,
+}
+
+impl Sent {
+    #[inline(always)]
+    fn now(operation: Operation) -> Option<Self> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+        (operation == Operation::Wait).then(|| Self {
+            at: Instant::now(),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+        })
+    }
 }
 
 /// Checks a request that may not wait, since too much waits already.
@@ -127,7 +141,7 @@ fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
         .collect();
     let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
     match composite::send(operation, &undecided, &charges, decide) {
-        Some(response) => wait(response, operation, undecided, sent_at(operation)),
+        Some(response) => wait(response, operation, undecided, Sent::now(operation)),
         None => {
             let decided = undecided.decided();
             count(operation, &decided);
@@ -137,13 +151,13 @@ fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
 }
 
 #[inline(always)]
-fn wait(response: StoreFuture, operation: Operation, undecided: Undecided, sent_at: Option<Instant>) -> Check {
+fn wait(response: StoreFuture, operation: Operation, undecided: Undecided, sent: Option<Sent>) -> Check {
     match response.as_ready() {
-        Some(response) => decide(response, operation, undecided, None, sent_at),
+        Some(response) => decide(response, operation, undecided, None, sent),
         None => Check::Pending(PendingCheck::Store(StoreCheck {
             operation,
             began: Began::now(),
-            sent_at,
+            sent,
             owed: owed(operation, &undecided),
             undecided: Some((response, undecided)),
         })),
@@ -157,14 +171,14 @@ fn decide(
     operation: Operation,
     undecided: Undecided,
     began: Option<Began>,
-    sent_at: Option<Instant>,
+    sent: Option<Sent>,
 ) -> Check {
     let decided = settle(response, operation, undecided, began);
-    if let Some(sent_at) = sent_at
+    if let Some(sent) = sent
         && let Ok(decision) = &decided
         && !decision.is_allowed()
     {
-        return match decided.map(|denied| line::wait(denied, sent_at)) {
+        return match decided.map(|denied| line::wait(denied, sent)) {
             Ok(Ok(held)) => Check::Pending(PendingCheck::Held(held)),
             Ok(Err(denied)) => {
                 denied.count_outcomes();
@@ -233,7 +247,7 @@ impl StoreCheck {
             self.operation,
             undecided,
             Some(self.began),
-            self.sent_at,
+            self.sent,
         ))
     }
 }

@@ -27,10 +27,10 @@ pub struct Arrival {
 ///
 /// Nothing is counted for them. Each process has one place, with the arrivals of the first of its requests. A check admits only what
 /// fits after all that have arrived before.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Line(Vec<Place>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Place {
     owner: PlaceId,
     until: u64,
@@ -70,10 +70,10 @@ impl Line {
         self.0.is_empty()
     }
 
-    /// Forgets the places that have expired, and those of a clock that is gone.
-    pub(crate) fn advance(&mut self, now: u64) {
-        self.0
-            .retain(|place| now < place.until && place.until <= now + PLACE_US);
+    /// The same without the places that have expired, and those of a clock that is gone.
+    pub(crate) fn live(&self, now: u64) -> Self {
+        let is_live = |place: &&Place| now < place.until && place.until <= now + PLACE_US;
+        Self(self.0.iter().filter(is_live).cloned().collect())
     }
 
     /// The weight of all that wait.
@@ -115,6 +115,7 @@ impl Line {
 
     /// Ends a decision that has admitted some of the requests of this cost. Those that are denied wait here if this key lacks room
     /// for them, one that has just arrived if it may. In a line that they do not lead they are inserted by their arrival.
+    /// Returns whether something has changed.
     pub(crate) fn settle(
         &mut self,
         standing: &Standing<'_>,
@@ -122,14 +123,17 @@ impl Line {
         lacks: bool,
         (cost, may_wait): (u64, bool),
         now: u64,
-    ) {
+    ) -> bool {
+        let before = self.place_of(standing.place);
         match standing.waiting {
             Some(waiting) if standing.leads => {
                 let left = if lacks { admitted } else { standing.units };
-                self.replace(standing.place, waiting.get(left..).unwrap_or_default(), now);
+                let waiting = waiting.get(left..).unwrap_or_default();
+                self.replace(standing.place, waiting, now);
+                !(before.is_empty() && waiting.is_empty())
             }
             Some(_) => {
-                let (before, decided) = (self.place_of(standing.place), standing.decided());
+                let decided = standing.decided();
                 let mut waiting = before.clone();
                 for decided in decided {
                     // Several may have arrived at once.
@@ -150,18 +154,22 @@ impl Line {
                     }
                     waiting.truncate(PLACE_SIZE);
                 }
-                if waiting != before {
+                let changes = waiting != before;
+                if changes {
                     self.replace(standing.place, &waiting, now);
                 }
+                changes
             }
             None if lacks && may_wait => {
-                let mut waiting = self.place_of(standing.place);
-                if waiting.len() < PLACE_SIZE {
+                let has_room = before.len() < PLACE_SIZE;
+                if has_room {
+                    let mut waiting = before;
                     waiting.push(Arrival { at: now, weight: cost });
                     self.replace(standing.place, &waiting, now);
                 }
+                has_room
             }
-            None => {}
+            None => false,
         }
     }
 

@@ -251,15 +251,15 @@ impl Limit {
     #[cold]
     pub(crate) fn time_until(&self, state: &State, now: u64, weight: u64) -> u64 {
         let quota = self.quota();
-        let cycles = weight.saturating_sub(1) / quota;
+        let cycles = if self.is_held() {
+            0
+        } else {
+            weight.saturating_sub(1) / quota
+        };
         let rest = weight - cycles * quota;
         let room = dispatch!(self, state, |rule, state| rule.room(state, now),
             mismatch => mismatch());
-        let wait = if rest <= room && !self.is_held() {
-            0
-        } else {
-            self.wait(state, now, rest)
-        };
+        let wait = if rest <= room { 0 } else { self.wait(state, now, rest) };
         let cycles_us = cycles.saturating_mul(self.cycle_us());
         cycles_us.saturating_add(wait).min(LONGEST_WAIT_US)
     }

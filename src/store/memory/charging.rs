@@ -27,7 +27,8 @@ pub(super) struct Advanced<'a> {
 
 /// The line of a charge, without the places that have expired.
 pub(super) struct AdvancedLine<'a> {
-    pub(super) line: &'a mut Line,
+    stored: &'a mut Line,
+    line: Line,
     pub(super) charge: ChargeLine,
     pub(super) standing: Standing<'a>,
 }
@@ -67,8 +68,7 @@ pub(super) enum Verdict {
 }
 
 impl<'a> AdvancedLine<'a> {
-    pub(super) fn new(charge: ChargeLine, line: &'a mut Line, request: &StoreRequest<'a>, now: u64) -> Self {
-        line.advance(now);
+    pub(super) fn new(charge: ChargeLine, stored: &'a mut Line, request: &StoreRequest<'a>, now: u64) -> Self {
         let place = PlaceId {
             process: 0,
             line: charge.number,
@@ -79,7 +79,12 @@ impl<'a> AdvancedLine<'a> {
             units: request.unit_count() as usize,
             leads: charge.leads,
         };
-        Self { line, charge, standing }
+        Self {
+            line: stored.live(now),
+            stored,
+            charge,
+            standing,
+        }
     }
 }
 
@@ -191,7 +196,10 @@ impl<'a> Advanced<'a> {
     /// How long the first request waits that is not admitted, if so many are.
     #[cold]
     fn wait_in_line(&self, admitted: u64) -> u64 {
-        let Some(AdvancedLine { line, charge, standing }) = &self.line else {
+        let Some(AdvancedLine {
+            line, charge, standing, ..
+        }) = &self.line
+        else {
             return 0;
         };
         let before = line.before(standing, admitted as usize);
@@ -229,11 +237,23 @@ impl<'a> Advanced<'a> {
         if admitted > 0 || units == 0 {
             return Verdict::Allowed(admitted);
         }
-        if operation == Operation::Wait {
-            let may_wait = !is_banned && charges.iter().all(Self::may_wait);
-            charges.iter_mut().for_each(|charge| charge.may_wait = may_wait);
-        }
-        if operation == Operation::Check && !is_banned {
+        let may_wait = operation == Operation::Wait && !is_banned && charges.iter().all(Self::may_wait);
+        charges.iter_mut().for_each(|charge| charge.may_wait = may_wait);
+        let mut standing = charges
+            .iter()
+            .filter_map(|charge| charge.line.as_ref()?.standing.waiting);
+        let stands = standing.next().is_some();
+        let leads = charges
+            .iter()
+            .any(|charge| charge.line.as_ref().is_some_and(|line| line.standing.leads));
+        // Whether no other check of the requests follows.
+        let is_final = match operation {
+            Operation::Check => true,
+            Operation::Wait if stands => !leads,
+            Operation::Wait => !may_wait,
+            _ => false,
+        };
+        if is_final && !is_banned {
             for charge in charges {
                 charge.denies = charge.lacks() && charge.charge.cost() <= charge.charge.limit().quota();
             }
@@ -334,11 +354,18 @@ impl<'a> Advanced<'a> {
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
         let known = (lacks && is_new).then(|| self.wait_in_line(0));
-        let Some(AdvancedLine { line, charge, standing }) = &mut self.line else {
+        let Some(AdvancedLine {
+            stored,
+            line,
+            charge,
+            standing,
+        }) = &mut self.line
+        else {
             return (room, None);
         };
-        if operation == Operation::Wait || standing.waiting.is_some() {
-            line.settle(standing, admitted as usize, lacks, arrival, self.now);
+        let settles = operation == Operation::Wait || standing.waiting.is_some();
+        if settles && line.settle(standing, admitted as usize, lacks, arrival, self.now) {
+            **stored = line.clone();
         }
         if matches!(
             operation,

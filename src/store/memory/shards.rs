@@ -214,8 +214,8 @@ impl Shards {
             .iter()
             .filter(|charge| charge.line_for(Operation::Reset).is_some())
         {
-            if let Some(line) = lines.get_mut(&self.line_of(charge)) {
-                line.advance(now);
+            if let Some(line) = lines.get(&self.line_of(charge)) {
+                let line = line.live(now);
                 let ready = line.ready(charge.limit().quota(), None);
                 unlocked.woken.extend(ready.map(|place| place.line));
             }

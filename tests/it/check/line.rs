@@ -30,7 +30,8 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 fn log_and_bucket(rate: u64) -> [Limit; 2] {
     [
         SlidingLog::per_second(rate).into(),
-        TokenBucket::per_second(rate).burst(1).into(),
+        // With a burst of 1, each delay of a reply would be lost.
+        TokenBucket::per_second(rate).burst(2).into(),
     ]
 }
 

@@ -489,20 +489,19 @@ async fn lost_settlements_are_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_refund_of_a_request_that_no_longer_waits_can_be_lost() {
+async fn nothing_is_lost_of_a_request_that_no_longer_waits() {
     let metrics = Metrics::install();
     let second = || Policy::new("mails", SlidingLog::per_second(1));
-    for (lost, limiter) in [
-        (1.0, Limiter::new(without_refunds(), second())),
-        (2.0, Limiter::new(Later(without_refunds()), second())),
-        (2.0, Limiter::new(MemoryStore::new(), second())),
+    for limiter in [
+        Limiter::new(without_refunds(), second()),
+        Limiter::new(Later(without_refunds()), second()),
     ] {
         let acquire = || limiter.request("42").max_wait(Duration::from_secs(9)).acquire();
         drop(acquire().await.expect("there is room"));
         let timeout = tokio::time::timeout(Duration::from_millis(100), async { acquire().await }).await;
         assert!(timeout.is_err(), "it waits");
         sleep(Duration::from_millis(1)).await;
-        assert_eq!(metrics.value("tower_quota_lost_settlements_total"), lost);
+        assert_eq!(metrics.value("tower_quota_lost_settlements_total"), 0.0);
     }
 }
 
