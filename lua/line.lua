@@ -84,15 +84,13 @@ if has_lines then
 
   -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one.
   local function time_until(request, charge, total)
-    local quota, line, of = charge[C_QUOTA], charge[C_LINE], operation
+    local quota, line = charge[C_QUOTA], charge[C_LINE]
     local cycles = line.cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
     local function looks(_, room, _, cost)
       return 0, room < cost
     end
-    operation = 'peek'
     local _, _, wait =
       charge[C_RULE](line.key, 1, looks, total - cycles * quota, quota, charge[C_X], charge[C_Y], charge[C_Z], request)
-    operation = of
     return math.min(cycles * line.cycle + wait, LONGEST_WAIT_US)
   end
 
@@ -114,7 +112,7 @@ if has_lines then
   end
 
   -- Ends a decision about requests that wait: those that are admitted leave the line. Those that are denied stand in it if this key
-  -- lacks room for them.
+  -- lacks room for them, except at their last check, which leads no line.
   local function settle(request, charge, line, admitted)
     local waiting, place, kept = request.waiting, place_of(line), {}
     if waiting and line.leads then
@@ -124,7 +122,7 @@ if has_lines then
     elseif waiting then
       -- In a line that they do not lead those that are denied are inserted by their arrival.
       kept = without_decided(place, waiting, request.times)
-      for n = line.lacks and admitted + 1 or math.huge, request.times do
+      for n = line.lacks and request.leads and admitted + 1 or math.huge, request.times do
         local at = 1
         while at < #kept and kept[at] <= waiting[2 * n - 1] do
           at = at + 2

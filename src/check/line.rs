@@ -11,6 +11,7 @@ use std::{
     future::poll_fn,
     mem,
     pin::{Pin, pin},
+    ptr,
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -220,6 +221,7 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
 fn check_last(mut undecided: Undecided, arrived: u64) -> Check {
     let arrival = Arrival { at: arrived, weight: 0 };
     undecided.lead(NO_LINE, &[arrival], 1);
+    undecided.renew_tickets();
     match send(Operation::Wait, &undecided) {
         Some(response) => super::wait(response, Operation::Wait, undecided, None),
         None => Check::Decided(Err(ended())),
@@ -398,7 +400,11 @@ impl Line {
         if state.waiting.is_empty() {
             state.left = left.map(Undecided::again);
         }
+        let is_over = state.waiting.is_empty() && !state.has_task;
         drop(state);
+        if is_over {
+            self.end();
+        }
         self.signal.change();
     }
 
@@ -452,7 +458,7 @@ impl Line {
         }
     }
 
-    /// Removes the line unless a request has entered it meanwhile; returns whether it did.
+    /// Removes the line unless a request has entered it meanwhile; returns whether it was removed.
     fn end(&self) -> bool {
         let mut lines = lock(&LINES);
         let mut state = self.state();
@@ -461,7 +467,10 @@ impl Line {
         }
         state.has_task = false;
         drop(state);
-        lines.remove(&self.id);
+        let is_own = lines.get(&self.id).is_some_and(|line| ptr::eq(&raw const **line, self));
+        if is_own {
+            lines.remove(&self.id);
+        }
         true
     }
 }
@@ -541,6 +550,7 @@ impl Group {
         let units = self.requests.len() as u32;
         let (_, first, _) = self.requests.first_mut()?;
         first.lead(line, &self.arrivals, units);
+        first.renew_tickets();
         let response = send(Operation::Wait, first);
         let response = match response {
             Some(response) => response.await,
@@ -617,6 +627,7 @@ impl Drop for Task {
     /// If the runtime has ended, the requests begin another task.
     fn drop(&mut self) {
         self.0.state().has_task = false;
+        self.0.end();
         ORPHANED.notify_waiters();
     }
 }

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Ban, Key,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, Waiting},
+    store::{ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, StoreNumber, Waiting},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -100,8 +100,8 @@ impl CheckContext {
     }
 
     /// Identifies the counts of the store in this process.
-    pub(crate) fn store_number(&self) -> usize {
-        Arc::as_ptr(&self.outstanding).addr()
+    pub(crate) fn store_number(&self) -> StoreNumber {
+        self.outstanding.number
     }
 
     /// The names of the policies, in their order.

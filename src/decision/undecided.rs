@@ -111,6 +111,15 @@ impl Undecided {
         self.as_slice().first().is_some_and(|policy| policy.context.waits)
     }
 
+    /// Dates its leases from now on, when it is about to be checked again.
+    pub(crate) fn renew_tickets(&mut self) {
+        for policy in &mut self.inner().policies {
+            if policy.lease.is_some() {
+                policy.lease = Ticket::of(&policy.named().limit);
+            }
+        }
+    }
+
     /// The request to a store for these charges.
     #[inline]
     pub(crate) fn request<'a>(&'a self, operation: Operation, charges: &'a [Charge<'a>]) -> StoreRequest<'a> {

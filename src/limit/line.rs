@@ -114,14 +114,14 @@ impl Line {
     }
 
     /// Ends a decision that has admitted some of the requests of this cost. Those that are denied wait here if this key lacks room
-    /// for them, one that has just arrived if it may. In a line that they do not lead they are inserted by their arrival.
+    /// for them, unless they do not wait any longer, or may not. In a line that they do not lead they are inserted by their arrival.
     /// Returns whether something has changed.
     pub(crate) fn settle(
         &mut self,
         standing: &Standing<'_>,
         admitted: usize,
         lacks: bool,
-        (cost, may_wait): (u64, bool),
+        (cost, waits): (u64, bool),
         now: u64,
     ) -> bool {
         let before = self.place_of(standing.place);
@@ -141,7 +141,7 @@ impl Line {
                         waiting.remove(position);
                     }
                 }
-                if lacks {
+                if lacks && waits {
                     for denied in &decided[admitted.min(decided.len())..] {
                         let position = waiting.iter().take_while(|one| one.at <= denied.at).count();
                         waiting.insert(
@@ -160,7 +160,7 @@ impl Line {
                 }
                 changes
             }
-            None if lacks && may_wait => {
+            None if lacks && waits => {
                 let has_room = before.len() < PLACE_SIZE;
                 if has_room {
                     let mut waiting = before;

@@ -33,7 +33,7 @@ pub use self::{
 pub(crate) use self::{
     failover::{Failover, LocalCharge},
     operation::Waiting,
-    outstanding::{Outstanding, Owed, OwedKind, PerStore},
+    outstanding::{Outstanding, Owed, OwedKind, PerStore, StoreNumber},
 };
 pub use crate::error::{ErrorKind, StoreError};
 pub(crate) use crate::limit::NamedLimit;

@@ -20,8 +20,8 @@ pub(super) struct Advanced<'a> {
     fitting: u64,
     /// Whether a denial of it is counted for a ban.
     denies: bool,
-    /// Whether requests that have just arrived stand in its line if it lacks room for them.
-    may_wait: bool,
+    /// Whether the requests that are denied wait for what they lack.
+    waits: bool,
     now: u64,
 }
 
@@ -177,7 +177,7 @@ impl<'a> Advanced<'a> {
             units,
             fitting,
             denies: false,
-            may_wait: false,
+            waits: false,
             now,
         }
     }
@@ -225,6 +225,21 @@ impl<'a> Advanced<'a> {
         !self.lacks() || known <= charge.longest_us
     }
 
+    /// Whether requests of these charges that are denied wait: those that have just arrived if they may, others until the last check.
+    #[cold]
+    fn wait(operation: Operation, charges: &mut [Self]) -> bool {
+        let lines = || charges.iter().filter_map(|charge| charge.line.as_ref());
+        let waits = match lines().any(|line| line.standing.waiting.is_some()) {
+            true => lines().any(|line| line.standing.leads),
+            false => {
+                let may_wait = |charge: &Self| charge.may_wait() && !charge.is_banned();
+                operation == Operation::Wait && charges.iter().all(may_wait)
+            }
+        };
+        charges.iter_mut().for_each(|charge| charge.waits = waits);
+        waits
+    }
+
     /// The decision about requests of these charges.
     #[inline]
     pub(super) fn judge(operation: Operation, charges: &mut [Self], units: u64) -> Verdict {
@@ -234,26 +249,11 @@ impl<'a> Advanced<'a> {
         let is_banned = charges.iter().any(Self::is_banned);
         let fitting = charges.iter().map(|charge| charge.fitting).min();
         let admitted = if is_banned { 0 } else { fitting.unwrap_or(units) };
+        let waits = charges.iter().any(|charge| charge.line.is_some()) && Self::wait(operation, charges);
         if admitted > 0 || units == 0 {
             return Verdict::Allowed(admitted);
         }
-        let may_wait = operation == Operation::Wait && !is_banned && charges.iter().all(Self::may_wait);
-        charges.iter_mut().for_each(|charge| charge.may_wait = may_wait);
-        let mut standing = charges
-            .iter()
-            .filter_map(|charge| charge.line.as_ref()?.standing.waiting);
-        let stands = standing.next().is_some();
-        let leads = charges
-            .iter()
-            .any(|charge| charge.line.as_ref().is_some_and(|line| line.standing.leads));
-        // Whether no other check of the requests follows.
-        let is_final = match operation {
-            Operation::Check => true,
-            Operation::Wait if stands => !leads,
-            Operation::Wait => !may_wait,
-            _ => false,
-        };
-        if is_final && !is_banned {
+        if operation.decides() && !waits && !is_banned {
             for charge in charges {
                 charge.denies = charge.lacks() && charge.charge.cost() <= charge.charge.limit().quota();
             }
@@ -310,7 +310,9 @@ impl<'a> Advanced<'a> {
         } else {
             0
         };
-        let mut retry_after = (!allowed && lacks_room).then(|| Duration::from_micros(wait));
+        // Of requests that wait, the first one that is denied.
+        let denies = !allowed || operation == Operation::Wait && admitted < self.units;
+        let mut retry_after = (denies && lacks_room).then(|| Duration::from_micros(wait));
         let kept_for = if limit.is_held() { reset } else { wait };
         let mut remaining = room;
         let mut woken = Vec::new();
@@ -350,7 +352,7 @@ impl<'a> Advanced<'a> {
     ) -> (u64, Option<Duration>) {
         let is_banned = self.is_banned();
         let lacks = operation.regards_lines() && (self.lacks() || is_banned);
-        let arrival = (self.charge.cost(), self.may_wait);
+        let arrival = (self.charge.cost(), self.waits);
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
         let known = (lacks && is_new).then(|| self.wait_in_line(0));

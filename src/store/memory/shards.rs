@@ -203,25 +203,22 @@ impl Shards {
         charges: &[Charge<'_>],
         ids: &[Id<'_>],
         shards: &mut Locked<'_>,
-        lines: &mut Lines,
+        lines: &Lines,
         now: u64,
         unlocked: &mut Unlocked,
     ) -> Outcome {
         for id in ids {
             shards.of(id.hash).remove(id);
         }
-        for charge in charges
-            .iter()
-            .filter(|charge| charge.line_for(Operation::Reset).is_some())
-        {
-            if let Some(line) = lines.get(&self.line_of(charge)) {
-                let line = line.live(now);
-                let ready = line.ready(charge.limit().quota(), None);
-                unlocked.woken.extend(ready.map(|place| place.line));
-            }
-        }
-        let untouched = |charge: &Charge<'_>| ChargeState::new(charge.limit().quota(), None, Duration::ZERO);
-        Outcome::new(true, charges.iter().map(untouched))
+        let state = |charge: &Charge<'_>| {
+            let quota = charge.limit().quota();
+            let has_line = charge.line_for(Operation::Reset).is_some();
+            let line = lines.get(&self.line_of(charge)).filter(|_| has_line);
+            let line = line.map(|line| line.live(now)).unwrap_or_default();
+            unlocked.woken.extend(line.ready(quota, None).map(|place| place.line));
+            ChargeState::new(quota.saturating_sub(line.weight()), None, Duration::ZERO)
+        };
+        Outcome::new(true, charges.iter().map(state))
     }
 
     fn ban(

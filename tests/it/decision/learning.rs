@@ -308,10 +308,10 @@ async fn requests_that_may_wait_wait_out_a_pause() {
         statuses.push((response.status().as_u16(), retry_after));
     }
     // Three are admitted at 30, 31 and 32 s; the others are denied then.
-    let denied = |wait: &str| (429, Some(wait.to_owned()));
+    let denied = (429, Some("1".to_owned()));
     assert_eq!(
         statuses,
-        [(200, None), (200, None), (200, None), denied("1"), denied("2")]
+        [(200, None), (200, None), (200, None), denied.clone(), denied]
     );
     assert_eq!(*sent.lock().expect("no panic"), [0, 30, 31, 32]);
 }

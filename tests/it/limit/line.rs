@@ -251,7 +251,8 @@ async fn lines_decide_alike_in_rust_and_in_lua() {
             });
             let requests: Vec<_> = requests.collect();
             let in_memory = memory.decide(&requests).await.expect("memory replies");
-            let in_redis = shared.decide(&requests).await.expect("Redis replies");
+            let in_redis = shared.decide(&requests).await;
+            let in_redis = in_redis.unwrap_or_else(|error| panic!("{error}: {requests:#?}, {:?}", history.last()));
             history.push(format!("at {now}: {sent:#?}\n  -> {:#?}", in_memory.outcomes()));
             assert!(
                 in_memory.outcomes() == in_redis.outcomes(),

@@ -72,6 +72,10 @@ async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Reque
         let charges = requests[0].split(' ').count();
         let mut run = format!("{operation} {} {charges} {times}", requests.len());
         run.extend(admitted_at.iter().map(|at| format!(" {at}")));
+        if *operation == "peek" {
+            // No process, and no place in a line.
+            run += " 0 0";
+        }
         run + &format!(" {algorithm} {cost} {numbers}").repeat(charges)
     });
     let reply = eval(redis, &keys, &arguments.collect::<Vec<_>>()).await;
