@@ -158,7 +158,7 @@ impl RequestReply {
             state.retry_after.is_some() || shape.requires_room && state.banned_for().is_some()
         });
         let denies = admitted < shape.times;
-        if denies != waits || denies && !shape.requires_room {
+        if shape.times > 0 && denies != waits || denies && !shape.requires_room {
             return Err(Failure::malformed_reply().into());
         }
         Ok(Self { admitted, states })

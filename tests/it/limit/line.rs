@@ -187,7 +187,7 @@ impl Timeline {
     fn follow(&mut self, now: u64, world: &World, sent: &Sent, outcome: &Outcome) {
         let line = &mut self.lines[sent.process];
         if let Some((place, _)) = &sent.standing {
-            line.drain(..(outcome.units as usize).min(place.len()));
+            line.drain(..(outcome.units as usize).min(place.len()).min(line.len()));
         } else if sent.operation == Operation::Wait && !outcome.allowed && sent.cost <= 2 {
             line.push(Arrival {
                 at: now,

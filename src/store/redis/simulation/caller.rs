@@ -279,18 +279,19 @@ impl Caller {
     /// Takes a slot, which it may wait for, and holds it for some time.
     async fn hold(self, lasts: Duration, waits: bool, stage: Stage, number: usize) {
         let (policy, limit, key) = self.request.charges[0].clone();
-        let mut policy = Policy::new(policy, limit).failure_mode(FailureMode::Closed);
-        if waits {
-            policy = policy.wait_up_to(Plan::SLOT_WAIT);
-        }
+        let policy = Policy::new(policy, limit)
+            .failure_mode(FailureMode::Closed)
+            .wait_up_to(Plan::SLOT_WAIT);
         let store = &stage.processes[number % stage.processes.len()];
         let limiter = Limiter::new(store.clone(), policy);
         sleep(self.delay).await;
         let hold = async {
             let asked_at = Instant::now();
-            // Without a wait it is a check.
-            let permit = limiter.acquire(key).await.ok();
-            let slots = permit.and_then(|permit| permit.take_slots());
+            let decision = match waits {
+                true => limiter.acquire(key).await.ok(),
+                false => limiter.check(key).await.ok(),
+            };
+            let slots = decision.and_then(|decision| decision.take_slots());
             stage.edit(number, |record| record.asked = Some((asked_at, Instant::now())));
             let Some(slots) = slots else { return };
             let mut holding = Holding {
