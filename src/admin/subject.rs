@@ -12,7 +12,7 @@ use crate::{
     check::Check,
     decision::{RenderedLimit, Ticket, Undecided},
     key::Secret,
-    store::{ErrorKind, Operation, StoreError, Waiting},
+    store::{ErrorKind, Operation, StoreError},
 };
 
 /// The counts of a subject by one limit of a policy.
@@ -172,7 +172,7 @@ fn undecided(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key) -> U
     let undecided = PolicyDecision::undecided(policy.context.clone(), policy.position, key.clone(), cost);
     let undecided = PolicyDecision {
         chosen: Some(limit.clone()),
-        waiting: Waiting::NONE,
+        waiting: Default::default(),
         lease: Ticket::of(&limit.named.limit),
         ..undecided
     };

@@ -7,27 +7,28 @@
 //! process.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    future::poll_fn,
     mem,
-    pin::{Pin, pin},
     ptr,
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::Ordering,
     },
-    task::Poll,
     time::Duration,
 };
 
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
-    sync::{Notify, oneshot},
-    time::{Instant, sleep_until, timeout_at},
+    sync::Notify,
+    time::{Instant, timeout_at},
 };
 
-use super::{Check, Held, Sent, composite, give_back, settle};
+use super::{
+    composite, settle,
+    waiting::{Lacking, Outcome, Phase, Waiter},
+};
 use crate::{
     Decision, PolicyDecision,
     decision::Undecided,
@@ -45,22 +46,22 @@ const REFRESH: Duration = Duration::from_secs(1);
 const COALESCED: Duration = Duration::from_millis(20);
 
 /// The number of no line.
-const NO_LINE: u64 = u64::MAX;
+pub(super) const NO_LINE: u64 = u64::MAX;
 
 static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
 
 /// Notified when the task of a line has ended with its runtime.
-static ORPHANED: Notify = Notify::const_new();
+pub(super) static ORPHANED: Notify = Notify::const_new();
 
 /// The requests of this process that wait for one key of a store.
-struct Line {
-    id: u64,
+pub(super) struct Line {
+    pub(super) id: u64,
     state: Mutex<State>,
-    signal: Arc<LineSignal>,
+    pub(super) signal: Arc<LineSignal>,
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// The requests with their costs, in the order in which they are checked.
     waiting: BTreeMap<Rank, (Arc<Waiter>, u64)>,
     /// The sum of these costs.
@@ -76,48 +77,13 @@ struct State {
     stored_until: Option<Instant>,
     /// The last request that has left, with whose charges the place is removed when no other waits.
     left: Option<Undecided>,
+    /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
+    turns: HashMap<u32, u64>,
+    turn: u64,
 }
 
-/// The order of requests in a line: by arrival, and then by the number of the request.
-type Rank = (u64, u64);
-
-/// The lines in which a request stands.
-type Places = SmallVec<[(Arc<Line>, Rank); 1]>;
-
-/// A request that waits.
-struct Waiter {
-    number: u64,
-    /// By the clock of the store, in microseconds.
-    arrived: u64,
-    /// Until when it may wait.
-    until: Instant,
-    phase: Mutex<Phase>,
-    standing: Mutex<Places>,
-    /// Whether it may not wait any longer.
-    is_last: AtomicBool,
-    outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
-}
-
-enum Phase {
-    Standing(Undecided),
-    /// The task of a line checks it.
-    Checked,
-    Over,
-}
-
-enum Outcome {
-    Decided(Result<Decision, StoreError>),
-    /// It is still denied, and may not wait any longer.
-    Expired(Undecided),
-}
-
-/// A key that denies a request which may wait for it.
-struct Lacking {
-    line: u64,
-    cost: u64,
-    longest: Duration,
-    retry_after: Duration,
-}
+/// The order of requests in a line: by priority, then turn by turn, then by arrival, then by the number of the request.
+pub(super) type Rank = (Reverse<i32>, u64, u64, u64);
 
 /// A charge of a request that may wait.
 #[cold]
@@ -144,216 +110,32 @@ fn cost_behind_place(id: u64) -> u64 {
     })
 }
 
+/// Lets a line replace its place in the store.
+pub(super) fn replace_place(id: u64) {
+    if let Some(line) = lock(&LINES).get(&id) {
+        line.state().is_stale = true;
+        line.signal.change();
+    }
+}
+
 /// Whether too much waits in this process for one of the policies that a request may wait for.
 #[cold]
 pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
     policies.iter().any(|policy| {
         let line = policy.line().and_then(|line| lock(&LINES).get(&line).cloned());
         let waiting = line.map_or(0, |line| line.state().weight);
-        policy.waits() && policy.cost.saturating_add(waiting) > policy.waiting.most
+        policy.waits() && policy.cost.saturating_add(waiting) > policy.policy().settings.most_waiting()
     })
-}
-
-/// Lets a request wait that a check has denied. Returns the decision if it may not wait.
-#[cold]
-pub(super) fn wait(denied: Decision, sent: Sent) -> Result<Held, Decision> {
-    let Some(lacking) = Lacking::of(&denied, |policy| policy.may_wait()) else {
-        return Err(denied);
-    };
-    if is_full(denied.as_slice()) {
-        // Others have entered since the check was sent, which has added this request to the places.
-        lacking.iter().for_each(Lacking::replace_place);
-        return Err(denied.for_a_full_line());
-    }
-    Ok(Box::pin(stand(denied, lacking, sent)))
-}
-
-/// Waits until a request is admitted, or until it may not wait any longer.
-async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) -> Result<Decision, StoreError> {
-    let since = Instant::now();
-    if let Some(policy) = denied.as_slice().first() {
-        policy.context.store.receive_wakes();
-    }
-    let _waiting = denied.wait();
-    let (sender, mut decided) = oneshot::channel();
-    let longest = lacking.iter().map(|lacking| lacking.longest).min().unwrap_or_default();
-    let waiter = Arc::new(Waiter::new(&denied, sent.number, since + longest, sender));
-    let leaving = Leaving(waiter.clone());
-    let observed = denied.observed();
-    // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
-    let is_stored = denied.as_slice().len() == 1;
-    waiter.stand(&lacking, denied.again(), is_stored, sent.at);
-    drop(denied);
-
-    let outcome = {
-        let mut timer = pin!(sleep_until(waiter.until));
-        let mut orphaned = pin!(ORPHANED.notified());
-        poll_fn(|cx| {
-            while orphaned.as_mut().poll(cx).is_ready() {
-                orphaned.set(ORPHANED.notified());
-                waiter.ensure_tasks();
-            }
-            if let Poll::Ready(outcome) = Pin::new(&mut decided).poll(cx) {
-                return Poll::Ready(outcome.unwrap_or_else(|_| Outcome::Decided(Err(ended()))));
-            }
-            if !waiter.is_last.load(Ordering::Relaxed) && timer.as_mut().poll(cx).is_ready() {
-                waiter.is_last.store(true, Ordering::Relaxed);
-                if let Some(undecided) = waiter.leave() {
-                    return Poll::Ready(Outcome::Expired(undecided));
-                }
-            }
-            Poll::Pending
-        })
-        .await
-    };
-    drop(leaving);
-    let decision = match outcome {
-        Outcome::Decided(decision) => decision?,
-        Outcome::Expired(undecided) => match check_last(undecided, waiter.arrived) {
-            Check::Decided(decision) => decision?,
-            Check::Pending(check) => check.await?,
-        },
-    };
-    Ok(decision.after_waiting(since.elapsed(), observed))
-}
-
-/// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
-fn check_last(mut undecided: Undecided, arrived: u64) -> Check {
-    let arrival = Arrival { at: arrived, weight: 0 };
-    undecided.lead(NO_LINE, &[arrival], 1);
-    undecided.renew_tickets();
-    match send(Operation::Wait, &undecided) {
-        Some(response) => super::wait(response, Operation::Wait, undecided, None),
-        None => Check::Decided(Err(ended())),
-    }
-}
-
-/// The request leaves the lines when its caller leaves.
-struct Leaving(Arc<Waiter>);
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        drop(self.0.leave());
-    }
-}
-
-impl Lacking {
-    /// The keys that deny a request; `None` if it may not wait for one of them.
-    fn of(denied: &Decision, may_wait: impl Fn(&PolicyDecision) -> bool) -> Option<SmallVec<[Self; 1]>> {
-        let policies = denied.as_slice().iter().filter(|policy| policy.denies());
-        policies
-            .map(|policy| Self::of_policy(policy).filter(|_| may_wait(policy)))
-            .collect()
-    }
-
-    fn of_policy(policy: &PolicyDecision) -> Option<Self> {
-        Some(Self {
-            line: policy.line()?,
-            cost: policy.cost,
-            longest: Duration::from_micros(policy.waiting.longest_us),
-            retry_after: policy.retry_after().unwrap_or_default(),
-        })
-    }
-
-    /// Lets the line replace its place in the store.
-    fn replace_place(&self) {
-        if let Some(line) = lock(&LINES).get(&self.line) {
-            line.state().is_stale = true;
-            line.signal.change();
-        }
-    }
-}
-
-impl Waiter {
-    fn new(denied: &Decision, number: u64, until: Instant, outcome: oneshot::Sender<Outcome>) -> Self {
-        Self {
-            number,
-            arrived: denied.server_time().as_micros() as u64,
-            until,
-            phase: Mutex::new(Phase::Over),
-            standing: Mutex::default(),
-            is_last: AtomicBool::new(false),
-            outcome: Mutex::new(Some(outcome)),
-        }
-    }
-
-    /// Stands in the lines of the keys that deny the request, and in no others, as in the store.
-    fn stand(self: &Arc<Self>, lacking: &[Lacking], undecided: Undecided, is_stored: bool, sent_at: Instant) {
-        *lock(&self.phase) = Phase::Standing(undecided);
-        let mut standing = lock(&self.standing);
-        standing.retain(|(line, rank)| {
-            let stays = lacking.iter().any(|lacking| lacking.line == line.id);
-            if !stays {
-                line.remove(rank, false, None);
-            }
-            stays
-        });
-        for lacking in lacking {
-            match standing.iter().find(|(line, _)| line.id == lacking.line) {
-                Some((line, _)) => line.signal.change(),
-                None => standing.push(Line::enter(lacking, self, is_stored, sent_at)),
-            }
-        }
-    }
-
-    /// Leaves the lines, unless it is being checked.
-    fn leave(&self) -> Option<Undecided> {
-        let mut phase = lock(&self.phase);
-        match mem::replace(&mut *phase, Phase::Over) {
-            Phase::Standing(undecided) => {
-                drop(phase);
-                self.leave_lines(Some(&undecided));
-                Some(undecided)
-            }
-            checked @ (Phase::Checked | Phase::Over) => {
-                *phase = checked;
-                None
-            }
-        }
-    }
-
-    fn leave_lines(&self, left: Option<&Undecided>) {
-        for (line, rank) in mem::take(&mut *lock(&self.standing)) {
-            line.remove(&rank, left.is_some(), left);
-        }
-    }
-
-    /// Ends the wait. If the caller has left, what was counted is given back.
-    fn finish(&self, decided: Result<Decision, StoreError>) {
-        *lock(&self.phase) = Phase::Over;
-        // The store has removed an admitted request from its place.
-        let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
-        let left = decided.as_ref().ok().filter(|_| !is_admitted).map(Decision::again);
-        self.leave_lines(left.as_ref());
-        self.send(Outcome::Decided(decided));
-    }
-
-    fn send(&self, outcome: Outcome) {
-        let Some(sender) = lock(&self.outcome).take() else {
-            return;
-        };
-        match sender.send(outcome) {
-            Ok(()) => {}
-            Err(Outcome::Decided(Ok(decision))) if decision.is_allowed() => give_back(&decision),
-            Err(_) => {}
-        }
-    }
-
-    fn has_left(&self) -> bool {
-        lock(&self.outcome).as_ref().is_none_or(oneshot::Sender::is_closed)
-    }
-
-    /// Begins the tasks of its lines, if they have ended with their runtime.
-    fn ensure_tasks(&self) {
-        for (line, _) in &*lock(&self.standing) {
-            line.ensure_task(&mut line.state());
-        }
-    }
 }
 
 impl Line {
     /// Adds a request to the line of a key, behind those that have arrived before.
-    fn enter(lacking: &Lacking, waiter: &Arc<Waiter>, is_stored: bool, sent_at: Instant) -> (Arc<Self>, Rank) {
+    pub(super) fn enter(
+        lacking: &Lacking,
+        waiter: &Arc<Waiter>,
+        is_stored: bool,
+        sent_at: Instant,
+    ) -> (Arc<Self>, Rank) {
         // The line is not removed while the table is locked.
         let mut lines = lock(&LINES);
         let line = lines.entry(lacking.line).or_insert_with(|| {
@@ -367,7 +149,12 @@ impl Line {
         let mut state = line.state();
         drop(lines);
 
-        let rank = (waiter.arrived, waiter.number);
+        let rank = (
+            Reverse(lacking.waiting.priority),
+            state.turn_of(lacking.waiting.fair),
+            waiter.arrived,
+            waiter.number,
+        );
         let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
         state.waiting.insert(rank, (waiter.clone(), lacking.cost));
         state.weight += lacking.cost;
@@ -377,7 +164,8 @@ impl Line {
         }
         // A check that was sent since then has replaced the place.
         let is_replaced = state.sent_at.is_some_and(|sent| sent >= sent_at);
-        state.is_stale |= is_replaced || !is_stored && state.is_in_place(&rank);
+        let is_missing = !is_stored || state.waiting.len() > PLACE_SIZE;
+        state.is_stale |= is_replaced || is_missing && state.is_in_place(&rank);
         if state.waiting.len() <= PLACE_SIZE {
             let stored_until = sent_at + Duration::from_micros(PLACE_US);
             state.stored_until = state.stored_until.max(Some(stored_until));
@@ -389,13 +177,16 @@ impl Line {
     }
 
     /// Removes a request. If it `leaves`, the place in the store has it still.
-    fn remove(&self, rank: &Rank, leaves: bool, left: Option<&Undecided>) {
+    pub(super) fn remove(&self, rank: &Rank, leaves: bool, left: Option<&Undecided>) {
         let mut state = self.state();
         let was_in_place = state.is_in_place(rank);
         let Some((_, cost)) = state.waiting.remove(rank) else {
             return;
         };
         state.weight -= cost;
+        if !leaves {
+            state.turn = state.turn.max(rank.1);
+        }
         state.is_stale |= leaves && was_in_place;
         if state.waiting.is_empty() {
             state.left = left.map(Undecided::again);
@@ -408,11 +199,11 @@ impl Line {
         self.signal.change();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    fn ensure_task(self: &Arc<Self>, state: &mut State) {
+    pub(super) fn ensure_task(self: &Arc<Self>, state: &mut State) {
         if !state.has_task
             && let Ok(runtime) = Handle::try_current()
         {
@@ -476,6 +267,20 @@ impl Line {
 }
 
 impl State {
+    /// The turn of a request that enters: keys take one after the other.
+    fn turn_of(&mut self, key: u32) -> u64 {
+        if key == 0 {
+            return 0;
+        }
+        let now = self.turn;
+        if self.turns.len() > 2 * self.waiting.len() + PLACE_SIZE {
+            self.turns.retain(|_, last| *last >= now);
+        }
+        let turn = self.turns.get(&key).map_or(now, |last| now.max(last + 1));
+        self.turns.insert(key, turn);
+        turn
+    }
+
     /// Whether the place in the store contains the request with this rank.
     fn is_in_place(&self, rank: &Rank) -> bool {
         self.waiting.keys().nth(PLACE_SIZE).is_none_or(|behind| rank < behind)
@@ -522,7 +327,7 @@ enum Next {
 }
 
 /// Sends a check of a request that waits; `None` if no policy applies.
-fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
+pub(super) fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
     if !undecided.is_composite() {
         return super::send(operation, undecided);
     }
@@ -659,13 +464,13 @@ async fn check_in_turn(task: Task) {
 }
 
 #[cold]
-fn ended() -> StoreError {
+pub(super) fn ended() -> StoreError {
     StoreError::new(
         ErrorKind::Unreachable,
         "the runtime that checked the requests which wait has shut down",
     )
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

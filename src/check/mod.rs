@@ -6,7 +6,8 @@ pub(crate) mod bans;
 pub(crate) mod completed;
 mod composite;
 mod failing;
-pub(crate) mod line;
+mod line;
+mod waiting;
 
 use std::{
     pin::Pin,
@@ -178,7 +179,7 @@ fn decide(
         && let Ok(decision) = &decided
         && !decision.is_allowed()
     {
-        return match decided.map(|denied| line::wait(denied, sent)) {
+        return match decided.map(|denied| waiting::wait(denied, sent)) {
             Ok(Ok(held)) => Check::Pending(PendingCheck::Held(held)),
             Ok(Err(denied)) => {
                 denied.count_outcomes();

@@ -8,6 +8,7 @@ use http::HeaderValue;
 #[cfg(feature = "admin")]
 use super::denials::Denials;
 use super::{
+    Waiting,
     headers::Fields,
     outcome::record_in_span,
     per_thread::Apart,
@@ -19,7 +20,7 @@ use super::{
 use crate::{
     Ban, Key,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, StoreNumber, Waiting},
+    store::{ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, StoreNumber},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -193,7 +194,7 @@ impl PolicyContext {
     #[inline]
     pub(super) fn waiting_of(&self, key: &Key) -> Waiting {
         match self.observes(key) {
-            true => Waiting::NONE,
+            true => Waiting::default(),
             false => self.waiting,
         }
     }

@@ -18,6 +18,7 @@ mod slots;
 mod space_saving;
 mod store_replies;
 mod undecided;
+mod waits;
 
 use std::{
     fmt,
@@ -52,6 +53,7 @@ pub(crate) use self::{
     slots::{Release, Ticket, release_unknown},
     store_replies::{LostSettlements, Responses},
     undecided::Undecided,
+    waits::{LongestWait, MOST_WAITING, POSSIBLE_WAITING, WaitOrder, Waiting, turn_key},
 };
 #[cfg(feature = "admin")]
 pub(crate) use self::{

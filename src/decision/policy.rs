@@ -1,6 +1,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
+    Waiting,
     completion::Condition,
     context::{CheckContext, PolicyContext, RenderedLimit},
     slots::Ticket,
@@ -8,7 +9,7 @@ use super::{
 };
 use crate::{
     FailureMode, Key, Limit,
-    store::{Charge, ChargeLine, ChargeState, NamedLimit, Waiting},
+    store::{Charge, ChargeLine, ChargeState, NamedLimit},
 };
 
 /// The decision of one policy.
@@ -166,7 +167,7 @@ impl PolicyDecision {
     }
 
     #[inline]
-    pub(super) fn policy(&self) -> &PolicyContext {
+    pub(crate) fn policy(&self) -> &PolicyContext {
         &self.context.policies[self.position]
     }
 

@@ -4,11 +4,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::completion;
-use crate::{
-    Ban, ConfigError, Key,
-    store::{FailureMode, Waiting},
-};
+use super::{LongestWait, MOST_WAITING, WaitOrder, Waiting, completion};
+use crate::{Ban, ConfigError, Key, store::FailureMode};
 
 /// A condition on requests.
 pub(crate) type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
@@ -32,9 +29,10 @@ pub(crate) struct Settings {
     pub(crate) ban: Option<Ban>,
     /// Whether responses begin bans.
     pub(crate) learns: bool,
-    pub(crate) longest_wait: Option<Duration>,
+    pub(crate) longest_wait: Option<LongestWait>,
     /// The most units that wait.
     pub(crate) max_waiting: Option<u64>,
+    pub(crate) wait_order: WaitOrder,
 }
 
 /// The cost of a request.
@@ -61,8 +59,9 @@ impl Settings {
             enforced: own.enforced.min(file.enforced),
             ban: own.ban.or(file.ban),
             learns: own.learns || file.learns,
-            longest_wait: own.longest_wait.or(file.longest_wait),
+            longest_wait: own.longest_wait.or_else(|| file.longest_wait.clone()),
             max_waiting: own.max_waiting.or(file.max_waiting),
+            wait_order: own.wait_order,
         }
     }
 
@@ -84,10 +83,15 @@ impl Settings {
     /// How long requests wait. Those of a policy that only observes do not.
     pub(super) fn waiting(&self) -> Waiting {
         if self.enforced.is_none() {
-            return Waiting::NONE;
+            return Waiting::default();
         }
-        let longest = self.longest_wait.unwrap_or_default();
-        Waiting::up_to(longest, self.max_waiting.unwrap_or(Waiting::MOST))
+        let longest = self.longest_wait.as_ref().map(LongestWait::longest);
+        Waiting::default().up_to(longest.unwrap_or_default())
+    }
+
+    /// The most units that wait for a key in this process.
+    pub(crate) fn most_waiting(&self) -> u64 {
+        self.max_waiting.unwrap_or(MOST_WAITING)
     }
 }
 
@@ -97,6 +101,15 @@ impl Settings {
     pub(crate) fn apply_to(&self, parts: &Parts) -> bool {
         let holds = |condition: &Condition| condition(parts);
         self.scope.as_ref().is_none_or(holds) && self.applies.as_ref().is_none_or(holds)
+    }
+
+    /// How a request waits.
+    #[inline]
+    pub(crate) fn waiting_of(&self, waiting: Waiting, parts: &Parts) -> Waiting {
+        match waiting.longest_us {
+            0 => waiting,
+            _ => LongestWait::of(self.longest_wait.as_ref(), &self.wait_order, waiting, parts),
+        }
     }
 
     #[inline]

@@ -249,7 +249,7 @@ impl Limit {
 
     /// Time until a weight fits, if nothing else is added: each quota beyond the first takes a [cycle](Self::cycle_us) more.
     #[cold]
-    pub(crate) fn time_until(&self, state: &State, now: u64, weight: u64) -> u64 {
+    pub(crate) fn time_until(&self, state: &mut State, now: u64, weight: u64, reads: bool) -> u64 {
         let quota = self.quota();
         let cycles = if self.is_held() {
             0
@@ -257,8 +257,7 @@ impl Limit {
             weight.saturating_sub(1) / quota
         };
         let rest = weight - cycles * quota;
-        let room = dispatch!(self, state, |rule, state| rule.room(state, now),
-            mismatch => mismatch());
+        let room = self.advance(state, now, rest, reads);
         let wait = if rest <= room { 0 } else { self.wait(state, now, rest) };
         let cycles_us = cycles.saturating_mul(self.cycle_us());
         cycles_us.saturating_add(wait).min(LONGEST_WAIT_US)

@@ -2,8 +2,9 @@ use std::{error::Error, fmt};
 
 use super::{Limiter, LimiterRequest};
 use crate::{
-    Decision, Denied, Key,
-    store::{Operation, StoreError, Waiting},
+    Decision, Denial, Denied, Key,
+    decision::Waiting,
+    store::{Operation, StoreError},
 };
 
 /// Waiting.
@@ -79,14 +80,26 @@ impl LimiterRequest<'_> {
     ///
     /// If a limit denies it, and as [`check`](Self::check).
     pub async fn acquire(self) -> Result<Decision, AcquireError> {
-        let max_wait = self.max_wait;
-        let wait = move |waiting: Waiting| match max_wait {
-            Some(longest) => waiting.at_most(longest),
-            None => waiting,
+        let Self {
+            max_wait,
+            turn_key,
+            priority,
+            ..
+        } = self;
+        let wait = move |waiting: Waiting| Waiting {
+            fair: turn_key,
+            priority,
+            ..max_wait.map_or(waiting, |longest| waiting.up_to(longest))
         };
         let decision = self.perform(Operation::Wait, wait).await?;
-        decision.require()?;
-        Ok(decision)
+        let is_line_full = decision
+            .policies()
+            .any(|policy| policy.denial() == Some(Denial::LineFull));
+        match decision.require() {
+            Ok(()) => Ok(decision),
+            Err(denied) if is_line_full => Err(AcquireError::LineFull(denied)),
+            Err(denied) => Err(AcquireError::Denied(denied)),
+        }
     }
 }
 
@@ -110,8 +123,10 @@ impl LimiterRequest<'_> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// A limit denies it: the wait would be too long, or too many wait.
+    /// A limit denies it: the wait would be too long.
     Denied(Denied),
+    /// A limit denies it, and [too much waits](crate::Policy::max_waiting) for it already in this process.
+    LineFull(Denied),
     /// The store fails, and a policy is [`Closed`](crate::FailureMode::Closed).
     Store(StoreError),
 }
@@ -131,7 +146,7 @@ impl From<StoreError> for AcquireError {
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Denied(denied) => denied.fmt(f),
+            Self::Denied(denied) | Self::LineFull(denied) => denied.fmt(f),
             Self::Store(error) => error.fmt(f),
         }
     }
@@ -140,7 +155,7 @@ impl fmt::Display for AcquireError {
 impl Error for AcquireError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Denied(denied) => denied.source(),
+            Self::Denied(denied) | Self::LineFull(denied) => denied.source(),
             Self::Store(error) => error.source(),
         }
     }
@@ -151,7 +166,7 @@ impl Error for AcquireError {
 impl From<AcquireError> for tonic::Status {
     fn from(error: AcquireError) -> Self {
         match error {
-            AcquireError::Denied(denied) => denied.into(),
+            AcquireError::Denied(denied) | AcquireError::LineFull(denied) => denied.into(),
             AcquireError::Store(error) => error.into(),
         }
     }

@@ -11,10 +11,10 @@ pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Limit, Policy, PolicyDecision, check,
     check::Check,
-    decision::{Ticket, Undecided, response::ResponseFormat},
+    decision::{Ticket, Undecided, Waiting, response::ResponseFormat},
     observe::{Observer, PolicyOutcome},
     policy::{Basis, PolicySet},
-    store::{Operation, Store, StoreError, Waiting},
+    store::{Operation, Store, StoreError},
 };
 
 /// A rate limiter without HTTP: for a job, a mail sender or a GraphQL resolver.
@@ -146,7 +146,7 @@ fn undecided_by(
         let mut undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
         undecided.chosen = policy.overriding(context, &undecided.named().limit, key);
         let waiting = match undecided.is_observed() {
-            true => Waiting::NONE,
+            true => Waiting::default(),
             false => wait(undecided.waiting),
         };
         let lease = Ticket::of(&undecided.named().limit);

@@ -4,9 +4,9 @@ use super::Limiter;
 use crate::{
     Decision, Key,
     check::Check,
-    decision::CheckContext,
+    decision::{CheckContext, Waiting, turn_key},
     policy::{Basis, PlanChoice},
-    store::{ErrorKind, Operation, StoreError, Waiting},
+    store::{ErrorKind, Operation, StoreError},
 };
 
 /// A request to a [`Limiter`] in which policies have keys and costs of their own; made by [`Limiter::request`].
@@ -18,6 +18,8 @@ pub struct LimiterRequest<'a> {
     cost: Option<u64>,
     plan: Option<&'a str>,
     pub(super) max_wait: Option<Duration>,
+    pub(super) turn_key: u32,
+    pub(super) priority: i32,
     pub(super) units: u32,
     of_policies: Vec<OfPolicy<'a>>,
 }
@@ -62,6 +64,8 @@ impl Limiter {
             cost: None,
             plan: None,
             max_wait: None,
+            turn_key: 0,
+            priority: 0,
             units: 1,
             of_policies: Vec::new(),
         }
@@ -168,13 +172,24 @@ impl<'a> LimiterRequest<'a> {
         self
     }
 
-    /// The longest wait of [`acquire`](Self::acquire), in place of those of the policies: in microseconds, rounded down, and zero for
-    /// what fits at once.
-    ///
-    /// Policies with a limit that [cannot wait](crate::Policy::wait_up_to), such as [`FixedWindow`](crate::FixedWindow), must
-    /// have room at once.
+    /// The longest wait of [`acquire`](Self::acquire), in place of those of the [policies](crate::Policy::wait_up_to): in microseconds,
+    /// rounded down, and zero for what fits at once.
     pub fn max_wait(mut self, longest: Duration) -> Self {
         self.max_wait = Some(longest);
+        self
+    }
+
+    /// Requests of this key take turns with those of other keys while they wait in this process, as with
+    /// [`Policy::fair_by`](crate::Policy::fair_by).
+    pub fn fair_by(mut self, key: impl Into<Key>) -> Self {
+        self.turn_key = turn_key(&key.into());
+        self
+    }
+
+    /// The request waits before those of lower priority in this process, as with [`Policy::priority_fn`](crate::Policy::priority_fn). The
+    /// default is 0.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
         self
     }
 

@@ -123,7 +123,7 @@ impl IntoResponse for StoreError {
 impl IntoResponse for AcquireError {
     fn into_response(self) -> Response {
         match self {
-            Self::Denied(denied) => denied.into_response(),
+            Self::Denied(denied) | Self::LineFull(denied) => denied.into_response(),
             Self::Store(error) => error.into_response(),
         }
     }

@@ -202,10 +202,13 @@ impl Enforcer {
             };
             cost = rest;
         }
+        let lease = Ticket::of(&named.limit);
+        let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
         Ok(Some(PolicyDecision {
-            lease: Ticket::of(&named.limit),
+            lease,
             chosen,
-            ..PolicyDecision::undecided(context.clone(), position, key, cost)
+            waiting: settings.waiting_of(undecided.waiting, parts),
+            ..undecided
         }))
     }
 

@@ -10,6 +10,7 @@ mod plans;
 #[cfg(feature = "serde")]
 mod scope;
 mod set;
+mod waiting;
 
 #[cfg(feature = "admin")]
 use std::time::SystemTime;
@@ -38,7 +39,7 @@ pub(crate) use self::{
 pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{
     ConfigError, Key, KeyExtractor, Limit,
-    decision::{CheckContext, Cost, PolicyFile, RenderedLimit, Settings},
+    decision::{CheckContext, Cost, LongestWait, PolicyFile, RenderedLimit, Settings},
     key::KeyError,
     store::{NamedLimit, Overrides},
 };
@@ -160,10 +161,14 @@ impl<K> Policy<K> {
     /// together for exact integers.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.policy_limit.validate()?;
-        let longest = self.settings.longest_wait.filter(|_| self.settings.refund_if.is_none());
-        if let (Some(limit), Some(longest)) = (self.limit(), longest) {
+        let longest = self
+            .settings
+            .longest_wait
+            .as_ref()
+            .filter(|_| self.settings.refund_if.is_none());
+        if let (Some(limit), Some(LongestWait::Fixed(longest))) = (self.limit(), longest) {
             limit
-                .validate_wait(longest)
+                .validate_wait(*longest)
                 .map_err(|error| error.of_policy(self.name()))?;
         }
         self.validate_slots().and_then(|()| self.validate_cost())

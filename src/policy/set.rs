@@ -11,7 +11,7 @@ use super::file::Live;
 use super::{Policy, plans::PlanChoice};
 use crate::{
     ConfigError, KeyExtractor,
-    decision::{CheckContext, Condition, Cost, PerThread, PolicyContext},
+    decision::{CheckContext, Condition, Cost, LongestWait, PerThread, PolicyContext},
     limit::hash_text,
     observe::METRICS_ENABLED,
     store::Store,
@@ -188,6 +188,15 @@ impl<K> Policy<K> {
             )
         } else if matches!(settings.cost, Some(Cost::Computed(_))) {
             ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
+        } else if matches!(settings.longest_wait, Some(LongestWait::Computed(_))) {
+            (
+                "`.wait_up_to_fn(..)`",
+                "use `.wait_up_to(..)`, and `max_wait` for other waits",
+            )
+        } else if settings.wait_order.fair_by.is_some() {
+            ("`.fair_by(..)`", "leave it out, and use `fair_by` of each request")
+        } else if settings.wait_order.priority.is_some() {
+            ("`.priority_fn(..)`", "leave it out, and use `priority` of each request")
         } else if settings.scope.is_some() {
             ("the setting `routes` or `methods`", for_requests)
         } else if settings.applies.is_some() {

@@ -32,7 +32,6 @@ pub use self::{
 };
 pub(crate) use self::{
     failover::{Failover, LocalCharge},
-    operation::Waiting,
     outstanding::{Outstanding, Owed, OwedKind, PerStore, StoreNumber},
 };
 pub use crate::error::{ErrorKind, StoreError};

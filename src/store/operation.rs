@@ -1,6 +1,4 @@
-use std::{ops::RangeInclusive, time::Duration};
-
-use crate::limit::MAX_QUOTA;
+use std::time::Duration;
 
 /// The operation of a [`StoreRequest`](super::StoreRequest).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,43 +86,5 @@ impl Operation {
     /// Whether it counts the charges of an admitted request.
     pub(crate) fn counts(self) -> bool {
         matches!(self, Self::Check | Self::Wait | Self::Charge)
-    }
-}
-
-/// How long a request may wait for a policy, and how many units may wait for it at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Waiting {
-    /// In microseconds; 0 if the request has to fit at once.
-    pub(crate) longest_us: u64,
-    /// In this process.
-    pub(crate) most: u64,
-}
-
-impl Waiting {
-    /// The most units that wait by default.
-    pub(crate) const MOST: u64 = 500;
-
-    /// The numbers of units that may be the most.
-    pub(crate) const POSSIBLE: RangeInclusive<u64> = 1..=MAX_QUOTA;
-
-    pub(crate) const NONE: Self = Self {
-        longest_us: 0,
-        most: Self::MOST,
-    };
-
-    pub(crate) fn up_to(longest: Duration, most: u64) -> Self {
-        Self {
-            most,
-            ..Self::NONE.at_most(longest)
-        }
-    }
-
-    /// The same for at most this time.
-    pub(crate) fn at_most(self, longest: Duration) -> Self {
-        let longest_us = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
-        Self {
-            longest_us: longest_us.min(MAX_QUOTA),
-            ..self
-        }
     }
 }

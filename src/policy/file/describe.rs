@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{File, config::Config, entry::PolicyEntry, plans::policy_at};
 use crate::{
     ConfigError, KeyExtractor,
-    decision::{Condition, Cost, Settings},
+    decision::{Condition, Cost, LongestWait, Settings},
     policy::{
         Policy, PolicyKey,
         limit::PolicyLimit,
@@ -130,7 +130,7 @@ impl Config {
                 failure_mode: Some(fields.failure_mode),
                 enforced: fields.enforced(),
                 ban: fields.ban,
-                longest_wait: Some(fields.wait),
+                longest_wait: Some(LongestWait::Fixed(fields.wait)),
                 max_waiting: Some(fields.max_waiting),
                 ..Settings::default()
             },

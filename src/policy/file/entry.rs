@@ -13,10 +13,10 @@ use super::{
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
     decision::EnforcedShare,
+    decision::{MOST_WAITING, POSSIBLE_WAITING},
     key::KeySpec,
     limit::ChooseLimit,
-    policy::{costs::COST_FAULT, enforcement::WAITING_FAULT, limit::validate_name},
-    store::Waiting,
+    policy::{costs::COST_FAULT, limit::validate_name, waiting::WAITING_FAULT},
 };
 
 /// A policy as configuration describes it.
@@ -111,12 +111,12 @@ fn wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error
 }
 
 fn most_waiting() -> u64 {
-    Waiting::MOST
+    MOST_WAITING
 }
 
 fn max_waiting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let units = u64::deserialize(deserializer)?;
-    match Waiting::POSSIBLE.contains(&units) {
+    match POSSIBLE_WAITING.contains(&units) {
         true => Ok(units),
         false => Err(D::Error::custom(WAITING_FAULT)),
     }

@@ -195,7 +195,7 @@ impl<'a> Advanced<'a> {
 
     /// How long the first request waits that is not admitted, if so many are.
     #[cold]
-    fn wait_in_line(&self, admitted: u64) -> u64 {
+    fn wait_in_line(&mut self, operation: Operation, admitted: u64) -> u64 {
         let Some(AdvancedLine {
             line, charge, standing, ..
         }) = &self.line
@@ -205,24 +205,26 @@ impl<'a> Advanced<'a> {
         let before = line.before(standing, admitted as usize);
         let ahead = if standing.waiting.is_some() { 0 } else { charge.ahead };
         let needed = before.saturating_add(ahead).saturating_add(self.charge.cost());
-        match self.charge.limit().time_until(self.state, self.now, needed) {
+        let reads = operation == Operation::Peek;
+        match self.charge.limit().time_until(self.state, self.now, needed, reads) {
             0 => SOON_US,
             wait => wait,
         }
     }
 
     /// Whether a request that has just arrived may wait for this charge, if it lacks room.
-    fn may_wait(&self) -> bool {
+    fn may_wait(&mut self) -> bool {
         let Some(AdvancedLine { charge, .. }) = &self.line else {
             return !self.lacks();
         };
+        let longest_us = charge.longest_us;
         // When slots will be free is not known.
         let known = if self.charge.limit().is_held() {
             1
         } else {
-            self.wait_in_line(0)
+            self.wait_in_line(Operation::Wait, 0)
         };
-        !self.lacks() || known <= charge.longest_us
+        !self.lacks() || known <= longest_us
     }
 
     /// Whether requests of these charges that are denied wait: those that have just arrived if they may, others until the last check.
@@ -232,8 +234,8 @@ impl<'a> Advanced<'a> {
         let waits = match lines().any(|line| line.standing.waiting.is_some()) {
             true => lines().any(|line| line.standing.leads),
             false => {
-                let may_wait = |charge: &Self| charge.may_wait() && !charge.is_banned();
-                operation == Operation::Wait && charges.iter().all(may_wait)
+                let may_wait = |charge: &mut Self| charge.may_wait() && !charge.is_banned();
+                operation == Operation::Wait && charges.iter_mut().all(may_wait)
             }
         };
         charges.iter_mut().for_each(|charge| charge.waits = waits);
@@ -317,6 +319,7 @@ impl<'a> Advanced<'a> {
         let mut remaining = room;
         let mut woken = Vec::new();
         if self.line.is_some() {
+            let room = if matches!(change, Change::Nothing) { self.room } else { room };
             (remaining, retry_after) = self.decide_line(operation, admitted, room, &mut woken);
         }
         if let (false, Some(saved)) = (changed, self.saved) {
@@ -355,7 +358,11 @@ impl<'a> Advanced<'a> {
         let arrival = (self.charge.cost(), self.waits);
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
-        let known = (lacks && is_new).then(|| self.wait_in_line(0));
+        let known = if lacks && is_new {
+            Some(self.wait_in_line(operation, 0))
+        } else {
+            None
+        };
         let Some(AdvancedLine {
             stored,
             line,
@@ -377,7 +384,10 @@ impl<'a> Advanced<'a> {
             woken.extend(line.ready(room, except).map(|place| place.line));
         }
         let remaining = room.saturating_sub(line.weight());
-        let wait = lacks.then(|| known.unwrap_or_else(|| self.wait_in_line(admitted)));
-        (remaining, wait.map(Duration::from_micros))
+        if !lacks {
+            return (remaining, None);
+        }
+        let wait = known.unwrap_or_else(|| self.wait_in_line(operation, admitted));
+        (remaining, Some(Duration::from_micros(wait)))
     }
 }

@@ -1,0 +1,265 @@
+//! A request that waits: it stands in the lines of the keys that deny it, until a check of one of them decides it, or its time is
+//! over.
+
+use std::{
+    future::poll_fn,
+    mem,
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    Check, Held, Sent, give_back,
+    line::{self, Line, NO_LINE, ORPHANED, Rank, ended, lock},
+};
+use crate::{
+    Decision, PolicyDecision,
+    decision::{Undecided, Waiting},
+    limit::Arrival,
+    store::{Operation, StoreError},
+};
+
+/// The lines in which a request stands.
+type Places = SmallVec<[(Arc<Line>, Rank); 1]>;
+
+/// A request that waits.
+pub(super) struct Waiter {
+    pub(super) number: u64,
+    /// By the clock of the store, in microseconds.
+    pub(super) arrived: u64,
+    /// Until when it may wait.
+    pub(super) until: Instant,
+    pub(super) phase: Mutex<Phase>,
+    standing: Mutex<Places>,
+    /// Whether it may not wait any longer.
+    pub(super) is_last: AtomicBool,
+    outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
+}
+
+pub(super) enum Phase {
+    Standing(Undecided),
+    /// The task of a line checks it.
+    Checked,
+    Over,
+}
+
+pub(super) enum Outcome {
+    Decided(Result<Decision, StoreError>),
+    /// It is still denied, and may not wait any longer.
+    Expired(Undecided),
+}
+
+/// A key that denies a request which may wait for it.
+pub(super) struct Lacking {
+    pub(super) line: u64,
+    pub(super) cost: u64,
+    pub(super) waiting: Waiting,
+    pub(super) retry_after: Duration,
+}
+
+/// Lets a request wait that a check has denied. Returns the decision if it may not wait.
+#[cold]
+pub(super) fn wait(denied: Decision, sent: Sent) -> Result<Held, Decision> {
+    let Some(lacking) = Lacking::of(&denied, |policy| policy.may_wait()) else {
+        return Err(denied);
+    };
+    if line::is_full(denied.as_slice()) {
+        // Others have entered since the check was sent, which has added this request to the places.
+        lacking.iter().for_each(|lacking| line::replace_place(lacking.line));
+        return Err(denied.for_a_full_line());
+    }
+    Ok(Box::pin(stand(denied, lacking, sent)))
+}
+
+/// Waits until a request is admitted, or until it may not wait any longer.
+async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) -> Result<Decision, StoreError> {
+    let since = Instant::now();
+    if let Some(policy) = denied.as_slice().first() {
+        policy.context.store.receive_wakes();
+    }
+    let _waiting = denied.wait();
+    let (sender, mut decided) = oneshot::channel();
+    let longest_us = lacking.iter().map(|lacking| lacking.waiting.longest_us).min();
+    let longest = Duration::from_micros(longest_us.unwrap_or_default());
+    let waiter = Arc::new(Waiter::new(&denied, sent.number, since + longest, sender));
+    let leaving = Leaving(waiter.clone());
+    let observed = denied.observed();
+    // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
+    let is_stored = denied.as_slice().len() == 1;
+    waiter.stand(&lacking, denied.again(), is_stored, sent.at);
+    drop(denied);
+
+    let outcome = {
+        let mut timer = pin!(sleep_until(waiter.until));
+        let mut orphaned = pin!(ORPHANED.notified());
+        poll_fn(|cx| {
+            while orphaned.as_mut().poll(cx).is_ready() {
+                orphaned.set(ORPHANED.notified());
+                waiter.ensure_tasks();
+            }
+            if let Poll::Ready(outcome) = Pin::new(&mut decided).poll(cx) {
+                return Poll::Ready(outcome.unwrap_or_else(|_| Outcome::Decided(Err(ended()))));
+            }
+            if !waiter.is_last.load(Ordering::Relaxed) && timer.as_mut().poll(cx).is_ready() {
+                waiter.is_last.store(true, Ordering::Relaxed);
+                if let Some(undecided) = waiter.leave() {
+                    return Poll::Ready(Outcome::Expired(undecided));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    };
+    drop(leaving);
+    let decision = match outcome {
+        Outcome::Decided(decision) => decision?,
+        Outcome::Expired(undecided) => match check_last(undecided, waiter.arrived) {
+            Check::Decided(decision) => decision?,
+            Check::Pending(check) => check.await?,
+        },
+    };
+    Ok(decision.after_waiting(since.elapsed(), observed))
+}
+
+/// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
+fn check_last(mut undecided: Undecided, arrived: u64) -> Check {
+    let arrival = Arrival { at: arrived, weight: 0 };
+    undecided.lead(NO_LINE, &[arrival], 1);
+    undecided.renew_tickets();
+    match line::send(Operation::Wait, &undecided) {
+        Some(response) => super::wait(response, Operation::Wait, undecided, None),
+        None => Check::Decided(Err(ended())),
+    }
+}
+
+/// The request leaves the lines when its caller leaves.
+struct Leaving(Arc<Waiter>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        drop(self.0.leave());
+    }
+}
+
+impl Lacking {
+    /// The keys that deny a request; `None` if it may not wait for one of them.
+    pub(super) fn of(denied: &Decision, may_wait: impl Fn(&PolicyDecision) -> bool) -> Option<SmallVec<[Self; 1]>> {
+        let policies = denied.as_slice().iter().filter(|policy| policy.denies());
+        policies
+            .map(|policy| Self::of_policy(policy).filter(|_| may_wait(policy)))
+            .collect()
+    }
+
+    fn of_policy(policy: &PolicyDecision) -> Option<Self> {
+        Some(Self {
+            line: policy.line()?,
+            cost: policy.cost,
+            waiting: policy.waiting,
+            retry_after: policy.retry_after().unwrap_or_default(),
+        })
+    }
+}
+
+impl Waiter {
+    fn new(denied: &Decision, number: u64, until: Instant, outcome: oneshot::Sender<Outcome>) -> Self {
+        Self {
+            number,
+            arrived: denied.server_time().as_micros() as u64,
+            until,
+            phase: Mutex::new(Phase::Over),
+            standing: Mutex::default(),
+            is_last: AtomicBool::new(false),
+            outcome: Mutex::new(Some(outcome)),
+        }
+    }
+
+    /// Stands in the lines of the keys that deny the request, and in no others, as in the store.
+    pub(super) fn stand(
+        self: &Arc<Self>,
+        lacking: &[Lacking],
+        undecided: Undecided,
+        is_stored: bool,
+        sent_at: Instant,
+    ) {
+        *lock(&self.phase) = Phase::Standing(undecided);
+        let mut standing = lock(&self.standing);
+        standing.retain(|(line, rank)| {
+            let stays = lacking.iter().any(|lacking| lacking.line == line.id);
+            if !stays {
+                line.remove(rank, false, None);
+            }
+            stays
+        });
+        for lacking in lacking {
+            match standing.iter().find(|(line, _)| line.id == lacking.line) {
+                Some((line, _)) => line.signal.change(),
+                None => standing.push(Line::enter(lacking, self, is_stored, sent_at)),
+            }
+        }
+    }
+
+    /// Leaves the lines, unless it is being checked.
+    fn leave(&self) -> Option<Undecided> {
+        let mut phase = lock(&self.phase);
+        match mem::replace(&mut *phase, Phase::Over) {
+            Phase::Standing(undecided) => {
+                drop(phase);
+                self.leave_lines(Some(&undecided));
+                Some(undecided)
+            }
+            checked @ (Phase::Checked | Phase::Over) => {
+                *phase = checked;
+                None
+            }
+        }
+    }
+
+    pub(super) fn leave_lines(&self, left: Option<&Undecided>) {
+        for (line, rank) in mem::take(&mut *lock(&self.standing)) {
+            line.remove(&rank, left.is_some(), left);
+        }
+    }
+
+    /// Ends the wait. If the caller has left, what was counted is given back.
+    pub(super) fn finish(&self, decided: Result<Decision, StoreError>) {
+        *lock(&self.phase) = Phase::Over;
+        // The store has removed an admitted request from its place.
+        let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
+        let left = decided.as_ref().ok().filter(|_| !is_admitted).map(Decision::again);
+        self.leave_lines(left.as_ref());
+        self.send(Outcome::Decided(decided));
+    }
+
+    pub(super) fn send(&self, outcome: Outcome) {
+        let Some(sender) = lock(&self.outcome).take() else {
+            return;
+        };
+        match sender.send(outcome) {
+            Ok(()) => {}
+            Err(Outcome::Decided(Ok(decision))) if decision.is_allowed() => give_back(&decision),
+            Err(_) => {}
+        }
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        lock(&self.outcome).as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    /// Begins the tasks of its lines, if they have ended with their runtime.
+    fn ensure_tasks(&self) {
+        for (line, _) in &*lock(&self.standing) {
+            line.ensure_task(&mut line.state());
+        }
+    }
+}
