@@ -9,12 +9,8 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    mem,
-    ptr,
-    sync::{
-        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
-        atomic::Ordering,
-    },
+    mem, ptr,
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -26,17 +22,14 @@ use tokio::{
 };
 
 use super::{
-    composite, settle,
-    waiting::{Lacking, Outcome, Phase, Waiter},
+    group::{Group, send},
+    waiting::{Lacking, Phase, Waiter},
 };
 use crate::{
-    Decision, PolicyDecision,
+    PolicyDecision,
     decision::Undecided,
     limit::{Arrival, PLACE_SIZE, PLACE_US},
-    store::{
-        Charge, ChargeLine, ErrorKind, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreResponse,
-        wakes::LineSignal,
-    },
+    store::{Charge, ChargeLine, ErrorKind, Operation, OwedKind, StoreError, wakes::LineSignal},
 };
 
 /// The longest time after which the first request of a line is checked again.
@@ -324,105 +317,6 @@ enum Next {
     Clear(Undecided),
     WaitUntil(Instant),
     End,
-}
-
-/// Sends a check of a request that waits; `None` if no policy applies.
-pub(super) fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
-    if !undecided.is_composite() {
-        return super::send(operation, undecided);
-    }
-    let policies = undecided.as_slice();
-    let charges: Vec<Charge<'_>> = policies
-        .iter()
-        .map(|policy| super::charge(undecided, policy, operation))
-        .collect();
-    let store = &policies.first()?.context.store;
-    composite::send(operation, undecided, &charges, |requests| store.decide(requests))
-}
-
-/// A request that a check decides, and that it is to be given back if its caller leaves meanwhile.
-type Checked = (Arc<Waiter>, Undecided, Option<Owed>);
-
-/// The requests that a check decides, and the place of the process, of which they are the first.
-struct Group {
-    requests: SmallVec<[Checked; 1]>,
-    arrivals: SmallVec<[Arrival; 4]>,
-}
-
-impl Group {
-    /// Checks the requests, and returns when the first one that still waits for this line is to be checked again.
-    async fn check(mut self, line: u64, sent_at: Instant) -> Option<Instant> {
-        let units = self.requests.len() as u32;
-        let (_, first, _) = self.requests.first_mut()?;
-        first.lead(line, &self.arrivals, units);
-        first.renew_tickets();
-        let response = send(Operation::Wait, first);
-        let response = match response {
-            Some(response) => response.await,
-            None => Err(ended()),
-        };
-        self.conclude(line, &response, sent_at)
-    }
-
-    fn conclude(
-        &mut self,
-        line: u64,
-        response: &Result<StoreResponse, StoreError>,
-        sent_at: Instant,
-    ) -> Option<Instant> {
-        let mut due = None;
-        for (nth, (waiter, mut undecided, _owed)) in self.requests.drain(..).enumerate() {
-            undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), 1);
-            let response = match response {
-                Ok(response) => {
-                    let costs = undecided.as_slice().iter().map(|policy| policy.cost);
-                    Ok(response.nth_unit(nth, &costs.collect::<SmallVec<[u64; 4]>>()))
-                }
-                Err(error) => Err(error.clone()),
-            };
-            let denied = match settle(&response, Operation::Wait, undecided, None) {
-                Ok(denied) if !denied.is_allowed() => denied,
-                decided => {
-                    waiter.finish(decided.inspect(Decision::count_outcomes));
-                    continue;
-                }
-            };
-            match Lacking::of(&denied, |policy| {
-                policy.may_stay_in_line(waiter.until.saturating_duration_since(sent_at))
-            }) {
-                // Another one of the group has just been admitted.
-                Some(lacking) if lacking.is_empty() && !waiter.has_left() => {
-                    *lock(&waiter.phase) = Phase::Standing(denied.again());
-                }
-                Some(_) if waiter.has_left() => waiter.finish(Ok(denied)),
-                Some(_) if waiter.is_last.load(Ordering::Relaxed) => {
-                    let again = denied.again();
-                    waiter.leave_lines(Some(&again));
-                    *lock(&waiter.phase) = Phase::Over;
-                    waiter.send(Outcome::Expired(again));
-                }
-                Some(lacking) => {
-                    let own = lacking.iter().find(|lacking| lacking.line == line);
-                    due = due.or(own.map(|own| sent_at + own.retry_after));
-                    waiter.stand(&lacking, denied.again(), true, sent_at);
-                }
-                None => {
-                    denied.count_outcomes();
-                    waiter.finish(Ok(denied));
-                }
-            }
-        }
-        due
-    }
-}
-
-impl Drop for Group {
-    /// The runtime has ended while the requests were checked.
-    fn drop(&mut self) {
-        if !self.requests.is_empty() {
-            self.conclude(0, &Err(ended()), Instant::now());
-        }
-    }
 }
 
 /// The task of a line.

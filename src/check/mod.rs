@@ -6,6 +6,7 @@ pub(crate) mod bans;
 pub(crate) mod completed;
 mod composite;
 mod failing;
+mod group;
 mod line;
 mod waiting;
 

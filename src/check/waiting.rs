@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    Check, Held, Sent, give_back,
+    Check, Held, Sent, give_back, group,
     line::{self, Line, NO_LINE, ORPHANED, Rank, ended, lock},
 };
 use crate::{
@@ -137,7 +137,7 @@ fn check_last(mut undecided: Undecided, arrived: u64) -> Check {
     let arrival = Arrival { at: arrived, weight: 0 };
     undecided.lead(NO_LINE, &[arrival], 1);
     undecided.renew_tickets();
-    match line::send(Operation::Wait, &undecided) {
+    match group::send(Operation::Wait, &undecided) {
         Some(response) => super::wait(response, Operation::Wait, undecided, None),
         None => Check::Decided(Err(ended())),
     }

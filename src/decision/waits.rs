@@ -19,12 +19,15 @@ pub(crate) enum LongestWait {
     Computed(Arc<dyn Fn(&Parts) -> Duration + Send + Sync>),
 }
 
+/// The priority of a request.
+type Priority = dyn Fn(&Parts) -> i32 + Send + Sync;
+
 /// In which order the requests of a process wait.
 #[derive(Clone, Default)]
 pub(crate) struct WaitOrder {
     /// The key of those that take turns.
     pub(crate) fair_by: Option<Arc<dyn KeyExtractor>>,
-    pub(crate) priority: Option<Arc<dyn Fn(&Parts) -> i32 + Send + Sync>>,
+    pub(crate) priority: Option<Arc<Priority>>,
 }
 
 /// How a request waits for a policy.

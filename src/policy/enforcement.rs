@@ -1,6 +1,5 @@
 //! Settings of what a policy does with requests that its limit does not admit.
 
-
 use super::Policy;
 use crate::{decision::EnforcedShare, store::FailureMode};
 

@@ -319,7 +319,11 @@ impl<'a> Advanced<'a> {
         let mut remaining = room;
         let mut woken = Vec::new();
         if self.line.is_some() {
-            let room = if matches!(change, Change::Nothing) { self.room } else { room };
+            let room = if matches!(change, Change::Nothing) {
+                self.room
+            } else {
+                room
+            };
             (remaining, retry_after) = self.decide_line(operation, admitted, room, &mut woken);
         }
         if let (false, Some(saved)) = (changed, self.saved) {

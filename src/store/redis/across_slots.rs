@@ -141,12 +141,15 @@ impl<'a> Progress<'a> {
     async fn decide(&mut self, slots: Vec<(u16, Positions)>) -> Result<(), StoreError> {
         let mut failure = None;
         for (slot, positions) in slots {
-            let operation = match self.request.operation {
+            let of_request = self.request.operation;
+            let operation = if of_request.decides() && !self.allowed {
                 // After a denial, the other slots only report their states.
-                Operation::Check | Operation::Wait if !self.allowed => Operation::Peek,
+                Operation::Peek
+            } else if of_request == Operation::Wait && self.request.waiting.is_none() {
                 // Whether a request that has just arrived may wait for all of its keys is not known in any slot.
-                Operation::Wait if self.request.waiting.is_none() => Operation::Check,
-                operation => operation,
+                Operation::Check
+            } else {
+                of_request
             };
             match self.run_in(slot, &positions, operation).await {
                 Ok(response) => {

@@ -388,7 +388,7 @@ async fn a_full_line_denies() {
     for caller in callers {
         admitted.push(caller.await.expect("no panic"));
     }
-    let [Ok(_), Ok(_), Err(AcquireError::Denied(denied))] = &admitted[..] else {
+    let [Ok(_), Ok(_), Err(AcquireError::LineFull(denied))] = &admitted[..] else {
         panic!("{admitted:?}");
     };
     let denial = denied.decision().policies().next().and_then(|policy| policy.denial());

@@ -1,0 +1,118 @@
+//! The check of the first requests in a line.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::{
+    composite,
+    line::{ended, lock},
+    settle,
+    waiting::{Lacking, Outcome, Phase, Waiter},
+};
+use crate::{
+    Decision,
+    decision::Undecided,
+    limit::Arrival,
+    store::{Charge, Operation, Owed, StoreError, StoreFuture, StoreResponse},
+};
+
+/// Sends a check of a request that waits; `None` if no policy applies.
+pub(super) fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
+    if !undecided.is_composite() {
+        return super::send(operation, undecided);
+    }
+    let policies = undecided.as_slice();
+    let charges: Vec<Charge<'_>> = policies
+        .iter()
+        .map(|policy| super::charge(undecided, policy, operation))
+        .collect();
+    let store = &policies.first()?.context.store;
+    composite::send(operation, undecided, &charges, |requests| store.decide(requests))
+}
+
+/// A request that a check decides, and that it is to be given back if its caller leaves meanwhile.
+pub(super) type Checked = (Arc<Waiter>, Undecided, Option<Owed>);
+
+/// The requests that a check decides, and the place of the process, of which they are the first.
+pub(super) struct Group {
+    pub(super) requests: SmallVec<[Checked; 1]>,
+    pub(super) arrivals: SmallVec<[Arrival; 4]>,
+}
+
+impl Group {
+    /// Checks the requests, and returns when the first one that still waits for this line is to be checked again.
+    pub(super) async fn check(mut self, line: u64, sent_at: Instant) -> Option<Instant> {
+        let units = self.requests.len() as u32;
+        let (_, first, _) = self.requests.first_mut()?;
+        first.lead(line, &self.arrivals, units);
+        first.renew_tickets();
+        let response = send(Operation::Wait, first);
+        let response = match response {
+            Some(response) => response.await,
+            None => Err(ended()),
+        };
+        self.conclude(line, &response, sent_at)
+    }
+
+    fn conclude(
+        &mut self,
+        line: u64,
+        response: &Result<StoreResponse, StoreError>,
+        sent_at: Instant,
+    ) -> Option<Instant> {
+        let mut due = None;
+        for (nth, (waiter, mut undecided, _owed)) in self.requests.drain(..).enumerate() {
+            undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), 1);
+            let response = match response {
+                Ok(response) => {
+                    let costs = undecided.as_slice().iter().map(|policy| policy.cost);
+                    Ok(response.nth_unit(nth, &costs.collect::<SmallVec<[u64; 4]>>()))
+                }
+                Err(error) => Err(error.clone()),
+            };
+            let denied = match settle(&response, Operation::Wait, undecided, None) {
+                Ok(denied) if !denied.is_allowed() => denied,
+                decided => {
+                    waiter.finish(decided.inspect(Decision::count_outcomes));
+                    continue;
+                }
+            };
+            match Lacking::of(&denied, |policy| {
+                policy.may_stay_in_line(waiter.until.saturating_duration_since(sent_at))
+            }) {
+                // Another one of the group has just been admitted.
+                Some(lacking) if lacking.is_empty() && !waiter.has_left() => {
+                    *lock(&waiter.phase) = Phase::Standing(denied.again());
+                }
+                Some(_) if waiter.has_left() => waiter.finish(Ok(denied)),
+                Some(_) if waiter.is_last.load(Ordering::Relaxed) => {
+                    let again = denied.again();
+                    waiter.leave_lines(Some(&again));
+                    *lock(&waiter.phase) = Phase::Over;
+                    waiter.send(Outcome::Expired(again));
+                }
+                Some(lacking) => {
+                    let own = lacking.iter().find(|lacking| lacking.line == line);
+                    due = due.or(own.map(|own| sent_at + own.retry_after));
+                    waiter.stand(&lacking, denied.again(), true, sent_at);
+                }
+                None => {
+                    denied.count_outcomes();
+                    waiter.finish(Ok(denied));
+                }
+            }
+        }
+        due
+    }
+}
+
+impl Drop for Group {
+    /// The runtime has ended while the requests were checked.
+    fn drop(&mut self) {
+        if !self.requests.is_empty() {
+            self.conclude(0, &Err(ended()), Instant::now());
+        }
+    }
+}
