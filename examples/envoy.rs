@@ -62,7 +62,7 @@ impl RateLimits {
         hits: u64,
     ) -> Result<Option<Decision>, Status> {
         match self.0.get(&policy_name(domain, descriptor)) {
-            Some(limiter) => Ok(Some(limiter.check_n(key(descriptor), hits).await?)),
+            Some(limiter) => Ok(Some(limiter.request(key(descriptor)).cost(hits).check().await?)),
             None => Ok(None),
         }
     }

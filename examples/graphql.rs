@@ -87,7 +87,12 @@ impl Extension for Complexity {
     ) -> Result<ValidationResult, Vec<ServerError>> {
         let valid = next.run(context).await?;
         let caller = context.data_unchecked::<Arc<Caller>>();
-        let decision = self.0.check_n(caller.key.clone(), valid.complexity as u64).await;
+        let decision = self
+            .0
+            .request(caller.key.clone())
+            .cost(valid.complexity as u64)
+            .check()
+            .await;
         let decision = decision.map_err(|error| ServerError::new(error.to_string(), None))?;
         let denied = decision.require();
         let _ = caller.decision.set(decision);

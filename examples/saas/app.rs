@@ -176,6 +176,6 @@ async fn set_override(all: State<Services>, new: Json<NewOverride>) -> Result<im
         _ => (StatusCode::SERVICE_UNAVAILABLE, "try again".to_owned()),
     })?;
     let shown = orders.overrides().into_iter();
-    let shown = shown.map(|one| (one.key().to_string(), one.limit().to_string()));
+    let shown = shown.map(|one| (one.key.to_string(), one.limit.to_string()));
     Ok(Json(shown.collect::<BTreeMap<_, _>>()))
 }

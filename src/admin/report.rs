@@ -185,7 +185,7 @@ fn report_overrides(
             let now = overrides.now();
             overrides.list().into_iter().map(move |one| (one, now))
         });
-        let is_watched = move |one: &Override| of_store().any(|policy| policy.name == one.policy());
+        let is_watched = move |one: &Override| of_store().any(|policy| *policy.name == *one.policy);
         known
             .filter(move |(one, _)| is_watched(one))
             .map(move |(one, now)| report_override(names, &one, number, now))
@@ -195,11 +195,11 @@ fn report_overrides(
 
 fn report_override(names: &SubjectNames, one: &Override, store: usize, now: Duration) -> OverrideReport {
     OverrideReport {
-        policy: one.policy().to_owned(),
+        policy: one.policy.to_string(),
         store,
-        subject: names.name(one.key()),
-        limit: one.limit().to_string(),
-        ends_after_seconds: one.expires_at().saturating_sub(now).as_secs_f64(),
+        subject: names.name(&one.key),
+        limit: one.limit.to_string(),
+        ends_after_seconds: one.expires_at.saturating_sub(now).as_secs_f64(),
     }
 }
 

@@ -91,7 +91,7 @@ pub(crate) use self::{
 /// assert_eq!(admitted.retry_after(), None);
 /// assert!(admitted.store_error().is_none() && admitted.server_time() > Duration::ZERO);
 ///
-/// let denied = limiter.check_n("42", 2).await?;
+/// let denied = limiter.request("42").cost(2).check().await?;
 /// assert!(!denied.is_allowed());
 /// assert_eq!(denied.retry_after(), Some(Duration::from_secs(1)));
 /// let remaining: Vec<_> = denied.policies().map(|policy| (policy.name(), policy.remaining())).collect();

@@ -21,7 +21,7 @@ use crate::{
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
 /// let limiter = Limiter::new(MemoryStore::new(), Policy::new("login", SlidingLog::per_minute(5)));
-/// let denied = limiter.check_n("42", 5).await.and(limiter.check("42").await)?;
+/// let denied = limiter.request("42").cost(5).check().await.and(limiter.check("42").await)?;
 ///
 /// let policy = denied.policies().next().expect("the limiter has a policy");
 /// assert_eq!((policy.name(), policy.limit(), policy.window()), ("login", 5, Some(Duration::from_secs(60))));
@@ -290,9 +290,9 @@ impl fmt::Debug for PolicyDecision {
 ///     (Limit::DenyAll, Denial::DenyAll),
 /// ] {
 ///     let limiter = Limiter::new(MemoryStore::new(), Policy::new("export", limit));
-///     limiter.charge("42", 1).await?;
+///     limiter.request("42").cost(1).charge().await?;
 ///     let cost = if denial == Denial::CostAboveLimit { 2 } else { 1 };
-///     let denied = limiter.check_n("42", cost).await?;
+///     let denied = limiter.request("42").cost(cost).check().await?;
 ///     assert_eq!(denied.policies().next().and_then(|policy| policy.denial()), Some(denial));
 /// }
 /// # Ok(())

@@ -61,7 +61,7 @@ impl Receipt {
     /// let tokens = Limiter::new(MemoryStore::new(), Policy::new("tokens", SlidingLog::per_minute(1_000)));
     ///
     /// for (actual, remaining) in [(120, 880), (500, 380), (700, 0)] {
-    ///     let decision = tokens.check_n("42", 300).await?; // the estimate
+    ///     let decision = tokens.request("42").cost(300).check().await?; // the estimate
     ///     assert!(decision.is_allowed());
     ///     decision.take_receipt().settle(actual).await?;
     ///     assert_eq!(tokens.peek("42").await?.remaining(), remaining);

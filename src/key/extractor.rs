@@ -285,12 +285,6 @@ impl KeyError {
     ///
     /// The request is refused with `400 Bad Request`, with and without [`or`](super::KeyExtractor::or): a caller could
     /// otherwise choose the alternative.
-    ///
-    /// ```
-    /// use tower_quota::key::KeyError;
-    ///
-    /// assert!(KeyError::malformed("two query parameters `tenant`").is_malformed());
-    /// ```
     pub fn malformed(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Malformed, message)
     }
@@ -324,9 +318,7 @@ impl KeyError {
         self.kind == Kind::Absent
     }
 
-    /// Whether the error was made by [`malformed`](Self::malformed), which [`or`](super::KeyExtractor::or) does not catch.
-    #[must_use]
-    pub fn is_malformed(&self) -> bool {
+    fn is_malformed(&self) -> bool {
         self.kind == Kind::Malformed
     }
 

@@ -18,11 +18,9 @@ use crate::ConfigError;
 /// const HOUR: Duration = Duration::from_secs(3_600);
 /// let ban = Ban::after(10, HOUR).first(Duration::from_secs(60)).longest(24 * HOUR);
 /// assert_eq!(ban.to_string(), "ban after 10/h first 1min longest 1d");
-///
-/// // Each ban is twice as long as the one before, up to the longest.
-/// let minutes = [0, 1, 2, 3, 11, 12].map(|bans_before| ban.length(bans_before).as_secs() / 60);
-/// assert_eq!(minutes, [1, 2, 4, 8, 1_440, 1_440]);
 /// ```
+///
+/// Each ban is twice as long as the one before, up to the longest: 1, 2, 4 and 8 minutes, and 1 day from the twelfth on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Ban {
@@ -39,23 +37,11 @@ impl Ban {
     ///
     /// The time begins with the first denial. It is also the time without a ban after which the next ban is shorter by one
     /// step.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::Ban;
-    /// let ban = Ban::after(10, Duration::from_secs(3_600));
-    /// assert_eq!((ban.denials(), ban.window()), (Some(10), Duration::from_secs(3_600)));
-    /// ```
     pub const fn after(denials: u64, within: Duration) -> Self {
         Self::new(Some(denials), within)
     }
 
     /// A ban that no denial begins: only [`Limiter::ban`](crate::Limiter::ban) does.
-    ///
-    /// ```
-    /// # use tower_quota::Ban;
-    /// assert_eq!(Ban::by_hand().denials(), None);
-    /// ```
     pub const fn by_hand() -> Self {
         Self::new(None, Duration::from_secs(3_600))
     }
@@ -76,13 +62,6 @@ impl Ban {
     ///
     /// Choose a first ban that is longer than the window of the limit. A shorter ban may end while the limit itself still denies,
     /// and then has no effect. For 5 requests in 15 minutes, set a first ban of more than 15 minutes.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::Ban;
-    /// let ban = Ban::after(10, Duration::from_secs(3_600)).first(Duration::from_secs(5));
-    /// assert_eq!(ban.length(0), Duration::from_secs(5));
-    /// ```
     pub const fn first(mut self, length: Duration) -> Self {
         self.first = length;
         self
@@ -91,13 +70,6 @@ impl Ban {
     /// The length of the longest ban that this policy begins, at most 366 days. The default is 1 day.
     ///
     /// A ban that another policy has begun under the same name, with another longest length, applies until its end.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::Ban;
-    /// let ban = Ban::after(10, Duration::from_secs(3_600)).longest(Duration::from_secs(100));
-    /// assert_eq!(ban.length(1), Duration::from_secs(100));
-    /// ```
     pub const fn longest(mut self, length: Duration) -> Self {
         self.longest = length;
         self
@@ -109,27 +81,8 @@ impl Ban {
     #[cfg(feature = "_redis")]
     pub(crate) const NAME: &'static str = "ban";
 
-    /// The number of denials after which a caller is banned; `None` if none begins a ban.
-    ///
-    /// See [`after`](Self::after) for an example.
-    #[must_use]
-    pub const fn denials(&self) -> Option<u64> {
-        self.after
-    }
-
-    /// The time within which denials are counted.
-    ///
-    /// See [`after`](Self::after) for an example.
-    #[must_use]
-    pub const fn window(&self) -> Duration {
-        self.within
-    }
-
     /// The length of the next ban after this number of bans.
-    ///
-    /// See [`Ban`] for an example.
-    #[must_use]
-    pub fn length(&self, bans_before: u32) -> Duration {
+    fn length(&self, bans_before: u32) -> Duration {
         let factor = 1_u128.checked_shl(bans_before).unwrap_or(u128::MAX);
         let nanos = self.first.as_nanos().saturating_mul(factor);
         match nanos < self.longest.as_nanos() {
@@ -138,16 +91,7 @@ impl Ban {
         }
     }
 
-    /// The length of the longest ban.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::Ban;
-    /// let ban = Ban::after(10, Duration::from_secs(3_600)).longest(Duration::from_secs(100));
-    /// assert_eq!(ban.max_length(), Duration::from_secs(100));
-    /// ```
-    #[must_use]
-    pub const fn max_length(&self) -> Duration {
+    pub(crate) fn max_length(&self) -> Duration {
         self.longest
     }
 
@@ -217,7 +161,7 @@ pub(crate) const LEVELS: u64 = 64;
 
 impl fmt::Display for Ban {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.denials() {
+        match self.after {
             Some(denials) => {
                 let window = WindowText(self.within);
                 write!(f, "ban after {denials}/{window} first {}", LengthText(self.first))?;

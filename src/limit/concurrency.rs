@@ -168,7 +168,7 @@ impl Concurrency {
     ///
     /// # Panics
     ///
-    /// If the number is 0 or above 999,999,999; at compile time in a `const`. [`try_new`](Self::try_new) returns an error
+    /// If the number is 0 or above 999,999,999; at compile time in a `const`. `Concurrency::try_from(slots)` returns an error
     /// instead.
     #[track_caller]
     pub const fn new(slots: u64) -> Self {
@@ -178,21 +178,13 @@ impl Concurrency {
             lease: LEASE,
         }
     }
+}
 
-    /// `slots` requests at once, or an error.
-    ///
-    /// ```
-    /// use tower_quota::Concurrency;
-    ///
-    /// assert_eq!(Concurrency::try_new(3)?, Concurrency::new(3));
-    /// assert!(Concurrency::try_new(0).is_err());
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the number is 0 or above 999,999,999.
-    pub fn try_new(slots: u64) -> Result<Self, ConfigError> {
+/// A number of slots, or an error if [`new`](Concurrency::new) panics on it.
+impl TryFrom<u64> for Concurrency {
+    type Error = ConfigError;
+
+    fn try_from(slots: u64) -> Result<Self, ConfigError> {
         match slots {
             1..=MAX_SLOTS => Ok(Self::new(slots)),
             _ => Err(ConfigError::new(QUOTA_FAULT)),
@@ -251,26 +243,11 @@ impl Concurrency {
     /// Which leases are valid.
     pub(super) const LEASE_IN_TEXT: &'static str = "a lease is a whole number of microseconds between 1 s and 1 h long";
 
-    /// The number of slots.
-    ///
-    /// ```
-    /// # use tower_quota::Concurrency;
-    /// assert_eq!(Concurrency::new(3).quota(), 3);
-    /// ```
-    #[must_use]
-    pub const fn quota(&self) -> u64 {
+    pub(crate) fn quota(&self) -> u64 {
         self.quota
     }
 
-    /// The length of a [lease](Self::lease).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::Concurrency;
-    /// assert_eq!(Concurrency::new(3).lease_length(), Duration::from_secs(10));
-    /// ```
-    #[must_use]
-    pub const fn lease_length(&self) -> Duration {
+    pub(crate) fn lease_length(&self) -> Duration {
         self.lease
     }
 

@@ -67,14 +67,14 @@ macro_rules! constructors {
             /// # Panics
             ///
             /// If the quota is 0 or above 999,999,999,999,999, or the window is not a whole number of microseconds
-            /// between 1 ms and 10 years; at compile time in a `const`. [`try_new`](Self::try_new) returns an error
-            /// instead.
+            /// between 1 ms and 10 years; at compile time in a `const`. `try_from((quota, window))` returns an error instead:
             ///
             /// ```
             /// # use std::time::Duration;
             #[doc = concat!("# use tower_quota::{", stringify!($name), ", Limit};")]
             #[doc = concat!("const LIMIT: ", stringify!($name), " = ", stringify!($name), "::new(2, Duration::from_secs(30));")]
             /// assert_eq!(Limit::from(LIMIT).window(), Some(Duration::from_secs(30)));
+            #[doc = concat!("assert!(", stringify!($name), "::try_from((0, Duration::from_secs(30))).is_err());")]
             /// ```
             #[track_caller]
             pub const fn new($quota: u64, $window: std::time::Duration) -> Self {
@@ -82,24 +82,6 @@ macro_rules! constructors {
                     panic!("{}", fault.in_code());
                 }
                 $build
-            }
-
-            /// `quota` requests in a `window`, or an error.
-            ///
-            /// # Errors
-            ///
-            /// If [`new`](Self::new) panics on these numbers.
-            ///
-            /// ```
-            /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
-            #[doc = concat!("assert!(", stringify!($name), "::try_new(0, Duration::from_secs(60)).is_err());")]
-            /// ```
-            pub fn try_new($quota: u64, $window: std::time::Duration) -> Result<Self, $crate::ConfigError> {
-                match $crate::limit::constructors::Fault::of($quota, $window) {
-                    Some(fault) => Err($crate::ConfigError::new(fault.in_code())),
-                    None => Ok($build),
-                }
             }
 
             /// `quota` requests in one second: 60 is sixty a second.
@@ -174,6 +156,18 @@ macro_rules! constructors {
             #[track_caller]
             pub const fn per_day(quota: u64) -> Self {
                 Self::new(quota, std::time::Duration::from_secs(86_400))
+            }
+        }
+
+        /// A quota and a window, or an error if `new` panics on them.
+        impl TryFrom<(u64, std::time::Duration)> for $name {
+            type Error = $crate::ConfigError;
+
+            fn try_from(($quota, $window): (u64, std::time::Duration)) -> Result<Self, $crate::ConfigError> {
+                match $crate::limit::constructors::Fault::of($quota, $window) {
+                    Some(fault) => Err($crate::ConfigError::new(fault.in_code())),
+                    None => Ok($build),
+                }
             }
         }
     };

@@ -1,4 +1,4 @@
-use std::{fmt, ops::Range, time::Duration};
+use std::{fmt, time::Duration};
 
 #[cfg(feature = "calendar")]
 use jiff::tz::TimeZone;
@@ -10,7 +10,7 @@ use super::{
     limit::Share,
     prefetch::{PrefetchText, prefetch},
     rate::WindowText,
-    rule::{MAX_EXACT, MAX_TOTAL, Rule, SLACK},
+    rule::{MAX_TOTAL, Rule, SLACK},
 };
 #[cfg(feature = "calendar")]
 use crate::ConfigError;
@@ -129,24 +129,6 @@ impl FixedWindow {
             ahead_us: 0,
         })
     }
-
-    /// The window of the calendar and the name of its time zone; `None` for windows that are not of a calendar.
-    ///
-    /// ```
-    /// use tower_quota::{FixedWindow, limit::Calendar};
-    ///
-    /// let monthly = FixedWindow::calendar(3, Calendar::Month, "Europe/Berlin")?;
-    /// assert_eq!(monthly.calendar_window(), Some((Calendar::Month, "Europe/Berlin")));
-    /// assert_eq!(FixedWindow::per_hour(3).calendar_window(), None);
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    #[must_use]
-    pub fn calendar_window(&self) -> Option<(Calendar, &str)> {
-        match &self.kind {
-            Kind::Calendar(calendar, zone) => Some((*calendar, name_of(zone))),
-            Kind::Anchored(_) | Kind::Aligned(_) => None,
-        }
-    }
 }
 
 /// Settings.
@@ -173,26 +155,12 @@ prefetch!(FixedWindow, "FixedWindow::per_second(9)", |fixed| fixed.window());
 impl FixedWindow {
     pub(crate) const NAME: &'static str = "fixed";
 
-    /// The number of requests of cost 1 that are admitted in each window.
-    ///
-    /// ```
-    /// # use tower_quota::FixedWindow;
-    /// assert_eq!(FixedWindow::per_hour(3).quota(), 3);
-    /// ```
-    #[must_use]
-    pub const fn quota(&self) -> u64 {
+    pub(crate) fn quota(&self) -> u64 {
         self.quota
     }
 
     /// The length of each window; `None` for windows of a calendar.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::FixedWindow;
-    /// assert_eq!(FixedWindow::per_hour(3).window(), Some(Duration::from_secs(3_600)));
-    /// ```
-    #[must_use]
-    pub const fn window(&self) -> Option<Duration> {
+    pub(crate) const fn window(&self) -> Option<Duration> {
         match self.kind {
             Kind::Anchored(window) | Kind::Aligned(window) => Some(window),
             #[cfg(feature = "calendar")]
@@ -201,41 +169,8 @@ impl FixedWindow {
     }
 
     /// Whether windows open by the clock or the calendar; else a window opens with the first request that finds none open.
-    ///
-    /// ```
-    /// # use tower_quota::FixedWindow;
-    /// assert!(FixedWindow::per_hour(3).aligned().is_aligned());
-    /// assert!(!FixedWindow::per_hour(3).is_aligned());
-    /// ```
-    #[must_use]
-    pub const fn is_aligned(&self) -> bool {
-        match self.kind {
-            Kind::Anchored(_) => false,
-            Kind::Aligned(_) => true,
-            #[cfg(feature = "calendar")]
-            Kind::Calendar(..) => true,
-        }
-    }
-
-    /// The window that contains a time since the Unix epoch. If windows are not [aligned](Self::is_aligned), it is the one
-    /// that a request at that time opens.
-    ///
-    /// Times are in whole microseconds. A time after the year 2255 counts as the end of that year.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::FixedWindow;
-    ///
-    /// let minute = |n: u64| Duration::from_secs(60 * n);
-    /// let hourly = FixedWindow::per_hour(3);
-    /// assert_eq!(hourly.window_at(minute(90)), minute(90)..minute(150));
-    /// assert_eq!(hourly.aligned().window_at(minute(90)), minute(60)..minute(120));
-    /// ```
-    #[must_use]
-    pub fn window_at(&self, time: Duration) -> Range<Duration> {
-        let now = u64::try_from(time.as_micros()).unwrap_or(MAX_EXACT).min(MAX_EXACT);
-        let (opens, closes) = self.around(now);
-        Duration::from_micros(opens)..Duration::from_micros(closes)
+    pub(crate) fn is_aligned(&self) -> bool {
+        !matches!(self.kind, Kind::Anchored(_))
     }
 
     pub(crate) fn scaled(self, share: Share) -> Self {
@@ -252,7 +187,8 @@ impl FixedWindow {
         Some((self.window()?.as_micros() as u64, self.is_aligned()))
     }
 
-    /// [`window_at`](Self::window_at) in microseconds.
+    /// When the window that contains a time opens and closes. If windows are not [aligned](Self::is_aligned), it is the one that a
+    /// request at that time opens.
     fn around(&self, now: u64) -> (u64, u64) {
         match &self.kind {
             Kind::Anchored(window) => (now, now + window.as_micros() as u64),

@@ -69,7 +69,7 @@ fn sliding_log(text: &str) -> Result<Limit, ConfigError> {
 }
 
 fn log_of(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
-    let log = SlidingLog::try_new(rate.quota, rate.window()?).map_err(invalid(LOG))?;
+    let log = SlidingLog::try_from((rate.quota, rate.window()?)).map_err(invalid(LOG))?;
     let (options, ahead) = split_prefetch(options)?;
     let log = log_with(log, rate, options)?;
     Ok(log.try_prefetch(ahead).map_err(invalid(PREFETCH))?.into())
@@ -104,14 +104,14 @@ fn sliding_counter(text: &str) -> Result<Limit, ConfigError> {
     if !options.is_empty() {
         return Err(unknown(&options, "sliding-counter", COUNTER));
     }
-    let counter = SlidingCounter::try_new(rate.quota, rate.window()?);
+    let counter = SlidingCounter::try_from((rate.quota, rate.window()?));
     Ok(counter.map_err(invalid(COUNTER))?.into())
 }
 
 fn fixed_window(text: &str) -> Result<Limit, ConfigError> {
     let (rate, options) = Rate::parse(text, WINDOW)?;
     let (others, ahead) = split_prefetch(&options)?;
-    let fixed = || FixedWindow::try_new(rate.quota, rate.window()?).map_err(invalid(WINDOW));
+    let fixed = || FixedWindow::try_from((rate.quota, rate.window()?)).map_err(invalid(WINDOW));
     let fixed = match others {
         [] => fixed()?,
         ["aligned"] => fixed()?.aligned(),
@@ -139,7 +139,7 @@ fn calendar(_: &Rate<'_>, zone: &str) -> Result<FixedWindow, ConfigError> {
 
 fn token_bucket(text: &str) -> Result<Limit, ConfigError> {
     let (rate, options) = Rate::parse(text, BUCKET)?;
-    let bucket = TokenBucket::try_new(rate.quota, rate.window()?).map_err(invalid(BUCKET))?;
+    let bucket = TokenBucket::try_from((rate.quota, rate.window()?)).map_err(invalid(BUCKET))?;
     let (others, ahead) = split_prefetch(&options)?;
     let bucket = match others {
         [] => bucket,
@@ -165,7 +165,7 @@ fn concurrency(text: &str) -> Result<Limit, ConfigError> {
             SLOTS,
         ));
     }
-    let slots = Concurrency::try_new(whole_number(slots, SLOTS)?);
+    let slots = Concurrency::try_from(whole_number(slots, SLOTS)?);
     let slots = slots.map_err(|_| fault(Concurrency::SLOTS_IN_TEXT, SLOTS))?;
     let (name, length) = setting
         .trim_start()
@@ -424,7 +424,7 @@ mod tests {
     #[test]
     fn the_error_of_wrong_numbers_in_code_has_correct_ones() {
         for (limit, window) in [(0, 60_000_000), (1, 0), (1, 999), (1, u64::MAX)] {
-            let error = SlidingLog::try_new(limit, Duration::from_micros(window)).unwrap_err();
+            let error = SlidingLog::try_from((limit, Duration::from_micros(window))).unwrap_err();
             assert!(error.to_string().contains("SlidingLog::"), "{error}");
         }
     }

@@ -95,26 +95,11 @@ constructors!(SlidingCounter, |quota, window| Self { quota, window });
 impl SlidingCounter {
     pub(crate) const NAME: &'static str = "counter";
 
-    /// The number of requests of cost 1 that are admitted in any window, if they are spread evenly.
-    ///
-    /// ```
-    /// # use tower_quota::SlidingCounter;
-    /// assert_eq!(SlidingCounter::per_hour(1_000).quota(), 1_000);
-    /// ```
-    #[must_use]
-    pub const fn quota(&self) -> u64 {
+    pub(crate) fn quota(&self) -> u64 {
         self.quota
     }
 
-    /// The length of the window.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::SlidingCounter;
-    /// assert_eq!(SlidingCounter::per_hour(1_000).window(), Duration::from_secs(3_600));
-    /// ```
-    #[must_use]
-    pub const fn window(&self) -> Duration {
+    pub(crate) fn window(&self) -> Duration {
         self.window
     }
 

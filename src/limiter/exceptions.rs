@@ -40,7 +40,7 @@ impl Limiter {
     /// # Errors
     ///
     /// If the store fails: the key is banned in this process then, for the time in which it counts by itself. And if no policy has
-    /// bans, or the [longest length](crate::Ban::max_length) of one is shorter: then no policy bans the key, and the
+    /// bans, or the [longest](crate::Ban::longest) ban of one is shorter: then no policy bans the key, and the
     /// [kind](StoreError::kind) is [`Refused`](ErrorKind::Refused).
     ///
     /// ```
@@ -112,7 +112,7 @@ impl Limiter {
 /// exports.override_limit("exports", "acme", SlidingLog::per_day(20), 3 * DAY).await?;
 /// assert_eq!(exports.check("acme").await?.remaining(), 18);
 /// assert_eq!(exports.check("initech").await?.remaining(), 4);
-/// assert_eq!(exports.overrides()[0].limit().to_string(), "sliding-log 20/d");
+/// assert_eq!(exports.overrides()[0].limit.to_string(), "sliding-log 20/d");
 ///
 /// exports.end_override("exports", "acme").await?;
 /// assert_eq!(exports.check("acme").await?.remaining(), 2);
@@ -164,7 +164,7 @@ impl Limiter {
             .as_ref()
             .map(|overrides| overrides.list())
             .unwrap_or_default();
-        list.retain(|one| basis.policies.iter().any(|policy| policy.name() == one.policy()));
+        list.retain(|one| basis.policies.iter().any(|policy| policy.name() == &*one.policy));
         list
     }
 

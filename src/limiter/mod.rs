@@ -231,8 +231,9 @@ impl Limiter {
 
 /// Callbacks.
 impl Limiter {
-    /// Observes each decision of [`check`](Self::check), [`check_n`](Self::check_n),
-    /// [`charge`](Self::charge) and [`acquire`](Self::acquire), whose admissions are observed after the wait.
+    /// Observes each decision of [`check`](Self::check) and [`acquire`](Self::acquire), whose admissions are observed after the
+    /// wait, and of the same methods of a [`request`](Self::request), [`charge`](LimiterRequest::charge) and
+    /// [`take_up_to`](LimiterRequest::take_up_to).
     ///
     /// [`peek`](Self::peek), which counts nothing, is not observed. There is no call either if no policy applies (the cost
     /// is 0, or the limit is [`Limit::Unlimited`](crate::Limit::Unlimited)), or if the store fails and nothing was counted

@@ -77,15 +77,22 @@ impl<'a> LimiterRequest<'a> {
     /// The cost for each policy, in units of its limit, in place of the cost of the policy.
     ///
     /// A cost above a limit is denied with [`Denial::CostAboveLimit`](crate::Denial::CostAboveLimit), without a call of the store.
-    /// A [`check`](Self::check) of cost 0 is a [`peek`](Self::peek), and a [`charge`](Self::charge) of cost 0 counts nothing.
+    /// A [`check`](Self::check) of cost 0 is a [`peek`](Self::peek), which is denied if a cost of 1 would be; a
+    /// [`charge`](Self::charge) of cost 0 counts nothing.
     ///
     /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// use std::time::Duration;
+    /// use tower_quota::{Denial, Limiter, MemoryStore, Policy, TokenBucket};
     ///
-    /// # #[tokio::main(flavor = "current_thread")]
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", SlidingLog::per_hour(100)));
-    /// assert_eq!(rows.request("42").cost(70).check().await?.remaining(), 30);
+    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", TokenBucket::per_minute(1_000)));
+    /// let request = |cost| rows.request("42").cost(cost);
+    /// assert_eq!(request(600).check().await?.remaining(), 400);
+    /// assert_eq!(request(600).check().await?.retry_after(), Some(Duration::from_secs(12)));
+    /// let never = request(2_000).check().await?;
+    /// assert_eq!(never.retry_after(), None);
+    /// assert_eq!(never.policies().next().and_then(|policy| policy.denial()), Some(Denial::CostAboveLimit));
     /// # Ok(())
     /// # }
     /// ```
@@ -100,7 +107,7 @@ impl<'a> LimiterRequest<'a> {
     /// The decision is an error of the kind [`Refused`](ErrorKind::Refused) if the limiter has no such policy.
     ///
     /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::ErrorKind};
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
@@ -111,9 +118,6 @@ impl<'a> LimiterRequest<'a> {
     /// assert_eq!(decision.policies().map(|policy| policy.remaining()).collect::<Vec<_>>(), [99, 36]);
     /// let decision = uploads.request("42").cost_of("bytes", 0).check().await?;
     /// assert_eq!(decision.policies().map(|policy| policy.name()).collect::<Vec<_>>(), ["requests"]);
-    ///
-    /// let unknown = uploads.request("42").cost_of("octets", 64).check().await.unwrap_err();
-    /// assert_eq!(unknown.kind(), ErrorKind::Refused);
     /// # Ok(())
     /// # }
     /// ```
@@ -300,7 +304,24 @@ impl LimiterRequest<'_> {
         self.perform(operation, identity).await
     }
 
-    /// Counts the costs unconditionally, even above the limits, as [`Limiter::charge`] does.
+    /// Counts the costs unconditionally, even if they exceed the limits.
+    ///
+    /// The decision is always allowed. Later requests are denied until enough of the costs has expired; they count in full, up to
+    /// 999,999,999,999,999.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, TokenBucket};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let tokens = Limiter::new(MemoryStore::new(), Policy::new("tokens", TokenBucket::per_second(10)));
+    ///
+    /// // The response was three times as long as the limit: 21 tokens must be restored before one more fits.
+    /// assert!(tokens.request("42").cost(30).charge().await?.is_allowed());
+    /// assert_eq!(tokens.check("42").await?.retry_after(), Some(Duration::from_millis(2_100)));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -24,7 +24,7 @@ use crate::{
 
 /// Middleware that limits how often a caller may use the inner service.
 ///
-/// Made by a [`RateLimitLayer`] or by [`RateLimit::new`]. The inner service is called after the decision, on the instance
+/// Made by a [`RateLimitLayer`]. The inner service is called after the decision, on the instance
 /// that was ready. See the [crate documentation](crate) for an example.
 ///
 /// # The inner service
@@ -52,48 +52,14 @@ pub struct RateLimit<S> {
     enforcer: Arc<Enforcer>,
 }
 
-impl<S> RateLimit<S> {
-    /// Limits a service as the layer does: `RateLimit::new(service, layer)` is `layer.layer(service)`.
-    ///
-    /// ```
-    /// use bytes::Bytes;
-    /// use http::{Request, Response, StatusCode};
-    /// use http_body_util::Empty;
-    /// use tower::{ServiceExt, service_fn};
-    /// use tower_quota::{key, MemoryStore, Policy, RateLimit, RateLimitLayer, SlidingLog};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let hello = service_fn(async |_: Request<Empty<Bytes>>| {
-    ///     Ok::<_, std::convert::Infallible>(Response::new(Empty::<Bytes>::new()))
-    /// });
-    /// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
-    /// let service = RateLimit::new(hello, RateLimitLayer::new(MemoryStore::new(), policy));
-    ///
-    /// let admitted = service.clone().oneshot(Request::new(Empty::new())).await?;
-    /// assert_eq!(admitted.status(), StatusCode::OK);
-    /// assert_eq!(admitted.headers()["ratelimit"], r#""hello";r=0;t=60"#);
-    ///
-    /// let denied = service.oneshot(Request::new(Empty::new())).await?;
-    /// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    /// assert_eq!(denied.headers()["retry-after"], "60");
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn new(inner: S, layer: RateLimitLayer) -> Self {
-        Self {
-            inner,
-            enforcer: layer.into_enforcer(),
-        }
-    }
-}
-
 impl<S> Layer<S> for RateLimitLayer {
     type Service = RateLimit<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, self.clone())
+        RateLimit {
+            inner,
+            enforcer: self.clone().into_enforcer(),
+        }
     }
 }
 

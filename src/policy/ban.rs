@@ -5,7 +5,7 @@ use crate::Ban;
 impl<K> Policy<K> {
     /// Bans a caller that this policy denies too often: for the length of a ban, all its requests are denied.
     ///
-    /// A ban begins when a key reaches the number of denials that the [`Ban`] permits in its [window](Ban::window). By default
+    /// A ban begins when a key reaches the number of denials that the [`Ban`] permits in its [window](Ban::after). By default
     /// the first ban lasts 1 minute. Each further ban lasts twice as long as the previous one, up to 1 day. Each window without a
     /// ban undoes one doubling. Denials during a ban do not make it longer.
     ///
@@ -74,7 +74,7 @@ impl<K> Policy<K> {
     /// become shorter; a [`reset`](crate::Limiter::reset) ends one.
     ///
     /// If the clock of the store is set ahead, bans end early. If it is set back by more than a second, a ban ends that would then
-    /// last for more than the [longest length](Ban::max_length). While the store fails and this process counts, it has bans of
+    /// last for more than the [longest](Ban::longest) one. While the store fails and this process counts, it has bans of
     /// its own.
     ///
     /// # Panics
@@ -116,7 +116,7 @@ impl<K> Policy<K> {
     /// ([`Headers::None`](crate::Headers::None)).
     ///
     /// [`Decision::requested_pause`](crate::Decision::requested_pause) has the pause in the decision of the response. A date is compared with the `Date` of the response. The pause is at most an hour, or the
-    /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy; a longer ban by a policy of the same name
+    /// [longest](crate::Ban::longest) [ban](Self::ban) of the policy; a longer ban by a policy of the same name
     /// elsewhere applies as it is. It applies to each later check of each process. Requests that [wait](Self::wait_up_to) wait
     /// until it ends, if that is in time, and are denied at their turn else; requests that were sent before are not stopped.
     /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or

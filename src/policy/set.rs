@@ -187,7 +187,10 @@ impl<K> Policy<K> {
                 "make a limiter for each plan, with this policy name and one store: they share their counts",
             )
         } else if matches!(settings.cost, Some(Cost::Computed(_))) {
-            ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
+            (
+                "`.cost_fn(..)`",
+                "use `.cost(..)`, and `.request(key).cost(..)` for other costs",
+            )
         } else if matches!(settings.longest_wait, Some(LongestWait::Computed(_))) {
             (
                 "`.wait_up_to_fn(..)`",

@@ -30,7 +30,7 @@ pub enum Operation {
     /// Ends the [leases](super::Charge::lease) of charges of [`Limit::Concurrency`](crate::Limit::Concurrency), which releases
     /// their slots. It has no effect on charges of other limits.
     EndLease,
-    /// Begins the [bans](super::Charge::ban) of all charges, of this length and at most [`Ban::max_length`](crate::Ban::max_length),
+    /// Begins the [bans](super::Charge::ban) of all charges, of this length and at most that of [`Ban::longest`](crate::Ban::longest),
     /// unless a longer one is in force. With a length of zero it only reads them. Their limits are not regarded.
     ///
     /// The states are those of the bans: the denials that remain, 0 while a ban is in force; the rest of the ban; and the time until

@@ -20,12 +20,16 @@ use crate::{Key, Limit, error::ErrorKind};
 /// [`Limiter::override_limit`](crate::Limiter::override_limit) sets one, and [`Limiter::overrides`](crate::Limiter::overrides)
 /// lists them.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Override {
-    policy: Box<str>,
-    key: Key,
-    limit: Limit,
-    /// Since the Unix epoch by the clock of the store.
-    expires_at: Duration,
+    /// The name of the policy.
+    pub policy: Box<str>,
+    /// The key. A store that [hashes keys](crate::RedisStoreBuilder::hash_keys) has the hash.
+    pub key: Key,
+    /// The limit of the key.
+    pub limit: Limit,
+    /// When it ends, since the Unix epoch by the clock of the store.
+    pub expires_at: Duration,
 }
 
 impl Override {
@@ -36,29 +40,6 @@ impl Override {
             limit,
             expires_at,
         }
-    }
-
-    /// The name of the policy.
-    #[must_use]
-    pub fn policy(&self) -> &str {
-        &self.policy
-    }
-
-    /// The key. A store that [hashes keys](crate::RedisStoreBuilder::hash_keys) has the hash.
-    pub fn key(&self) -> &Key {
-        &self.key
-    }
-
-    /// The limit of the key.
-    #[must_use]
-    pub fn limit(&self) -> &Limit {
-        &self.limit
-    }
-
-    /// When it ends, since the Unix epoch by the clock of the store.
-    #[must_use]
-    pub fn expires_at(&self) -> Duration {
-        self.expires_at
     }
 }
 

@@ -158,7 +158,7 @@ impl<'a> Charge<'a> {
     ///
     /// * A check or peek is denied while a ban is in force, and nothing is counted then.
     /// * If a check is denied, no ban is in force for any of its charges, and this charge itself has no room for its cost, which is
-    ///   within its limit, one denial is counted. With the last one that [`Ban::denials`] permits a ban begins.
+    ///   within its limit, one denial is counted. With the last one that the [`Ban`] permits a ban begins.
     /// * [`Operation::Ban`] begins a ban without a denial.
     /// * A reset ends the ban and forgets the ones before. Other operations do not regard bans.
     #[must_use]
@@ -248,8 +248,7 @@ impl<'a> Charge<'a> {
     }
 
     /// The id of the lease that holds the slots of the charge; `None` if it has no id of its own.
-    #[must_use]
-    pub fn lease_id(&self) -> Option<LeaseId> {
+    pub(crate) fn lease_id(&self) -> Option<LeaseId> {
         self.lease
     }
 

@@ -69,7 +69,7 @@ pub(crate) use self::entries::{BUDGET, LONGER_WINDOWS};
 /// [`precision`](Self::precision). A request of any cost is one entry. Denied requests add nothing. The
 /// [module](crate::limit) compares the algorithms.
 ///
-/// [Charges](crate::Limiter::charge) beyond the limit within one thousandth of the window are merged into one entry, which
+/// [Charges](crate::LimiterRequest::charge) beyond the limit within one thousandth of the window are merged into one entry, which
 /// counts until the last of them is one window old. So they add at most 1,001 entries, and each counts too long by less than
 /// a thousandth of the window.
 ///
@@ -166,26 +166,11 @@ prefetch!(
 impl SlidingLog {
     pub(crate) const NAME: &'static str = "log";
 
-    /// The number of requests of cost 1 that are admitted in any window.
-    ///
-    /// ```
-    /// # use tower_quota::SlidingLog;
-    /// assert_eq!(SlidingLog::per_minute(100).quota(), 100);
-    /// ```
-    #[must_use]
-    pub const fn quota(&self) -> u64 {
+    pub(crate) fn quota(&self) -> u64 {
         self.quota
     }
 
-    /// The length of the window.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::SlidingLog;
-    /// assert_eq!(SlidingLog::per_minute(100).window(), Duration::from_secs(60));
-    /// ```
-    #[must_use]
-    pub const fn window(&self) -> Duration {
+    pub(crate) fn window(&self) -> Duration {
         self.window
     }
 

@@ -155,18 +155,10 @@ impl TokenBucket {
         }
     }
 
-    /// The burst: the number of requests of cost 1 that are admitted at once if the bucket is full.
-    ///
-    /// ```
-    /// # use tower_quota::TokenBucket;
-    /// assert_eq!(TokenBucket::per_second(10).quota(), 10);
-    /// assert_eq!(TokenBucket::per_second(10).burst(30).quota(), 30);
-    /// ```
-    ///
-    /// With [`prefetch`](Self::prefetch), it is lower by the tokens that come in that time.
-    #[must_use]
+    /// The number of requests of cost 1 that are admitted at once if the bucket is full: the burst or, with
+    /// [`prefetch`](Self::prefetch), less by the tokens that come in that time.
     #[inline]
-    pub const fn quota(&self) -> u64 {
+    pub(crate) fn quota(&self) -> u64 {
         if self.ahead_us == 0 {
             return self.burst;
         }
@@ -175,38 +167,8 @@ impl TokenBucket {
     }
 
     /// The time in which an empty bucket becomes full, rounded up to a microsecond.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::TokenBucket;
-    /// assert_eq!(TokenBucket::per_second(10).burst(30).window(), Duration::from_secs(3));
-    /// ```
-    #[must_use]
-    pub fn window(&self) -> Duration {
+    pub(crate) fn window(&self) -> Duration {
         Duration::from_micros(self.time(self.quota()))
-    }
-
-    /// The number of tokens that come in each [`period`](Self::period).
-    ///
-    /// ```
-    /// # use tower_quota::TokenBucket;
-    /// assert_eq!(TokenBucket::per_second(10).burst(30).rate(), 10);
-    /// ```
-    #[must_use]
-    pub const fn rate(&self) -> u64 {
-        self.rate
-    }
-
-    /// The time in which [`rate`](Self::rate) tokens come: the window that the bucket was constructed with.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::TokenBucket;
-    /// assert_eq!(TokenBucket::per_second(10).burst(30).period(), Duration::from_secs(1));
-    /// ```
-    #[must_use]
-    pub const fn period(&self) -> Duration {
-        self.period
     }
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {

@@ -134,7 +134,7 @@ fn a_settlement_continues_without_its_caller() {
         let callers = [0, 1].map(|polls| {
             let limiter = limiter(&store, log());
             spawn(async move {
-                let decision = limiter.check_n(format!("{polls}"), 10).await;
+                let decision = limiter.request(format!("{polls}")).cost(10).check().await;
                 let receipt = decision.expect("the network is good").take_receipt();
                 assert!(!receipt.is_empty(), "it is admitted");
                 leave(receipt.settle(4), 1 + polls).await;

@@ -205,7 +205,7 @@ async fn a_denial_by_another_policy_or_for_its_cost_does_not_count(bench: Bench)
     }
     let alone = Limiter::new(bench.store.clone(), roomy);
     for _ in 0..10 {
-        let above = alone.check_n("k", 51).await.expect("the store replies");
+        let above = alone.request("k").cost(51).check().await.expect("the store replies");
         assert_eq!(
             above.policies().next().and_then(|policy| policy.denial()),
             Some(Denial::CostAboveLimit)
@@ -288,7 +288,15 @@ async fn a_charge_is_counted_during_a_ban(bench: Bench) {
     let policy = Policy::new("test", SlidingLog::per_hour(5)).ban(ban());
     let limiter = Limiter::new(bench.store.clone(), policy);
     limiter.ban("k", MINUTE).await.expect("the store replies");
-    assert!(limiter.charge("k", 2).await.expect("the store replies").is_allowed());
+    assert!(
+        limiter
+            .request("k")
+            .cost(2)
+            .charge()
+            .await
+            .expect("the store replies")
+            .is_allowed()
+    );
     assert_eq!(denial(&check(&limiter).await), banned(MINUTE));
     bench.advance(MINUTE).await;
     assert_eq!(check(&limiter).await.remaining(), 2);
@@ -510,11 +518,20 @@ async fn a_refund_and_a_settlement_leave_a_ban_as_it_is(bench: Bench) {
 async fn a_cost_that_does_not_fit_counts_as_one_denial(bench: Bench) {
     let policy = Policy::new("test", SlidingLog::per_second(10)).ban(ban());
     let limiter = Limiter::new(bench.store.clone(), policy);
-    let check_n = async |cost| denial(&limiter.check_n("k", cost).await.expect("the store replies"));
+    let check = async |cost| {
+        denial(
+            &limiter
+                .request("k")
+                .cost(cost)
+                .check()
+                .await
+                .expect("the store replies"),
+        )
+    };
     let second = Duration::from_secs(1);
-    assert_eq!(check_n(7).await, None);
+    assert_eq!(check(7).await, None);
     for expected in [full(second), full(second), banned(MINUTE)] {
-        assert_eq!(check_n(10).await, expected);
+        assert_eq!(check(10).await, expected);
     }
 }
 

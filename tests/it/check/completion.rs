@@ -255,7 +255,7 @@ async fn a_handler_with_the_receipt_decides_itself(store: Arc<dyn Store>) {
 
     // What counts before is not refunded in place of it.
     let limiter = Limiter::new(store.clone(), policy("p"));
-    let earlier = limiter.charge(Key::constant("all"), 10).await;
+    let earlier = limiter.request(Key::constant("all")).cost(10).charge().await;
     assert!(earlier.expect("the store answers").is_allowed());
     let mut expected = 10;
     for (settle, counts) in [(None, 5), (Some(0), 0), (Some(3), 3), (Some(7), 7)] {

@@ -292,7 +292,9 @@ fn a_long_line_needs_no_stack() {
             let limiter = Limiter::new(MemoryStore::new(), policy.max_waiting(CALLERS as u64));
             assert!(
                 limiter
-                    .check_n("k", CALLERS as u64)
+                    .request("k")
+                    .cost(CALLERS as u64)
+                    .check()
                     .await
                     .expect("it replies")
                     .is_allowed()
@@ -307,7 +309,9 @@ fn a_long_line_needs_no_stack() {
             sleep(SECOND).await;
             assert!(
                 limiter
-                    .check_n("k", CALLERS as u64)
+                    .request("k")
+                    .cost(CALLERS as u64)
+                    .check()
                     .await
                     .expect("it replies")
                     .is_allowed()
@@ -322,7 +326,9 @@ fn a_long_line_needs_no_stack() {
             let start = Instant::now();
             assert!(
                 limiter
-                    .check_n("k", CALLERS as u64)
+                    .request("k")
+                    .cost(CALLERS as u64)
+                    .check()
                     .await
                     .expect("it replies")
                     .is_allowed(),
@@ -336,7 +342,7 @@ fn a_long_line_needs_no_stack() {
 
 /// Whether a check of 1 beside one of 2 that waits is admitted, before and after that one leaves.
 async fn overtakes(limiter: &Limiter) -> [bool; 2] {
-    let _held = limiter.check_n("k", 1).await.expect("it replies");
+    let _held = limiter.check("k").await.expect("it replies");
     let waits = limiter.clone();
     let waits = tokio::spawn(async move { waits.request("k").cost(2).acquire().await.map(drop) });
     sleep(50 * MILLISECOND).await;

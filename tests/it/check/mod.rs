@@ -5,4 +5,5 @@ mod bans;
 mod completion;
 mod decisions;
 mod line;
+mod line_schedules;
 mod settlement;

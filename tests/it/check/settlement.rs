@@ -58,7 +58,12 @@ fn hourly() -> [Limit; 4] {
 }
 
 async fn check(limiter: &Limiter, estimate: u64) -> Decision {
-    let decision = limiter.check_n("k", estimate).await.expect("the store answers");
+    let decision = limiter
+        .request("k")
+        .cost(estimate)
+        .check()
+        .await
+        .expect("the store answers");
     assert!(decision.is_allowed(), "{estimate} fits");
     decision
 }
@@ -171,7 +176,7 @@ async fn a_decision_is_settled_or_refunded_once_without_its_receipt() {
     assert_eq!(counted(&limiter).await, [4, 14]);
     drop(tokens);
 
-    let denied = limiter.check_n("k", 60).await.expect("the store answers");
+    let denied = limiter.request("k").cost(60).check().await.expect("the store answers");
     denied.take_receipt().refund().await.expect("nothing was charged");
     assert_eq!(counted(&limiter).await, [4, 14]);
 }

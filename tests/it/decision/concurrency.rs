@@ -325,19 +325,19 @@ async fn a_request_that_another_policy_denies_takes_no_slot(bench: Bench) {
 
 async fn a_limiter_holds_slots_as_long_as_the_decision(bench: Bench) {
     let limiter = Limiter::new(bench.store.clone(), Policy::new("test", Concurrency::new(3)));
-    let decision = limiter.check_n("k", 2).await.expect("the store replies");
+    let decision = limiter.request("k").cost(2).check().await.expect("the store replies");
     assert_eq!(decision.remaining(), 1);
     let clone = decision.clone();
     drop(decision);
-    let denied = limiter.check_n("k", 2).await.expect("the store replies");
+    let denied = limiter.request("k").cost(2).check().await.expect("the store replies");
     assert_eq!(denied.retry_after(), Some(Duration::from_secs(1)));
-    let never = limiter.check_n("k", 4).await.expect("the store replies");
+    let never = limiter.request("k").cost(4).check().await.expect("the store replies");
     let denials: Vec<_> = never.policies().map(|policy| policy.denial()).collect();
     assert_eq!(denials, [Some(Denial::CostAboveLimit)]);
 
     drop(clone);
     eventually("the slots are free", async || remaining(&bench, &slots(3)).await == 3).await;
-    let charged = limiter.charge("k", 5).await.expect("the store replies");
+    let charged = limiter.request("k").cost(5).charge().await.expect("the store replies");
     assert_eq!(remaining(&bench, &slots(3)).await, 0);
     let taken = charged.take_slots().expect("it was charged");
     assert_eq!(format!("{taken:?}"), r#"Slots ["test"]"#);

@@ -207,7 +207,13 @@ async fn the_response_to_a_head_has_a_length_and_no_body() {
 #[tokio::test]
 async fn a_denial_where_waiting_does_not_help_has_no_retry_after() {
     let limiter = exports();
-    let denied = limiter.check_n("42", 2).await.expect("a decision").require();
+    let denied = limiter
+        .request("42")
+        .cost(2)
+        .check()
+        .await
+        .expect("a decision")
+        .require();
     let denied = denied.expect_err("denied");
     assert_eq!(denied.to_string(), "rate limit exceeded: exports");
     assert!(!denied.decision().headers().contains_key("retry-after"));

@@ -146,7 +146,7 @@ async fn a_settlement_is_waited_for_before_its_task_has_run() {
     let store = slow();
     let limiter = Limiter::new(store.clone(), log());
     store.open(1);
-    let receipt = limiter.check_n("k", 5).await.unwrap().take_receipt();
+    let receipt = limiter.request("k").cost(5).check().await.unwrap().take_receipt();
     spawn(async move { receipt.settle(2).await });
     assert_waits_for(&store, 1, 0).await;
     assert_eq!(remaining(&limiter).await, 8);
@@ -157,7 +157,7 @@ async fn a_settlement_whose_future_is_dropped_is_waited_for() {
     let store = slow();
     let limiter = Limiter::new(store.clone(), log());
     store.open(1);
-    let decision = limiter.check_n("k", 5).await.unwrap();
+    let decision = limiter.request("k").cost(5).check().await.unwrap();
     assert!(is_pending(&mut pin!(decision.take_receipt().settle(2))).await);
     assert_waits_for(&store, 1, 0).await;
     assert_eq!(remaining(&limiter).await, 8);

@@ -62,8 +62,8 @@ impl Side {
     async fn perform(&mut self, key: &str, step: Step) -> Result<(String, Option<Duration>), String> {
         let limiter = &self.limiter;
         let decision = match step {
-            Step::Check(cost) => limiter.check_n(key, cost).await,
-            Step::Charge(cost) => limiter.charge(key, cost).await,
+            Step::Check(cost) => limiter.request(key).cost(cost).check().await,
+            Step::Charge(cost) => limiter.request(key).cost(cost).charge().await,
             Step::Peek | Step::Wait => limiter.peek(key).await,
             Step::Settle(actual) => {
                 let checked = limiter.check(key).await;
@@ -250,7 +250,7 @@ fn panics<T>(build: impl FnOnce() -> T) -> bool {
 async fn each_sliding_log_is_decided() {
     let mut bench = Bench::start().await;
     for (quota, window) in all() {
-        let log = SlidingLog::try_new(quota, window).expect("it is valid");
+        let log = SlidingLog::try_from((quota, window)).expect("it is valid");
         assert_eq!(Policy::new("test", log).validate().is_ok(), quota <= 100_000, "{log}");
         if quota <= 100_000 {
             bench.walk_limit(&log.into()).await;
@@ -267,7 +267,7 @@ async fn each_sliding_log_is_decided() {
             .is_err()
     );
     for (quota, window) in refused() {
-        assert!(SlidingLog::try_new(quota, window).is_err(), "{quota} in {window:?}");
+        assert!(SlidingLog::try_from((quota, window)).is_err(), "{quota} in {window:?}");
     }
 }
 
@@ -275,11 +275,14 @@ async fn each_sliding_log_is_decided() {
 async fn each_sliding_counter_is_decided() {
     let mut bench = Bench::start().await;
     for (quota, window) in all() {
-        let counter = SlidingCounter::try_new(quota, window).expect("it is valid");
+        let counter = SlidingCounter::try_from((quota, window)).expect("it is valid");
         bench.walk_limit(&counter.into()).await;
     }
     for (quota, window) in refused() {
-        assert!(SlidingCounter::try_new(quota, window).is_err(), "{quota} in {window:?}");
+        assert!(
+            SlidingCounter::try_from((quota, window)).is_err(),
+            "{quota} in {window:?}"
+        );
     }
 }
 
@@ -287,12 +290,12 @@ async fn each_sliding_counter_is_decided() {
 async fn each_fixed_window_is_decided() {
     let mut bench = Bench::start().await;
     for (quota, window) in all() {
-        let fixed = FixedWindow::try_new(quota, window).expect("it is valid");
+        let fixed = FixedWindow::try_from((quota, window)).expect("it is valid");
         bench.walk_limit(&fixed.clone().aligned().into()).await;
         bench.walk_limit(&fixed.into()).await;
     }
     for (quota, window) in refused() {
-        assert!(FixedWindow::try_new(quota, window).is_err(), "{quota} in {window:?}");
+        assert!(FixedWindow::try_from((quota, window)).is_err(), "{quota} in {window:?}");
     }
     let calendars = [
         Calendar::Hour,
@@ -321,7 +324,7 @@ async fn each_token_bucket_is_decided() {
     let is_valid = |bucket: TokenBucket| Policy::new("test", bucket).validate().is_ok();
     let mut walked = 0;
     for (quota, window) in all() {
-        let bucket = TokenBucket::try_new(quota, window).expect("it is valid");
+        let bucket = TokenBucket::try_from((quota, window)).expect("it is valid");
         assert!(panics(|| bucket.burst(0)));
         assert!(!is_valid(bucket.burst(u64::MAX)) && !is_valid(bucket.burst(MOST + 1)));
         // The largest burst whose arithmetic is exact.
@@ -341,7 +344,7 @@ async fn each_token_bucket_is_decided() {
     }
     assert!(walked > 30, "{walked} buckets");
     for (quota, window) in refused() {
-        assert!(TokenBucket::try_new(quota, window).is_err(), "{quota} in {window:?}");
+        assert!(TokenBucket::try_from((quota, window)).is_err(), "{quota} in {window:?}");
     }
 }
 
@@ -353,7 +356,7 @@ async fn each_limit_of_slots_is_decided() {
     let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3_600));
     for slots in [1, 2, 999_999_999] {
         for lease in [second, second + US, hour] {
-            let limit = Concurrency::try_new(slots).expect("it is valid").lease(lease);
+            let limit = Concurrency::try_from(slots).expect("it is valid").lease(lease);
             let policy = Policy::new("test", limit);
             for cost in [1, slots, u64::MAX] {
                 let steps = [
@@ -371,7 +374,7 @@ async fn each_limit_of_slots_is_decided() {
         }
     }
     for slots in [0, 1_000_000_000, u64::MAX] {
-        assert!(Concurrency::try_new(slots).is_err(), "{slots}");
+        assert!(Concurrency::try_from(slots).is_err(), "{slots}");
     }
     for lease in [Duration::ZERO, second - US, second + US / 2, hour + US, Duration::MAX] {
         assert!(panics(|| Concurrency::new(1).lease(lease)), "{lease:?}");
@@ -522,10 +525,20 @@ async fn each_share_of_a_limit_is_decided() {
             let first = limiter.check("k").await.expect("this process counts");
             assert!(first.is_allowed(), "{limit}, {share}");
             for cost in [1, limit.quota()] {
-                let checked = limiter.check_n("k", cost).await.expect("this process counts");
+                let checked = limiter
+                    .request("k")
+                    .cost(cost)
+                    .check()
+                    .await
+                    .expect("this process counts");
                 assert_eq!(checked.limit(), limit.quota(), "{limit}, {share}");
             }
-            let charged = limiter.charge("k", u64::MAX).await.expect("this process counts");
+            let charged = limiter
+                .request("k")
+                .cost(u64::MAX)
+                .charge()
+                .await
+                .expect("this process counts");
             assert_eq!(charged.remaining(), 0, "{limit}, {share}");
             decided += 1;
         }

@@ -52,8 +52,13 @@ async fn check(limiter: &Limiter) -> Decision {
     limiter.check("k").await.expect("the store answers")
 }
 
-async fn check_n(limiter: &Limiter, cost: u64) -> Decision {
-    limiter.check_n("k", cost).await.expect("the store answers")
+async fn check_cost(limiter: &Limiter, cost: u64) -> Decision {
+    limiter
+        .request("k")
+        .cost(cost)
+        .check()
+        .await
+        .expect("the store answers")
 }
 
 async fn units_are_taken_as_far_as_they_fit(store: Arc<impl Store>) {
@@ -158,9 +163,9 @@ async fn remaining(limiter: &Limiter) -> u64 {
 
 async fn check_n_counts_its_cost_instead_of_that_of_the_policy(store: Arc<impl Store>) {
     let limiter = Limiter::new(store, Policy::new("test", LOG_OF_5).cost(2));
-    assert_eq!(check_n(&limiter, 4).await.remaining(), 1);
-    assert!(!check_n(&limiter, 2).await.is_allowed());
-    assert!(check_n(&limiter, 1).await.is_allowed());
+    assert_eq!(check_cost(&limiter, 4).await.remaining(), 1);
+    assert!(!check_cost(&limiter, 2).await.is_allowed());
+    assert!(check_cost(&limiter, 1).await.is_allowed());
 }
 
 async fn a_check_has_the_cost_of_the_policy(store: Arc<impl Store>) {
@@ -174,7 +179,7 @@ async fn a_check_has_the_cost_of_the_policy(store: Arc<impl Store>) {
 
 async fn a_charge_may_exceed_the_limit_and_later_checks_pay(store: Arc<impl Store>) {
     let limiter = limiter(&store, TokenBucket::per_hour(5));
-    let charged = limiter.charge("k", 15).await.expect("the store answers");
+    let charged = limiter.request("k").cost(15).charge().await.expect("the store answers");
     assert!(charged.is_allowed());
     assert_eq!((charged.remaining(), charged.retry_after()), (0, None));
 
@@ -189,7 +194,7 @@ async fn peek_counts_nothing(store: Arc<impl Store>) {
     for _ in 0..3 {
         assert_eq!(remaining(&limiter).await, 5);
     }
-    assert!(check_n(&limiter, 5).await.is_allowed());
+    assert!(check_cost(&limiter, 5).await.is_allowed());
     let peeked = limiter.peek("k").await.expect("the store answers");
     assert!(!peeked.is_allowed());
     assert!(peeked.retry_after().is_some());
@@ -197,16 +202,16 @@ async fn peek_counts_nothing(store: Arc<impl Store>) {
 
 async fn a_check_of_a_cost_of_zero_is_a_peek(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
-    let _ = check_n(&limiter, 2).await;
-    let zero = check_n(&limiter, 0).await;
+    let _ = check_cost(&limiter, 2).await;
+    let zero = check_cost(&limiter, 0).await;
     assert_eq!((zero.is_allowed(), zero.limit(), zero.remaining()), (true, 5, 3));
-    let _ = check_n(&limiter, 3).await;
-    assert_eq!(check_n(&limiter, 0).await.remaining(), 0);
+    let _ = check_cost(&limiter, 3).await;
+    assert_eq!(check_cost(&limiter, 0).await.remaining(), 0);
 }
 
 async fn a_peek_of_a_cost_returns_what_its_check_would(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
-    let _ = check_n(&limiter, 2).await;
+    let _ = check_cost(&limiter, 2).await;
     for (cost, fits) in [(0, true), (3, true), (4, false), (6, false)] {
         let peeked = limiter
             .request("k")
@@ -220,7 +225,7 @@ async fn a_peek_of_a_cost_returns_what_its_check_would(store: Arc<impl Store>) {
             "{cost}"
         );
     }
-    assert!(check_n(&limiter, 3).await.is_allowed());
+    assert!(check_cost(&limiter, 3).await.is_allowed());
 }
 
 async fn a_check_without_a_future_needs_a_store_that_replies_at_once(store: Arc<impl Store>) {
@@ -228,12 +233,12 @@ async fn a_check_without_a_future_needs_a_store_that_replies_at_once(store: Arc<
     let checked = limiter.request("k").check_now();
     assert_eq!(checked.is_ok(), store.replies_at_once(), "{checked:?}");
     let counted = u64::from(checked.is_ok_and(|decision| decision.is_allowed()));
-    assert_eq!(check_n(&limiter, 0).await.remaining(), 5 - counted);
+    assert_eq!(check_cost(&limiter, 0).await.remaining(), 5 - counted);
 }
 
 async fn reset_forgets(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
-    assert!(check_n(&limiter, 5).await.is_allowed());
+    assert!(check_cost(&limiter, 5).await.is_allowed());
     assert_eq!(
         limiter.check("another").await.expect("the store answers").remaining(),
         4
@@ -248,7 +253,7 @@ async fn reset_forgets(store: Arc<impl Store>) {
 async fn a_refund_removes_the_charge_of_a_check(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
     assert!(check(&limiter).await.is_allowed());
-    let receipt = check_n(&limiter, 3).await.take_receipt();
+    let receipt = check_cost(&limiter, 3).await.take_receipt();
     assert_eq!(remaining(&limiter).await, 1);
     receipt.refund().await.expect("the store answers");
     assert_eq!(remaining(&limiter).await, 4);
@@ -265,7 +270,7 @@ async fn a_refund_is_for_all_policies(store: Arc<impl Store>) {
         peeked.policies().map(|policy| policy.remaining()).collect()
     };
 
-    let receipt = check_n(&limiter, 2).await.take_receipt();
+    let receipt = check_cost(&limiter, 2).await.take_receipt();
     assert_eq!(left().await, [3, 1]);
     receipt.refund().await.expect("the store answers");
     assert_eq!(left().await, [5, 3]);
@@ -281,7 +286,7 @@ async fn a_receipt_is_for_one_refund_and_clones_share_it(store: Arc<impl Store>)
 
 async fn what_was_denied_or_not_counted_has_no_receipt(store: Arc<impl Store>) {
     let limited = limiter(&store, LOG_OF_5);
-    assert!(check_n(&limited, 5).await.is_allowed());
+    assert!(check_cost(&limited, 5).await.is_allowed());
     assert!(check(&limited).await.take_receipt().is_empty());
     assert!(
         check(&limiter(&store, Limit::Unlimited))
@@ -337,7 +342,9 @@ async fn a_key_built_by_hand_is_the_key_that_a_layer_builds(store: Arc<impl Stor
     }
     assert_eq!(
         limiter
-            .check_n(user_42(), 3)
+            .request(user_42())
+            .cost(3)
+            .check()
             .await
             .expect("the store answers")
             .remaining(),
@@ -361,12 +368,12 @@ fn assert_permanent_denial(decision: &Decision, denial: Denial) {
 async fn a_cost_above_the_limit_is_denied_without_a_call_of_the_store(store: Arc<impl Store>) {
     let store = Counted::new(store);
     let limiter = Limiter::new(store.clone(), Policy::new("test", LOG_OF_5));
-    assert_permanent_denial(&check_n(&limiter, 6).await, Denial::CostAboveLimit);
+    assert_permanent_denial(&check_cost(&limiter, 6).await, Denial::CostAboveLimit);
     assert_eq!(store.calls(), 0);
 
-    assert!(check_n(&limiter, 5).await.is_allowed());
+    assert!(check_cost(&limiter, 5).await.is_allowed());
     assert_eq!(store.calls(), 1);
-    let full = check_n(&limiter, 5).await;
+    let full = check_cost(&limiter, 5).await;
     assert_eq!(
         full.policies().next().and_then(|policy| policy.denial()),
         Some(Denial::QuotaExceeded)
@@ -389,7 +396,14 @@ async fn deny_all_has_nothing_to_charge_or_to_remove(store: Arc<impl Store>) {
     let both = Limiter::new(store.clone(), both);
     let counted = limiter(&store, LOG_OF_5);
 
-    assert!(both.charge("k", 3).await.expect("the store answers").is_allowed());
+    assert!(
+        both.request("k")
+            .cost(3)
+            .charge()
+            .await
+            .expect("the store answers")
+            .is_allowed()
+    );
     assert_eq!(remaining(&counted).await, 2);
     both.reset("k").await.expect("the store answers");
     assert_eq!(remaining(&counted).await, 5);
@@ -399,13 +413,15 @@ async fn unlimited_admits_without_a_call_of_the_store(store: Arc<impl Store>) {
     let store = Counted::new(store);
     let limiter = Limiter::new(store.clone(), Policy::new("test", Limit::Unlimited));
     for cost in [1, u64::MAX] {
-        let decision = check_n(&limiter, cost).await;
+        let decision = check_cost(&limiter, cost).await;
         assert!(decision.is_allowed());
         assert_eq!(decision.policies().count(), 0);
     }
     assert!(
         limiter
-            .charge("k", 9)
+            .request("k")
+            .cost(9)
+            .charge()
             .await
             .expect("the store is not needed")
             .is_allowed()
@@ -468,7 +484,7 @@ fn a_limiter_of_a_policy_that_needs_a_request_is_an_error_with_the_fix() {
     for (policy, parts) in [
         (
             uploads().cost_fn(|_| 1),
-            ["`.cost_fn(..)`", "`.cost(..)`, and `check_n`"],
+            ["`.cost_fn(..)`", "`.cost(..)`, and `.request(key).cost(..)`"],
         ),
         (uploads().apply_if(|_| true), ["`.apply_if(..)`", "leave it out"]),
         (

@@ -84,7 +84,7 @@ async fn only_overrides_that_can_be_applied_are_set() {
     assert_eq!(
         names
             .iter()
-            .map(|one| (one.policy(), one.key().as_str()))
+            .map(|one| (&*one.policy, one.key.as_str()))
             .collect::<Vec<_>>(),
         [("mails", "key=a"), ("slots", "key=a")]
     );
@@ -120,7 +120,7 @@ async fn a_store_has_the_overrides_the_status_and_the_identity_of_the_store_that
 #[tokio::test]
 async fn an_override_to_unlimited_or_deny_all_is_applied() {
     let mails = limiter(MemoryStore::new());
-    let _ = mails.charge("a", 9).await.expect("it is charged");
+    let _ = mails.request("a").cost(9).charge().await.expect("it is charged");
     mails
         .override_limit("mails", "a", Limit::Unlimited, HOUR)
         .await
@@ -229,7 +229,7 @@ async fn an_override_is_known_to_all_processes(library: ClientLibrary) {
 async fn a_denial_that_is_cached_is_none_under_a_higher_limit(library: ClientLibrary) {
     let redis = Redis::start();
     let [one, other] = two(builder().client_library(library), &redis).await;
-    let _ = one.charge("a", 5).await.expect("it is charged");
+    let _ = one.request("a").cost(5).charge().await.expect("it is charged");
     for limiter in [&one, &other] {
         assert!(!limiter.check("a").await.expect("the store answers").is_allowed());
     }
@@ -318,7 +318,7 @@ async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrar
     has_quota(&other, "ann@example.com", 9).await;
     let members: Vec<String> = redis.command("ZRANGE", ["quota:1:overrides", "0", "-1"]).await;
     assert!(members.iter().all(|member| !member.contains("ann")), "{members:?}");
-    assert!(one.overrides()[0].key().as_str().starts_with("keyed="));
+    assert!(one.overrides()[0].key.as_str().starts_with("keyed="));
 }
 
 async fn a_store_has_a_bounded_number_of_overrides(library: ClientLibrary) {
@@ -361,7 +361,7 @@ async fn what_a_later_version_has_written_is_left_out() {
     redis.command::<()>("ZADD", words).await;
     has_quota(&one, "b", 9).await;
     assert_eq!(state(&one, "a").await, (5, 5));
-    assert_eq!(one.overrides()[0].key(), &Key::from("b"));
+    assert_eq!(one.overrides()[0].key, Key::from("b"));
 }
 
 #[tokio::test]

@@ -194,10 +194,34 @@ async fn a_limiter_observes_what_counts_and_no_peek() {
 
     assert!(limiter.check("42").await.expect("a decision").is_allowed());
     assert!(limiter.peek("42").await.expect("a decision").is_allowed());
-    assert!(limiter.charge("42", 1).await.expect("a decision").is_allowed());
-    assert!(!limiter.check_n("42", 2).await.expect("a decision").is_allowed());
+    assert!(
+        limiter
+            .request("42")
+            .cost(1)
+            .charge()
+            .await
+            .expect("a decision")
+            .is_allowed()
+    );
+    assert!(
+        !limiter
+            .request("42")
+            .cost(2)
+            .check()
+            .await
+            .expect("a decision")
+            .is_allowed()
+    );
     // A peek, by which one more does not fit.
-    assert!(!limiter.check_n("42", 0).await.expect("a decision").is_allowed());
+    assert!(
+        !limiter
+            .request("42")
+            .cost(0)
+            .check()
+            .await
+            .expect("a decision")
+            .is_allowed()
+    );
     limiter.reset("42").await.expect("a reset");
     assert!(limiter.check("42").await.expect("a decision").is_allowed());
     let _ = limiter.acquire("42").await.expect("a permit");
@@ -245,7 +269,7 @@ async fn a_limiter_observes_each_failure_in_every_mode() {
         });
         let results = [
             limiter.check("42").await.is_ok(),
-            limiter.charge("42", 1).await.is_ok(),
+            limiter.request("42").cost(1).charge().await.is_ok(),
             limiter.peek("42").await.is_ok(),
         ];
         assert_eq!(results, [mode != FailureMode::Closed; 3], "{mode}");

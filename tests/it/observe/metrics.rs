@@ -150,7 +150,7 @@ async fn counts_the_decisions_of_a_layer_and_a_limiter(store: impl Store + Clone
     }
     // These decide nothing.
     let _ = limiter.peek("42").await.expect("the store replies");
-    let _ = limiter.charge("42", 1).await.expect("the store replies");
+    let _ = limiter.request("42").cost(1).charge().await.expect("the store replies");
     limiter.reset("42").await.expect("the store replies");
     metrics.assert_outcomes("mails", &[("admitted", 1.0), ("limited", 2.0)]);
 }
@@ -570,7 +570,12 @@ async fn slots_are_counted_while_they_are_held() {
     assert_eq!(metrics.value(HELD), 0.0);
 
     let limiter = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(5)));
-    let decision = limiter.check_n("42", 3).await.expect("a memory store does not fail");
+    let decision = limiter
+        .request("42")
+        .cost(3)
+        .check()
+        .await
+        .expect("a memory store does not fail");
     assert_eq!(metrics.value(HELD), 3.0);
     let slots = decision.take_slots().expect("it is admitted");
     drop(decision);

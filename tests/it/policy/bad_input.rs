@@ -61,7 +61,7 @@ fn a_log_of_more_than_it_can_keep() {
 
 #[test]
 fn a_window_of_no_length() {
-    let error = SlidingLog::try_new(5, Duration::ZERO).unwrap_err();
+    let error = SlidingLog::try_from((5, Duration::ZERO)).unwrap_err();
     assert_contains(
         error,
         &[
@@ -73,7 +73,7 @@ fn a_window_of_no_length() {
 
 #[test]
 fn a_limit_of_nothing() {
-    let error = SlidingLog::try_new(0, Duration::from_secs(60)).unwrap_err();
+    let error = SlidingLog::try_from((0, Duration::from_secs(60))).unwrap_err();
     assert_contains(error, &["at least 1", "`SlidingLog::per_minute(100)`"]);
 }
 

@@ -175,7 +175,7 @@ async fn a_limiter_peeks_charges_and_resets_it_too(bench: Bench) {
         bench.store.clone(),
         [hourly("enforced", 9), hourly("candidate", 2).observe_only()],
     );
-    let charged = limiter.charge("k", 5).await.expect("the store replies");
+    let charged = limiter.request("k").cost(5).charge().await.expect("the store replies");
     assert_eq!((charged.remaining(), state(&charged, "candidate")), (4, (None, 0)));
 
     let peeked = limiter.peek("k").await.expect("the store replies");
@@ -599,7 +599,7 @@ proptest! {
         for (passed, cost) in requests {
             clock.set(clock.now() + passed);
             let decide = |limiter: &Limiter| {
-                let check = std::pin::pin!(limiter.check_n("k", cost));
+                let check = std::pin::pin!(limiter.request("k").cost(cost).check());
                 let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
                 match check.poll(&mut cx) {
                     std::task::Poll::Ready(decision) => decision.expect("memory replies"),

@@ -154,7 +154,12 @@ async fn a_settlement_below_the_estimate_clears_cached_denials_at_once() {
     let policies = ["test", "other"].map(|name| Policy::new(name, SlidingLog::per_hour(100)));
     let limiter = Limiter::new(store(&redis, true).await, policies);
     for used in 0..20 {
-        let decision = limiter.check_n("k", 100 - used).await.expect("Redis answers");
+        let decision = limiter
+            .request("k")
+            .cost(100 - used)
+            .check()
+            .await
+            .expect("Redis answers");
         assert!(decision.is_allowed());
         assert!(!check(&limiter).await.is_allowed());
         assert!(!check(&limiter).await.is_allowed());

@@ -67,7 +67,13 @@ fn down(limit: impl Into<Limit>, mode: FailureMode) -> Limiter {
 }
 
 async fn check(limiter: &Limiter, cost: u64) -> bool {
-    limiter.check_n("k", cost).await.expect("a decision").is_allowed()
+    limiter
+        .request("k")
+        .cost(cost)
+        .check()
+        .await
+        .expect("a decision")
+        .is_allowed()
 }
 
 async fn remaining(limiter: &Limiter) -> u64 {
@@ -297,7 +303,7 @@ async fn a_cost_above_the_share_counts_as_all_of_it_and_waits_until_all_of_it_is
     advance(Duration::from_secs(3_600)).await;
 
     assert!(check(&limiter, 1).await);
-    let denied = limiter.check_n("k", 8).await.expect("a decision");
+    let denied = limiter.request("k").cost(8).check().await.expect("a decision");
     advance(denied.retry_after().expect("it is denied")).await;
     assert!(check(&limiter, 8).await);
 }
@@ -306,7 +312,7 @@ async fn a_cost_above_the_share_counts_as_all_of_it_and_waits_until_all_of_it_is
 async fn a_charge_counts_in_full() {
     let limit: Limit = "token-bucket 2/s".parse().expect("a limit");
     let limiter = down(limit, FailureMode::local_share(1, 2));
-    let _ = limiter.charge("k", 5).await.expect("a decision");
+    let _ = limiter.request("k").cost(5).charge().await.expect("a decision");
     let denied = limiter.check("k").await.expect("a decision");
     assert_eq!(denied.retry_after(), Some(Duration::from_secs(5)));
 }
@@ -353,12 +359,12 @@ async fn a_refund_goes_to_where_the_request_was_counted() {
         let share = FailureMode::local_share(1, 4);
         let limiter = Limiter::new(Later(store.clone()), policy(hourly(8)).failure_mode(share));
         store.fail(true);
-        let local = limiter.check_n("k", cost).await.expect("a decision");
+        let local = limiter.request("k").cost(cost).check().await.expect("a decision");
         assert_eq!(remaining(&limiter).await, 2 - cost.min(2));
 
         // Also when the store replies again, which has counted the same meanwhile.
         store.fail(false);
-        let shared = limiter.check_n("k", cost).await.expect("a decision");
+        let shared = limiter.request("k").cost(cost).check().await.expect("a decision");
         refund(local).await.expect("the process has counted it");
         assert_eq!(remaining(&limiter).await, 8 - cost);
         store.fail(true);
@@ -376,9 +382,9 @@ async fn a_settlement_is_made_where_the_request_was_counted() {
     for actual in [0, 1, 5] {
         let store = Flaky::new();
         let limiter = Limiter::new(Later(store.clone()), policy(hourly(8)));
-        let shared = limiter.check_n("k", 2).await.expect("a decision");
+        let shared = limiter.request("k").cost(2).check().await.expect("a decision");
         store.fail(true);
-        let local = limiter.check_n("k", 2).await.expect("a decision");
+        let local = limiter.request("k").cost(2).check().await.expect("a decision");
         let settle = async |decision: Decision| decision.take_receipt().settle(actual).await;
 
         settle(local).await.expect("the process has counted it");
@@ -395,9 +401,9 @@ async fn a_settlement_is_made_where_the_request_was_counted() {
 async fn a_refund_gives_back_exactly_what_was_counted() {
     let limit: Limit = "fixed-window 100/h".parse().expect("a limit");
     let limiter = down(limit, FailureMode::local_share(1, 4));
-    let checked = limiter.check_n("k", 60).await.expect("a decision");
+    let checked = limiter.request("k").cost(60).check().await.expect("a decision");
     assert_eq!(remaining(&limiter).await, 0, "of 25");
-    let charged = limiter.charge("k", 50).await.expect("a decision");
+    let charged = limiter.request("k").cost(50).charge().await.expect("a decision");
 
     for (decision, left) in [(charged, 0), (checked, 25)] {
         let receipt = decision.take_receipt();

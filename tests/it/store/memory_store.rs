@@ -570,7 +570,7 @@ async fn denied_and_peeked_keys_are_not_stored() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone(), Policy::new("mail", SlidingLog::per_hour(1)));
     assert!(limiter.peek("a").await.unwrap().is_allowed());
-    assert!(!limiter.check_n("b", 2).await.unwrap().is_allowed());
+    assert!(!limiter.request("b").cost(2).check().await.unwrap().is_allowed());
     assert!(store.is_empty());
 }
 

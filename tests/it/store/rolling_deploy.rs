@@ -214,22 +214,19 @@ async fn a_ban_of_one_version_is_in_force_for_both() {
             let window = MILLISECOND * [2, 10, 60][rng.usize(..3)];
             let first = MILLISECOND * [1, 4, 20][rng.usize(..3)];
             let longest = first * [1, 3, 20][rng.usize(..3)];
-            let ban = match rng.u32(..4) {
-                0 => Ban::by_hand().first(micros(MILLISECOND)).longest(micros(longest)),
-                _ => Ban::after(rng.u64(1..=4), micros(window))
-                    .first(micros(first))
-                    .longest(micros(longest)),
+            let denials = (rng.u32(..4) > 0).then(|| rng.u64(1..=4));
+            let ban = match denials {
+                None => Ban::by_hand().first(micros(MILLISECOND)),
+                Some(denials) => Ban::after(denials, micros(window)).first(micros(first)),
             };
-            (
-                ban,
-                Limit::from(FixedWindow::new(rng.u64(1..=3), micros(MILLISECOND * 3))),
-            )
+            let limit = Limit::from(FixedWindow::new(rng.u64(1..=3), micros(MILLISECOND * 3)));
+            ((ban.longest(micros(longest)), limit), (longest, denials))
         };
-        let versions = [version(rng), version(rng)];
-        let texts = versions.each_ref().map(|(ban, limit)| format!("{limit}, {ban}"));
-        processes.versions = texts.join("; then ");
-        let lengths = versions.each_ref().map(|(ban, _)| ban.max_length().as_micros() as u64);
-        let fewest = versions.iter().filter_map(|(ban, _)| ban.denials()).min();
+        let (versions, numbers): (Vec<_>, Vec<_>) = [version(rng), version(rng)].into_iter().unzip();
+        let texts = versions.iter().map(|(ban, limit)| format!("{limit}, {ban}"));
+        processes.versions = texts.collect::<Vec<_>>().join("; then ");
+        let (lengths, denials): (Vec<_>, Vec<_>) = numbers.into_iter().unzip();
+        let fewest = denials.into_iter().flatten().min();
         let key = Key::from("k");
         // Until when a ban is in force, the end of the last one, and denials since then.
         let (mut until, mut denials) = (0_u64, 0_u64);

@@ -168,7 +168,7 @@ impl Bench {
     /// The decision of a limiter about this cost.
     pub(crate) async fn decision(&self, limit: &Limit, cost: u64) -> Decision {
         let limiter = Limiter::new(self.store.clone(), Policy::new("test", limit.clone()));
-        let decision = limiter.check_n(self.key.as_str(), cost).await;
+        let decision = limiter.request(self.key.as_str()).cost(cost).check().await;
         decision.expect("the store answers")
     }
 

@@ -324,7 +324,7 @@ impl Caller {
         let limiter = Limiter::new(stage.store.clone(), policy);
         sleep(self.delay).await;
         let settle = async {
-            let Ok(decision) = limiter.check_n(key, Plan::ESTIMATE).await else {
+            let Ok(decision) = limiter.request(key).cost(Plan::ESTIMATE).check().await else {
                 return;
             };
             stage.edit(number, |record| record.settlement.admitted = decision.is_allowed());
