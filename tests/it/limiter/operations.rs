@@ -15,7 +15,7 @@ use crate::support::{Counted, Received, each_store};
 type Body = Empty<bytes::Bytes>;
 
 each_store! { with crate::support::Unclocked:
-    check_n_counts_its_cost_instead_of_that_of_the_policy
+    a_request_counts_its_cost_instead_of_that_of_the_policy
     a_check_has_the_cost_of_the_policy
     a_charge_may_exceed_the_limit_and_later_checks_pay
     peek_counts_nothing
@@ -161,7 +161,7 @@ async fn remaining(limiter: &Limiter) -> u64 {
     limiter.peek("k").await.expect("the store answers").remaining()
 }
 
-async fn check_n_counts_its_cost_instead_of_that_of_the_policy(store: Arc<impl Store>) {
+async fn a_request_counts_its_cost_instead_of_that_of_the_policy(store: Arc<impl Store>) {
     let limiter = Limiter::new(store, Policy::new("test", LOG_OF_5).cost(2));
     assert_eq!(check_cost(&limiter, 4).await.remaining(), 1);
     assert!(!check_cost(&limiter, 2).await.is_allowed());
