@@ -7,8 +7,8 @@
 //! $ cargo run --example client --features axum
 //! ```
 //!
-//! A request waits for its turn among the requests. It does not wait for tokens: a turn that waits for an estimate comes too
-//! late where less is settled.
+//! A request waits for the limit of requests. It does not wait for that of tokens: it is denied, and sent again after
+//! `retry_after`.
 //!
 //! It asserts that each request is eventually served. It prints how many requests the API denied, and how many arrived in the
 //! busiest second. With `ALONE=1` no other program uses the quota, so the API denies only requests that arrive too close

@@ -7,7 +7,7 @@ local function make_log_merges(insert)
   local function merge(log, weight, step, beyond)
     local earliest, begin = now, now - now % step
     local limit = beyond and 1 or log.budget - 1
-    -- One ahead of the clock is a reservation, or of a clock that is gone.
+    -- One ahead of the clock is of a clock that is gone.
     local members = call('ZREVRANGEBYSCORE', log.key, now_text, digits(begin), 'LIMIT', '0', limit)
     for _, member in ipairs(members) do
       local at, merged, mark, number = parts_of(member)

@@ -1,15 +1,14 @@
 -- The members of a sliding log that is more than a count of equal members.
 --
--- The name of a member is `time[;span][@made][~span][:weight][-attempt]`. A weight is written with a letter for its number of
--- digits (`:a5`, `:b10`), so that members of one time are in the order of their weights. A reservation is a member in the
--- future, and `@` is before the time when it was made. With a precision, admissions of one grain of time are one member, scored
--- with the last of them, and `;` is before the time since the first. Charges beyond the limit are merged in the same way, in
--- steps of a fraction of the window, and `~` is before that time.
+-- The name of a member is `time[;span][~span][:weight][-attempt]`. A weight is written with a letter for its number of digits
+-- (`:a5`, `:b10`), so that members of one time are in the order of their weights. With a precision, admissions of one grain of
+-- time are one member, scored with the last of them, and `;` is before the time since the first. Charges beyond the limit are
+-- merged in the same way, in steps of a fraction of the window, and `~` is before that time.
 --
 -- Members with scores up to 0 describe the others. `=<window>`: all weigh 1, and are counted. `#<window>`: the score is minus
--- their weight. `@<window>`: the same, where there may be reservations. A member was stored under this window, or under a longer
--- one for which there is `><window>`, whose score is minus the time until which it is needed: no charge removes what counts under
--- another window. Beside longer ones, `+<window>` is in place of `=<window>`, and `*<window>` in place of `#<window>`.
+-- their weight. A member was stored under this window, or under a longer one for which there is `><window>`, whose score is minus
+-- the time until which it is needed: no charge removes what counts under another window. Beside longer ones, `+<window>` is in
+-- place of `=<window>`, and `*<window>` in place of `#<window>`.
 
 local parts_of, first_at, name_of, put
 
@@ -20,7 +19,7 @@ if sliding_log then
     if plain_at then
       return plain_at, 1, ''
     end
-    local at, mark, number, weight = string.match(member, '^(%d+)([;@~]?)(%d*):?%a?(%d*)')
+    local at, mark, number, weight = string.match(member, '^(%d+)([;~]?)(%d*):?%a?(%d*)')
     return tonumber(at) or 0, tonumber(weight) or 1, mark or '', tonumber(number)
   end
 

@@ -201,7 +201,7 @@ impl Line {
             && let Ok(runtime) = Handle::try_current()
         {
             state.has_task = true;
-            runtime.spawn(check_in_turn(Task(self.clone())));
+            runtime.spawn(check_first(Task(self.clone())));
         }
     }
 
@@ -331,7 +331,7 @@ impl Drop for Task {
     }
 }
 
-async fn check_in_turn(task: Task) {
+async fn check_first(task: Task) {
     let line = &task.0;
     loop {
         match line.next() {

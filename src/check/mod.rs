@@ -34,7 +34,7 @@ pub(crate) enum Check {
     Pending(PendingCheck),
 }
 
-/// A check that waits for the store, for the turn of its request, or for slots.
+/// A check that waits for the store, or whose request waits in a line.
 pub(crate) enum PendingCheck {
     Store(StoreCheck),
     Held(Held),
@@ -265,7 +265,7 @@ fn owed(operation: Operation, undecided: &Undecided) -> Option<Owed> {
 
 impl Drop for StoreCheck {
     /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request. So
-    /// does one that reserves, to be refunded, and one that takes slots, to release them.
+    /// does one whose request may wait, to be refunded, and one that takes slots, to release them.
     fn drop(&mut self) {
         let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {
             return;

@@ -108,7 +108,7 @@ struct Inner {
     /// How many units are asked for; when it is decided, how many are admitted if it is allowed.
     units: u32,
     server_time: Duration,
-    /// How long the request has waited for slots before.
+    /// How long the request has waited before.
     waited: Duration,
     policies: PolicyDecisions,
     /// The failure of the store, if it did not decide.
@@ -165,7 +165,7 @@ impl Decision {
     }
 
     /// The time until the quota is fully restored, if no further request is admitted; zero if nothing counts. If the request
-    /// [waits](Self::delay), it is counted from its turn.
+    /// has [waited](Self::delay), it is counted from its admission.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.foremost().map_or(Duration::ZERO, PolicyDecision::reset_after)

@@ -26,7 +26,7 @@ pub(crate) struct Undecided {
     is_line_full: bool,
 }
 
-/// The line in which a request waits for its turn, and the place of the process in it, in which the request is the first.
+/// The line in which a request is checked, and the place of the process in it, in which the request is the first.
 struct Led {
     line: u64,
     waiting: SmallVec<[Arrival; 4]>,
@@ -130,7 +130,7 @@ impl Undecided {
         }
     }
 
-    /// The number of the line in which it waits for its turn.
+    /// The number of the line in which it is checked.
     pub(crate) fn led_line(&self) -> Option<u64> {
         self.led.as_ref().map(|led| led.line)
     }

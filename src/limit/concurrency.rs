@@ -60,9 +60,9 @@ use crate::ConfigError;
 ///
 /// # Waiting for a slot
 ///
-/// With [`Policy::wait_up_to`](crate::Policy::wait_up_to) a request waits for its slots in a queue, and so does a call of
-/// [`Limiter::acquire`](crate::Limiter::acquire). It holds none meanwhile, and takes them in the order of arrival, across all
-/// replicas:
+/// With [`Policy::wait_up_to`](crate::Policy::wait_up_to) a request waits until slots are free, and so does a call of
+/// [`Limiter::acquire`](crate::Limiter::acquire). It holds none meanwhile, and requests take them in the order of arrival, across
+/// all replicas:
 ///
 /// ```
 /// use std::time::Duration;
@@ -88,25 +88,12 @@ use crate::ConfigError;
 /// # }
 /// ```
 ///
-/// A slot that is released wakes the first request in the queue, which may be in another process. A request that does not wait
-/// is denied while others wait for the slots that are free, and a request of a higher cost at the head of the queue is not
-/// overtaken by others of a lower cost. [`max_waiting`](crate::Policy::max_waiting) bounds the queue of each key.
+/// A slot that is released wakes the process of the first request in the line. It is checked again by all of its policies, and takes
+/// its slots when all of them have room. So limits of slots in any order cannot block each other. A request of a higher cost at the
+/// head of the line is not overtaken by others of a lower cost.
 ///
-/// Nothing of a request that waits for slots is counted, by no policy. When its slots are free, one check admits it by all of its
-/// policies at that instant, or denies it if another one has no room then. A request that waits for its turn of another policy
-/// holds no slots either. It takes them at its turn, and may wait for them for the rest of their own wait, from the first check
-/// on; if none are free, it is denied and its turn is refunded.
-///
-/// Of several limits of slots, a request has a place in the queue of each one up to the first that has no slots for it, in the order
-/// of the policies, and blocks the requests behind it there. So put the policy with the narrower key first, such as that of a user
-/// before that of all users.
-///
-/// The place of a request is in the store, and is refreshed each second by a check. It ends 3 s after the last one, so a process
-/// that dies while its requests wait delays those behind them by up to 4 s. In Redis the release publishes a message to the
-/// channel of the process whose request is next, such as `quota:1:wake:4503599627370495`; a store subscribes to it, on a connection
-/// of its own, with its first request that waits. A message that is lost, and slots that are free without a release, such as by a
-/// lease that has expired or by a reset, are noticed within a second. [The user](crate::guide::redis#the-user) has the
-/// permissions; without them the checks alone find free slots.
+/// Slots that are free without a release, such as those of an expired lease, are noticed within a second, and so are those whose
+/// message is lost: [Redis](crate::guide::redis#the-user) has the permissions that messages need.
 ///
 /// # Leases
 ///
@@ -129,8 +116,8 @@ use crate::ConfigError;
 ///
 /// One entry for each lease, of any cost, and two script calls for each request: one takes the slots, with those of other
 /// policies of the request in one decision, and one releases them. Denials of checks with slots are not cached in
-/// the process, since a slot can be free at any time. A request that waits is two entries, and one script call more when it is woken
-/// and each second.
+/// the process, since a slot can be free at any time. A request that waits needs one script call more when it is woken, and its
+/// process one each second for each key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Concurrency {

@@ -54,7 +54,7 @@ pub(crate) struct Standing<'a> {
     pub(crate) waiting: Option<&'a [Arrival]>,
     /// How many are decided.
     pub(crate) units: usize,
-    /// Whether this is the line in which they wait for their turn, and not that of another charge.
+    /// Whether they are the first of this line, and not in that of another charge.
     pub(crate) leads: bool,
 }
 

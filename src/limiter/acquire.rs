@@ -13,12 +13,11 @@ impl Limiter {
     ///
     /// It waits for at most [`max_wait`](crate::LimiterRequest::max_wait), by default for the longest waits of the
     /// [policies](crate::Policy::wait_up_to); without either it does not wait. A call that would wait longer is denied at once,
-    /// with the wait that it would take. Calls of one key are admitted in their order, across all replicas that share the
-    /// store, and each is one check; those that wait for [slots](crate::Concurrency#waiting-for-a-slot) check again when these may be
-    /// free. If the future is dropped before, the call is refunded, and leaves the queue.
+    /// with the wait that it would take. Calls of one key are admitted in the order of arrival, across all replicas that share the
+    /// store. If the future is dropped before, nothing is counted.
     ///
-    /// The decision is [allowed](Decision::is_allowed), with the numbers of the check, before the wait. With a limit of
-    /// [`Concurrency`](crate::Concurrency) it holds the slots of the request: dropping it and its clones releases them.
+    /// The decision is [allowed](Decision::is_allowed), and has the numbers of the check that has admitted the call. With a limit of
+    /// [`Concurrency`](crate::Concurrency) it holds the slots of the call: dropping it and its clones releases them.
     ///
     /// ```
     /// use std::time::Duration;

@@ -56,9 +56,9 @@ impl Limiter {
     ///
     /// If two policies have the same name, one is not [valid](Policy::validate), or one has a setting that needs an HTTP request:
     /// [`Policy::with_limit_fn`](crate::Policy::with_limit_fn), [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if),
-    /// [`refund_if`](Policy::refund_if),
-    /// [`learn_from_responses`](Policy::learn_from_responses), or `plans`, `routes` or `methods` in its file.
-    /// [`try_new`](Self::try_new) returns an error instead.
+    /// [`refund_if`](Policy::refund_if), [`wait_up_to_fn`](Policy::wait_up_to_fn), [`fair_by`](Policy::fair_by),
+    /// [`priority_fn`](Policy::priority_fn), [`learn_from_responses`](Policy::learn_from_responses), or `plans`, `routes` or
+    /// `methods` in its file. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         match Self::try_new(store, policies) {

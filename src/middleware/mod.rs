@@ -5,8 +5,8 @@
 //!    `Check`.
 //! 3. The store decides: in memory, or in Redis, where the request joins a batch of its
 //!    commit queue.
-//! 4. [`ResponseFuture`] receives the decision. It calls the inner service, after the wait if the request has a turn, or responds
-//!    with `429`.
+//! 4. [`ResponseFuture`] receives the decision. It calls the inner service, at once or after the wait, or responds with
+//!    `429`.
 //! 5. It writes the fields of the decision, and [`ResponseBody`] settles at the end of the body what depends on it.
 
 mod admitted;

@@ -45,7 +45,7 @@ use crate::{
 /// replies; a denial gives it back. A [`MemoryStore`](crate::MemoryStore) replies at once. With a
 /// [`RedisStore`](crate::RedisStore) the check takes at most two [deadlines](crate::RedisStore#deadlines), 200 ms by default, and
 /// in a cluster two for each slot of the keys of the request; while the breaker is open it fails at once. A request that
-/// [waits for its turn](crate::Policy::wait_up_to) gives it back, and waits for the service at its turn.
+/// [waits](crate::Policy::wait_up_to) gives it back, and waits for the service when it is admitted.
 #[derive(Clone)]
 pub struct RateLimit<S> {
     inner: S,
@@ -129,8 +129,8 @@ pin_project! {
             check: PendingCheck,
             waiting: Option<Waiting<S, B>>,
         },
-        /// The request was held, and its turn has come. The service may not be ready.
-        Turn {
+        /// The request has waited and is admitted. The service may not be ready.
+        AfterWait {
             called: Option<(S, Request<B>)>,
             admitted: Option<Admitted>,
         },
@@ -229,7 +229,7 @@ where
                 StateProj::Pending { check, waiting } => {
                     let decision = Pin::new(&mut *check).poll(cx);
                     if check.is_held() {
-                        // A turn is seconds away, and other requests need the permit meanwhile.
+                        // It may wait for seconds, and other requests need the permit meanwhile.
                         waiting.iter_mut().for_each(Waiting::release_readiness);
                     }
                     let decision = ready!(decision);
@@ -248,7 +248,7 @@ where
                                     future: service.call(request),
                                     admitted,
                                 },
-                                false => State::Turn {
+                                false => State::AfterWait {
                                     called: Some((service, request)),
                                     admitted,
                                 },
@@ -257,7 +257,7 @@ where
                         Action::Reject(rejected) => State::rejected(rejected, body, enforcer.drained),
                     }
                 }
-                StateProj::Turn { called, admitted } => {
+                StateProj::AfterWait { called, admitted } => {
                     let (service, _) = called.as_mut().expect("polled after it was ready");
                     let readiness = match admitted {
                         Some(admitted) => completed::poll(&mut admitted.completion, || service.poll_ready(cx)),
@@ -311,7 +311,7 @@ impl<S, B, F> fmt::Debug for ResponseFuture<S, B, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
             State::Pending { .. } => "Pending",
-            State::Turn { .. } => "Turn",
+            State::AfterWait { .. } => "AfterWait",
             State::Admitted { .. } => "Admitted",
             State::Rejected { .. } => "Rejected",
         };

@@ -118,7 +118,7 @@ impl<K> Policy<K> {
     /// [`Decision::requested_pause`](crate::Decision::requested_pause) has the pause in the decision of the response. A date is compared with the `Date` of the response. The pause is at most an hour, or the
     /// [longest](crate::Ban::longest) [ban](Self::ban) of the policy; a longer ban by a policy of the same name
     /// elsewhere applies as it is. It applies to each later check of each process. Requests that [wait](Self::wait_up_to) wait
-    /// until it ends, if that is in time, and are denied at their turn else; requests that were sent before are not stopped.
+    /// until it ends, if that is in time, and are denied else; requests that were sent before are not stopped.
     /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or
     /// handler of this process are ignored.
     ///

@@ -129,9 +129,8 @@ pub trait Store: Send + Sync + 'static {
         self.inner()?.status()
     }
 
-    /// Starts to receive the messages of other processes that wake requests which wait for
-    /// [slots](crate::Concurrency#waiting-for-a-slot), if the store has such messages. It is called for each request that waits, and
-    /// returns at once.
+    /// Starts to receive the messages of other processes that wake requests which [wait](crate::Policy::wait_up_to), if the store has
+    /// such messages. It is called for each request that waits, and returns at once.
     #[doc(hidden)]
     fn receive_wakes(&self) {
         if let Some(inner) = self.inner() {
@@ -178,8 +177,7 @@ pub trait Store: Send + Sync + 'static {
     /// | [slots](crate::Slots) | their release is confirmed |
     /// | a [receipt](crate::Decision::take_receipt) that was taken | it is settled, refunded or dropped, and a settlement is confirmed |
     /// | a policy with [`refund_if`](crate::Policy::refund_if) or [`learn_from_responses`](crate::Policy::learn_from_responses) | its completion is known, and what follows is confirmed |
-    /// | a [turn](crate::Policy::wait_up_to) to wait for | it is at its turn, or the refund of its turn is confirmed |
-    /// | [slots](crate::Concurrency#waiting-for-a-slot) to wait for | it is decided, or has left the queue |
+    /// | a check in flight that lets it [wait](crate::Policy::wait_up_to) | the store has replied, and if its caller has left, the refund is confirmed |
     ///
     /// [Units that were taken ahead](crate::limit#units-that-are-taken-ahead) are waited for until their time ends and what was not
     /// used is returned.

@@ -42,7 +42,7 @@ struct OwedCounts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwedKind {
-    /// A refund or a charge after the check, or a turn that is given back.
+    /// A refund or a charge after the check.
     Settlement,
     /// The release of slots.
     Release,

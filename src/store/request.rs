@@ -115,7 +115,7 @@ pub struct ChargeLine {
     pub longest_us: u64,
     /// The cost of the requests that wait in this process, and are not in its place.
     pub ahead: u64,
-    /// Whether this is the line in which the requests that are decided wait for their turn.
+    /// Whether this is the line in which the requests that are decided are the first of their process.
     pub leads: bool,
 }
 

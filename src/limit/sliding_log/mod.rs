@@ -88,8 +88,7 @@ pub(crate) use self::entries::{BUDGET, LONGER_WINDOWS};
 ///
 /// Entries that are ahead of the clock by more than a second (or one window, if that is less) are removed before a request is
 /// denied because of them. So a clock that is set back delays a request by at most a window and that second, and admits at
-/// most one quota more. Until then `remaining` counts these entries, and `reset_after` is one window at most. Turns of requests
-/// that [wait](crate::Policy::wait_up_to) stay, unless they were reserved by a clock that is ahead by more than that.
+/// most one quota more. Until then `remaining` counts these entries, and `reset_after` is one window at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingLog {

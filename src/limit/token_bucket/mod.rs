@@ -71,7 +71,7 @@ use crate::ConfigError;
 /// A refund returns the tokens of a charge that the rate has not returned yet. For the last charge of a bucket their number is
 /// exact. For an earlier charge, all tokens that came since then are taken for those of that charge: of 5 tokens that were taken
 /// 4 seconds ago, at one token a second, a refund returns 1. So after a refund the bucket has at most as many tokens as if the
-/// request had not been charged, and may have fewer. While requests [wait](crate::Policy::wait_up_to), only the one with the last turn is refunded.
+/// request had not been charged, and may have fewer.
 ///
 /// # When the clock of Redis is set back
 ///

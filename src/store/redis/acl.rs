@@ -23,7 +23,7 @@ const COMMANDS: [&str; 19] = [
     "zscore",
 ];
 
-/// The commands for the messages that wake requests which wait for slots. A store works without them.
+/// The commands for the messages that wake requests which wait. A store works without them.
 const MESSAGES: [&str; 2] = ["publish", "subscribe"];
 
 /// The command that creates a user with the permissions of a store with this prefix. A strict user may only run scripts that

@@ -19,10 +19,10 @@ use crate::{
 /// Caches denials, so that repeated denied checks are not sent to Redis.
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
-/// the same cost or a higher one, if they do not wait. A denial of slots is not cached: they can be free at any time. Of a request
-/// with bans, only a denial by a ban in force is cached, until the ban ends: others are counted in Redis. Only a reset or a refund
-/// can make room earlier. Those of this process invalidate the denial at once; those of other processes, and a clock that is set
-/// forward, are seen after 1 s at most.
+/// the same cost or a higher one. A denial of slots, or of a policy with waits, is not cached: there can be room at any time. Of a
+/// request with bans, only a denial by a ban in force is cached, until the ban ends: others are counted in Redis. Only a reset or a
+/// refund can make room earlier. Those of this process invalidate the denial at once; those of other processes, and a clock that is
+/// set forward, are seen after 1 s at most.
 pub(super) struct DenyCache {
     shards: Box<[Mutex<Shard>]>,
     /// One is incremented for each reset or refund; each is that of many keys.

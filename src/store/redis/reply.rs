@@ -35,7 +35,6 @@ pub(super) struct ScriptReply {
 pub(super) struct RequestReply {
     /// How many of the requests are admitted: the first ones.
     pub(super) admitted: u64,
-    /// Whether the request, which is not merged, waits for slots.
     /// The state of each key after the last request.
     pub(super) states: SmallVec<[ChargeState; 1]>,
 }
@@ -218,7 +217,7 @@ fn duration(number: Double, most: u64) -> Result<Duration, Failure> {
 
 /// The largest numbers in the state of one charge, from the rules of the algorithms.
 ///
-/// They hold for each clock of Redis that was set back by less than [`FAR_US`], and whatever limits and waits were configured before.
+/// They hold for each clock of Redis that was set back by less than [`FAR_US`], and whatever limits were configured before.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     /// No rule has more room than its quota.
@@ -269,7 +268,7 @@ impl Bounds {
     }
 }
 
-/// How far ahead of the clock an entry may be: the longest wait of a reservation, 31 years.
+/// How far ahead of the clock an entry of a clock that is gone may be: 31 years.
 const FAR_US: u64 = MAX_QUOTA;
 /// A leap year, and a day for a time zone that changes sides of the date line.
 const LONGEST_PERIOD_US: u64 = 367 * 86_400 * 1_000_000;

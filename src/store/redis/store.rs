@@ -112,8 +112,8 @@ use crate::store::{
 /// policies with the same limits and the same key, at the same cost or a higher one, for which the wait is a lower bound. A
 /// denial by a policy with [bans](crate::Policy::ban) is cached only while a ban is in force.
 ///
-/// A denial of a request that may [wait](crate::Policy::wait_up_to) is cached until the wait has shrunk to the longest one. If it is
-/// denied since too many units [wait](crate::Policy::max_waiting), that is cached for a token bucket, and not for a sliding log.
+/// Denials by policies with [waits](crate::Policy::wait_up_to) are not cached, since a request that leaves the line makes room at any
+/// time.
 ///
 /// A [reset](crate::Limiter::reset) or [refund](crate::Receipt::refund) by this process removes the cached denial at once.
 /// After a reset by another process, a key deleted in Redis, or a clock that was set, it remains for at most 1 s. The cache has

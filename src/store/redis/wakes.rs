@@ -83,7 +83,7 @@ fn log_refusal(failure: &Failure, logged: &Mutex<bool>) {
     if !std::mem::replace(&mut logged, true) {
         tracing::info!(
             %error,
-            "Redis refuses the messages that wake requests which wait for slots; these take up to a second longer"
+            "Redis refuses the messages that wake requests which wait; these wait up to a second longer"
         );
     }
 }

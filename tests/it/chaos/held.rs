@@ -1,4 +1,4 @@
-//! Requests that hold slots, and requests that wait for their turns, during a fault.
+//! Requests that hold slots, and requests that wait for a limit, during a fault.
 
 use std::{
     fmt,
@@ -21,8 +21,8 @@ use super::{
 /// How many requests may hold slots at once.
 const SLOTS: u64 = 4;
 const LEASE: Duration = Duration::from_secs(1);
-/// How many turns may be in a second.
-const TURNS: usize = 20;
+/// How many requests that wait may be admitted in a second.
+const QUOTA: usize = 20;
 /// How many stores there are, and how many tasks of either kind each has.
 const REPLICAS: usize = 3;
 const TASKS: usize = 4;
@@ -33,15 +33,15 @@ pub(super) struct Row {
     /// How many requests held slots, and how many at once.
     held: usize,
     held_at_once: usize,
-    /// The turns of all requests that waited, in microseconds by the clock of Redis.
-    turns: Vec<u64>,
+    /// When the requests that waited were admitted, in microseconds by the clock of Redis.
+    admissions: Vec<u64>,
 }
 
 /// What the tasks of all replicas have seen.
 #[derive(Default)]
 struct Seen {
     held: Mutex<Held>,
-    turns: Mutex<Vec<u64>>,
+    admissions: Mutex<Vec<u64>>,
     ends: AtomicBool,
 }
 
@@ -76,7 +76,7 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
         let store = setup.connect(&place.url()).await;
         let exports = Policy::new("exports", Concurrency::new(SLOTS).lease(LEASE));
         let exports = Limiter::new(store.clone(), exports.failure_mode(FailureMode::Closed));
-        let mails = Policy::new("mails", SlidingLog::per_second(TURNS as u64));
+        let mails = Policy::new("mails", SlidingLog::per_second(QUOTA as u64));
         let mails = Limiter::new(store, mails.failure_mode(FailureMode::Closed));
         for task in 0..TASKS {
             // Some hold their slots for longer than a lease.
@@ -89,10 +89,10 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
 
     let admits = async |what: &str| {
         let held = seen.held.lock().expect("no panic").total;
-        let turns = seen.turns.lock().expect("no panic").len();
+        let admissions = seen.admissions.lock().expect("no panic").len();
         until(what, || {
             let is_held = seen.held.lock().expect("no panic").total > held;
-            is_held && seen.turns.lock().expect("no panic").len() > turns
+            is_held && seen.admissions.lock().expect("no panic").len() > admissions
         })
         .await;
     };
@@ -118,12 +118,12 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
     }
 
     let held = std::mem::take(&mut *seen.held.lock().expect("no panic"));
-    let turns = std::mem::take(&mut *seen.turns.lock().expect("no panic"));
+    let admissions = std::mem::take(&mut *seen.admissions.lock().expect("no panic"));
     Row {
         fault,
         held: held.total,
         held_at_once: held.at_once,
-        turns,
+        admissions,
     }
 }
 
@@ -152,23 +152,25 @@ async fn wait(limiter: Limiter, key: String, seen: Arc<Seen>) {
             sleep(Duration::from_millis(5)).await;
             continue;
         };
-        let decision = permit;
-        let turn = decision.server_time() + decision.delay();
-        seen.turns.lock().expect("no panic").push(turn.as_micros() as u64);
+        let at = permit.server_time().as_micros() as u64;
+        seen.admissions.lock().expect("no panic").push(at);
     }
 }
 
 impl Row {
     pub(super) const HEAD: &str = "\
-| Redis is | requests that held slots | most at once, of 4 | requests that waited | most turns in a second, of 20 |
+| Redis is | requests that held slots | most at once, of 4 | requests that waited | most of them in a second, of 20 |
 | --- | --- | --- | --- | --- |";
 
-    /// The most turns in any second.
-    fn turns_in_a_second(&self) -> usize {
-        let mut turns = self.turns.clone();
-        turns.sort_unstable();
-        let ends = |from: usize| turns.partition_point(|turn| *turn < turns[from] + 1_000_000);
-        (0..turns.len()).map(|from| ends(from) - from).max().unwrap_or_default()
+    /// The most admissions in any second.
+    fn admissions_in_a_second(&self) -> usize {
+        let mut admissions = self.admissions.clone();
+        admissions.sort_unstable();
+        let ends = |from: usize| admissions.partition_point(|at| *at < admissions[from] + 1_000_000);
+        (0..admissions.len())
+            .map(|from| ends(from) - from)
+            .max()
+            .unwrap_or_default()
     }
 
     /// Asserts what `docs/faults.md` promises.
@@ -184,8 +186,11 @@ impl Row {
             *held_at_once <= times * SLOTS as usize,
             "{fault}: {held_at_once} at once"
         );
-        let turns = self.turns_in_a_second();
-        assert!(turns <= times * TURNS, "{fault}: {turns} turns in a second");
+        let admissions = self.admissions_in_a_second();
+        assert!(
+            admissions <= times * QUOTA,
+            "{fault}: {admissions} admissions in a second"
+        );
     }
 }
 
@@ -196,13 +201,13 @@ impl fmt::Display for Row {
             fault,
             held,
             held_at_once,
-            turns,
+            admissions,
         } = self;
-        let waited = turns.len();
+        let waited = admissions.len();
         write!(
             f,
             "| {fault} | {held} | {held_at_once} | {waited} | {} |",
-            self.turns_in_a_second()
+            self.admissions_in_a_second()
         )
     }
 }

@@ -1,4 +1,4 @@
-//! A request that waits for its turn holds nothing of the inner service, and calls it when that is ready.
+//! A request that waits holds nothing of the inner service, and calls it when that is ready.
 
 use std::{
     convert::Infallible,
