@@ -468,3 +468,167 @@ async fn two_keys_in_two_slots_of_a_cluster_are_one_limit_for_all() {
     }
     assert!(start.elapsed() < 12 * SECOND, "{:?}", start.elapsed());
 }
+
+/// The calls of the script, and the commands that scripts have run.
+async fn commands(redis: &Redis) -> [u64; 2] {
+    let statistics: String = redis.command("INFO", ["commandstats"]).await;
+    let calls = statistics.lines().filter_map(|line| {
+        let (name, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        Some((name, figures.split(',').next()?.parse::<u64>().ok()?))
+    });
+    let [mut scripts, mut commands] = [0; 2];
+    for (name, calls) in calls {
+        match name {
+            "evalsha" | "eval" => scripts += calls,
+            "get" | "set" | "time" | "zadd" | "zcard" | "zrevrank" | "zrange" | "zremrangebyscore" | "pexpireat"
+            | "publish" => commands += calls,
+            _ => {}
+        }
+    }
+    [scripts, commands]
+}
+
+#[tokio::test]
+async fn an_admission_that_waited_takes_few_calls() {
+    const CALLERS: usize = 90;
+
+    let redis = Redis::start();
+    let policy = || Policy::new("p", SlidingLog::per_second(20)).wait_up_to(20 * SECOND);
+    let mut limiters = Vec::new();
+    for _ in 0..3 {
+        limiters.push(redis_limiter(&redis, policy).await);
+    }
+    let all = limiters[0].request("k").cost(20).check().await.expect("it replies");
+    assert!(all.is_allowed());
+    let [before, _] = commands(&redis).await;
+    let mut tasks = JoinSet::new();
+    for caller in 0..CALLERS {
+        let limiter = limiters[caller % 3].clone();
+        tasks.spawn(async move { limiter.acquire("k").await.expect("it is admitted").delay() });
+        sleep(40 * MILLISECOND).await;
+    }
+    let delays = tasks.join_all().await;
+    let [after, _] = commands(&redis).await;
+    let waited = delays.iter().filter(|delay| **delay > MILLISECOND).count() as f64;
+    assert!(waited > 45.0, "{waited} waited");
+    let calls = (after - before) as f64 - (CALLERS as f64 - waited);
+    assert!(calls / waited <= 2.5, "{calls} calls for {waited}");
+}
+
+#[tokio::test]
+async fn a_check_of_a_policy_with_waits_takes_one_command_more() {
+    let redis = Redis::start();
+    let mut taken = Vec::new();
+    for wait in [Duration::ZERO, 20 * SECOND] {
+        let policy = || Policy::new(format!("p{wait:?}"), SlidingLog::per_second(9)).wait_up_to(wait);
+        let limiter = redis_limiter(&redis, policy).await;
+        assert!(limiter.check("k").await.expect("it replies").is_allowed());
+        let before = commands(&redis).await;
+        assert!(limiter.check("k").await.expect("it replies").is_allowed());
+        let checked = commands(&redis).await;
+        assert!(limiter.acquire("k").await.is_ok());
+        let acquired = commands(&redis).await;
+        taken.push([0, 1].map(|nth| [checked[nth] - before[nth], acquired[nth] - checked[nth]]));
+    }
+    let [[calls, commands], [calls_with_line, commands_with_line]] = taken[..] else {
+        panic!("{taken:?}")
+    };
+    assert_eq!((calls, calls_with_line), ([1; 2], [1; 2]));
+    assert_eq!(commands[0], commands[1]);
+    assert_eq!(commands_with_line, commands.map(|commands| commands + 1));
+}
+
+/// Each pause ends before the request is checked again, and another one has begun.
+#[test]
+fn many_short_pauses_need_no_stack() {
+    const PAUSES: u32 = 10_000;
+
+    let thread = std::thread::Builder::new().stack_size(256 * 1024).spawn(|| {
+        let runtime = Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime").block_on(async {
+            let store = MemoryStore::new();
+            let policy = Policy::new("api", SlidingLog::per_second(1));
+            let bans = Limiter::new(store.clone(), policy.clone().ban(tower_quota::Ban::by_hand()));
+            let policy = policy
+                .key(key::constant("k"))
+                .learn_from_responses()
+                .wait_up_to(200 * SECOND);
+            let service = RateLimitLayer::new(store, policy).layer(tower::service_fn(
+                async |_: http::Request<http_body_util::Empty<bytes::Bytes>>| {
+                    Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+                },
+            ));
+            let start = Instant::now();
+            bans.ban(tower_quota::Key::constant("k"), 8 * MILLISECOND)
+                .await
+                .expect("in memory");
+            let waits = tokio::spawn(service.oneshot(http::Request::new(http_body_util::Empty::new())));
+            for _ in 0..PAUSES {
+                sleep(7 * MILLISECOND).await;
+                assert!(!waits.is_finished());
+                bans.ban(tower_quota::Key::constant("k"), 8 * MILLISECOND)
+                    .await
+                    .expect("in memory");
+            }
+            let response = waits.await.expect("no panic").expect("it never fails");
+            assert!(response.status().is_success());
+            assert!(start.elapsed() < PAUSES * 7 * MILLISECOND + SECOND / 10);
+        });
+    });
+    thread.expect("a thread").join().expect("no overflow");
+}
+
+/// What is in the line of a key is read as text of doubles, whoever has written it.
+#[tokio::test]
+async fn forged_places_and_wakes_delay_until_they_expire_and_admit_nobody() {
+    let redis = Redis::start();
+    let policy = || Policy::new("p", SlidingLog::new(1, SECOND)).wait_up_to(20 * SECOND);
+    let limiter = redis_limiter(&redis, policy).await;
+    assert!(limiter.acquire("k").await.is_ok());
+    let mut callers = waiting(&limiter, 1).await;
+    let lines = async || redis.command::<Vec<String>>("KEYS", ["quota:1:line:*"]).await;
+    crate::support::eventually("it waits", async || !lines().await.is_empty()).await;
+    let (line, channels) = (
+        lines().await.remove(0),
+        redis.command::<Vec<String>>("PUBSUB", ["CHANNELS", "*wake*"]),
+    );
+    for channel in channels.await {
+        for message in ["", "x", "-1", "18446744073709551616", &"9".repeat(10_000)] {
+            redis.command::<i64>("PUBLISH", [&channel, message]).await;
+        }
+    }
+    let admitted = callers.remove(0).await.expect("no panic").expect("it is admitted");
+    assert!(admitted.delay() > SECOND * 9 / 10, "a wake admits nobody: {admitted:?}");
+
+    let now = admitted.server_time().as_micros() as f64;
+    let numbers = |numbers: &[f64]| {
+        numbers
+            .iter()
+            .flat_map(|number| number.to_le_bytes())
+            .collect::<Vec<u8>>()
+    };
+    let place = |until: f64, size: f64| numbers(&[7.0, 7.0, until, size, 1.0, 1e15]);
+    for (forged, most) in [
+        (place(now + 2e6, 1.0), 2 * SECOND),
+        // Of a clock that is gone, or no place.
+        (place(now + 1e12, 1.0), SECOND),
+        (place(f64::NAN, 1.0), SECOND),
+        (place(f64::INFINITY, f64::INFINITY), SECOND),
+        (place(now + 2e6, -1.0), SECOND),
+        (vec![0; 31], SECOND),
+        (vec![255; 100_000], SECOND),
+    ] {
+        let words = vec![line.clone().into_bytes(), forged.clone()];
+        redis.command_of_bytes::<()>("SET", words).await;
+        let start = Instant::now();
+        let admitted = limiter.acquire("k").await.expect("it is admitted");
+        assert!(admitted.store_error().is_none(), "{admitted:?}");
+        // A second for the one before.
+        assert!(
+            start.elapsed() <= most + SECOND,
+            "{:?} for {:?}",
+            start.elapsed(),
+            &forged[..16]
+        );
+    }
+}

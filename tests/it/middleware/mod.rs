@@ -21,3 +21,4 @@ mod undecided_routes;
 mod upgraded;
 mod upload;
 mod wait_readiness;
+mod waiting_clients;
