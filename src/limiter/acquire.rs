@@ -1,9 +1,9 @@
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, time::Duration};
 
 use super::{Limiter, LimiterRequest};
 use crate::{
     Decision, Denial, Denied, Key,
-    decision::Waiting,
+    decision::{Waiting, turn_key},
     store::{Operation, StoreError},
 };
 
@@ -55,7 +55,29 @@ impl Limiter {
     }
 }
 
+/// Waiting.
 impl LimiterRequest<'_> {
+    /// The longest wait of [`acquire`](Self::acquire), in place of those of the [policies](crate::Policy::wait_up_to): in microseconds,
+    /// rounded down, and zero for what fits at once.
+    pub fn max_wait(mut self, longest: Duration) -> Self {
+        self.max_wait = Some(longest);
+        self
+    }
+
+    /// Requests of this key take turns with those of other keys while they wait in this process, as with
+    /// [`Policy::fair_by`](crate::Policy::fair_by).
+    pub fn fair_by(mut self, key: impl Into<Key>) -> Self {
+        self.turn_key = turn_key(&key.into());
+        self
+    }
+
+    /// The request waits before those of lower priority in this process, as with [`Policy::priority_fn`](crate::Policy::priority_fn). The
+    /// default is 0.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
+        self
+    }
+
     /// Waits until the costs fit, and counts them, as [`Limiter::acquire`] does.
     ///
     /// ```

@@ -4,7 +4,7 @@ use super::Limiter;
 use crate::{
     Decision, Key,
     check::Check,
-    decision::{CheckContext, Waiting, turn_key},
+    decision::{CheckContext, Waiting},
     policy::{Basis, PlanChoice},
     store::{ErrorKind, Operation, StoreError},
 };
@@ -173,27 +173,6 @@ impl<'a> LimiterRequest<'a> {
     /// ```
     pub fn plan(mut self, name: &'a str) -> Self {
         self.plan = Some(name);
-        self
-    }
-
-    /// The longest wait of [`acquire`](Self::acquire), in place of those of the [policies](crate::Policy::wait_up_to): in microseconds,
-    /// rounded down, and zero for what fits at once.
-    pub fn max_wait(mut self, longest: Duration) -> Self {
-        self.max_wait = Some(longest);
-        self
-    }
-
-    /// Requests of this key take turns with those of other keys while they wait in this process, as with
-    /// [`Policy::fair_by`](crate::Policy::fair_by).
-    pub fn fair_by(mut self, key: impl Into<Key>) -> Self {
-        self.turn_key = turn_key(&key.into());
-        self
-    }
-
-    /// The request waits before those of lower priority in this process, as with [`Policy::priority_fn`](crate::Policy::priority_fn). The
-    /// default is 0.
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.priority = priority;
         self
     }
 
