@@ -150,8 +150,8 @@ impl PolicyDecision {
         self.remaining = state.remaining;
         self.retry_after = state.retry_after;
         self.reset_after = state.reset_after;
-        if let Some(turn) = state.decided_at {
-            self.decided_at = turn;
+        if let Some(decided_at) = state.decided_at {
+            self.decided_at = decided_at;
         }
         if let Some(rest) = state.banned_for() {
             self.deny_for(rest);

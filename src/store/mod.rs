@@ -146,8 +146,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Waits until the store has confirmed what requests of this process owe to it, for at most this long.
     ///
-    /// Refunds, settlements, releases of slots and turns that are given back are sent by tasks, which end with their runtime,
-    /// so a process that ends sends the last ones only if it waits for them. Call it after the server has shut down:
+    /// Refunds, settlements and releases of slots are sent by tasks, which end with their runtime, so a process that ends sends the
+    /// last ones only if it waits for them. Call it after the server has shut down:
     ///
     /// ```no_run
     /// use std::time::Duration;

@@ -1,7 +1,6 @@
 use super::{Bucket, TokenBucket};
 use crate::limit::rule::{Rule, SLACK};
 
-/// Reservations.
 impl Rule for TokenBucket {
     type State = Bucket;
 
