@@ -262,7 +262,8 @@ impl Line {
 impl State {
     /// The turn of a request that enters: keys take one after the other.
     fn turn_of(&mut self, key: u32) -> u64 {
-        if key == 0 {
+        // As long as no request has a key, all have one turn.
+        if key == 0 && self.turns.is_empty() {
             return 0;
         }
         let now = self.turn;

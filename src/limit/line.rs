@@ -11,8 +11,8 @@ pub(crate) const PLACE_SIZE: usize = 32;
 /// The longest wait that is told, in microseconds.
 pub(crate) const LONGEST_WAIT_US: u64 = MAX_QUOTA;
 
-/// The wait of a request that fits as soon as those before it are admitted, in microseconds.
-pub(crate) const SOON_US: u64 = 1_000;
+/// The wait of a request that fits as soon as those before it are admitted, in microseconds. Mostly a message wakes it earlier.
+pub(crate) const SOON_US: u64 = 10_000;
 
 /// A request that waits for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,5 +5,6 @@ mod bans;
 mod completion;
 mod decisions;
 mod line;
+mod line_order;
 mod line_schedules;
 mod settlement;

@@ -107,12 +107,15 @@ impl Prefetch {
         }
     }
 
-    /// The charge of a request that may be decided by a grant: a check of one charge without bans.
+    /// The charge of a request that may be decided by a grant: a check of one charge without bans and without a line.
     #[inline]
     pub(super) fn charge_of<'a>(request: &StoreRequest<'a>) -> Option<(&'a Charge<'a>, Duration)> {
         let [charge] = request.charges() else { return None };
         let time = charge.limit().prefetch_time()?;
-        let is_plain = request.operation() == Operation::Check && charge.ban_for(Operation::Check).is_none();
+        let is_check = request.operation() == Operation::Check;
+        // Units that were taken ahead would overtake the requests in a line.
+        let is_plain =
+            is_check && charge.ban_for(Operation::Check).is_none() && charge.line_for(Operation::Check).is_none();
         (is_plain && request.unit_count() == 1).then_some((charge, time))
     }
 

@@ -1,0 +1,106 @@
+//! How long requests to a layer wait, and in which order those of a process.
+
+use std::{convert::Infallible, time::Duration};
+
+use http::{HeaderValue, Request, Response, StatusCode};
+use tokio::{task::JoinSet, time::Instant};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_quota::{MemoryStore, Policy, RateLimitLayer, SlidingLog, key};
+
+type Body = http_body_util::Empty<bytes::Bytes>;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ten_a_second() -> Policy {
+    Policy::new("api", SlidingLog::new(1, SECOND / 10))
+        .key(key::constant("all"))
+        .wait_up_to(60 * SECOND)
+}
+
+/// After how many tenths of a second these requests are admitted, which arrive one after the other, and their statuses; `name: value`
+/// is a field of a request.
+async fn admitted_after(policy: Policy, requests: impl IntoIterator<Item = &'static str>) -> Vec<(u128, StatusCode)> {
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy);
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for (nth, field) in requests.into_iter().enumerate() {
+        let mut request = Request::new(Body::new());
+        if let Some((name, value)) = field.split_once(": ") {
+            request.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::new()))
+        }));
+        tasks.spawn(async move {
+            let response = service.oneshot(request).await.expect("it never fails");
+            (nth, start.elapsed().as_millis() / 100, response.status())
+        });
+        tokio::task::yield_now().await;
+    }
+    let mut all = tasks.join_all().await;
+    all.sort();
+    all.into_iter().map(|(_, after, status)| (after, status)).collect()
+}
+
+fn times(admitted: &[(u128, StatusCode)]) -> Vec<u128> {
+    assert!(admitted.iter().all(|(_, status)| status.is_success()), "{admitted:?}");
+    admitted.iter().map(|(after, _)| *after).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_waits_for_one_request_of_another_tenant() {
+    let policy = || ten_a_second().fair_by(key::header("tenant"));
+    let requests = ["tenant: a"; 41].into_iter().chain(["tenant: b"; 2]);
+    let admitted = times(&admitted_after(policy(), requests).await);
+    assert_eq!(admitted[41..], [2, 4], "{admitted:?}");
+
+    // Those without the field take turns as one.
+    let requests = ["tenant: a"; 5].into_iter().chain([""; 4]);
+    let admitted = times(&admitted_after(policy(), requests).await);
+    assert_eq!(admitted, [0, 1, 3, 5, 7, 2, 4, 6, 8]);
+
+    let admitted = times(&admitted_after(ten_a_second(), ["tenant: a", "tenant: a", "tenant: b"]).await);
+    assert_eq!(admitted, [0, 1, 2], "without the setting it is the order of arrival");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_higher_priority_wait_before_others() {
+    let policy = ten_a_second().priority_fn(|parts| match parts.headers.get("plan") {
+        Some(plan) if plan == "paid" => 1,
+        Some(_) => -1,
+        None => 0,
+    });
+    let requests = ["", "plan: trial", "", "plan: paid", "plan: paid"];
+    assert_eq!(times(&admitted_after(policy, requests).await), [0, 4, 3, 1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_request_waits_as_long_as_it_may() {
+    let policy = ten_a_second().wait_up_to_fn(|parts| match parts.headers.contains_key("job") {
+        true => SECOND,
+        false => Duration::ZERO,
+    });
+    let admitted = admitted_after(policy, ["", "", "job: 1"]).await;
+    assert_eq!(admitted[1], (0, StatusCode::TOO_MANY_REQUESTS));
+    assert_eq!([admitted[0], admitted[2]], [(0, StatusCode::OK), (1, StatusCode::OK)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_waits_no_longer_than_its_deadline() {
+    let policy = || {
+        Policy::new("api", SlidingLog::per_second(1))
+            .key(key::constant("all"))
+            .wait_up_to(60 * SECOND)
+    };
+    for (deadline, expected) in [
+        ("grpc-timeout: 100m", (0, StatusCode::TOO_MANY_REQUESTS)),
+        ("grpc-timeout: 2S", (10, StatusCode::OK)),
+        ("grpc-timeout: soon", (10, StatusCode::OK)),
+    ] {
+        let admitted = admitted_after(policy(), ["", deadline, ""]).await;
+        assert_eq!(admitted[1], expected, "{deadline}");
+        // One that is denied takes nothing.
+        let next = 10 * (1 + u128::from(expected.1.is_success()));
+        assert_eq!(admitted[2], (next, StatusCode::OK), "{deadline}");
+    }
+}
