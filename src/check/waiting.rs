@@ -19,6 +19,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+#[cfg(feature = "admin")]
+use super::line_report::LineSubject;
 use super::{
     Check, Held, Sent, give_back, group,
     line::{self, Line, NO_LINE, ORPHANED, Rank, ended, lock},
@@ -68,6 +70,8 @@ pub(super) struct Lacking {
     pub(super) cost: u64,
     pub(super) waiting: Waiting,
     pub(super) retry_after: Duration,
+    #[cfg(feature = "admin")]
+    pub(super) subject: LineSubject,
 }
 
 /// Lets a request wait that a check has denied. Returns the decision if it may not wait.
@@ -176,6 +180,8 @@ impl Lacking {
             cost: policy.cost,
             waiting: policy.waiting,
             retry_after: policy.retry_after().unwrap_or_default(),
+            #[cfg(feature = "admin")]
+            subject: LineSubject::of(policy),
         })
     }
 }
