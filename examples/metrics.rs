@@ -32,7 +32,7 @@ const DURATIONS: [f64; 13] = [
     0.000_001, 0.000_01, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 ];
 
-/// Seconds for which requests wait for their turn or a slot. The last is the longest `wait_up_to` of the application, or above it:
+/// Seconds for which admitted requests have waited. The last is the longest `wait_up_to` of the application, or above it:
 /// what is longer is shown as that.
 const WAITS: [f64; 14] = [
     0.001, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0,

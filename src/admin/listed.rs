@@ -1,4 +1,5 @@
-//! The subjects that a report lists: those that policies deny most often, those that hold slots, and those that are banned.
+//! The subjects that a report lists: those that policies deny most often, those that hold slots, those for which requests wait, and
+//! those that are banned.
 
 use std::{cmp::Reverse, time::SystemTime};
 
@@ -6,7 +7,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::{response::unix_seconds, subject, subject::SubjectNames, watched::WatchedPolicy};
-use crate::{Key, decision::Summary};
+use crate::{Key, check::waiting_by_key, decision::Summary};
 
 /// The denials of a policy, and since when they are counted.
 pub(super) type DenialSummary = (SystemTime, Summary<Key>);
@@ -93,6 +94,13 @@ pub(super) struct SlotsReport {
     longest_seconds: f64,
 }
 
+/// A subject for which requests wait in this process.
+#[derive(Serialize)]
+pub(super) struct LineReport {
+    subject: String,
+    requests: usize,
+}
+
 /// A subject that is banned.
 #[derive(Serialize)]
 pub(super) struct BanReport {
@@ -103,6 +111,9 @@ pub(super) struct BanReport {
 
 /// The most subjects with slots of a policy in a report.
 const MOST_SLOTS: usize = 20;
+
+/// The most subjects for which requests wait for a policy in a report.
+const MOST_LINES: usize = 20;
 
 /// The most subjects of a policy that are looked up in the store for a report.
 const MOST_BANS: usize = 10;
@@ -120,6 +131,20 @@ pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<
         longest_seconds: held.longest.as_secs_f64(),
     });
     Some(reports.collect())
+}
+
+/// The number of requests that wait for a policy, and the subjects with most of them.
+pub(super) fn lines(policy: &WatchedPolicy, names: &SubjectNames) -> (usize, Vec<LineReport>) {
+    let waiting = waiting_by_key(policy.store(), &policy.name);
+    let total = waiting.values().sum();
+    let lines = waiting.iter().map(|(key, requests)| LineReport {
+        subject: names.name(key),
+        requests: *requests,
+    });
+    let mut lines: Vec<_> = lines.collect();
+    lines.sort_by(|one, other| (other.requests, &one.subject).cmp(&(one.requests, &other.subject)));
+    lines.truncate(MOST_LINES);
+    (total, lines)
 }
 
 /// Of the subjects that are denied most often those that are banned; none if the policy has no bans.

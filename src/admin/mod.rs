@@ -120,6 +120,8 @@ use self::{audit::FindActor, router::AdminState, subject::SubjectNames, watched:
 ///   plans of a file.
 /// * The `slots` of a policy that requests hold in this process, of the 20 subjects with most, and the `bans` of the 10 subjects
 ///   that the policy denies most often in this process.
+/// * How many requests wait for a policy in this process (`waiting`), and the 20 subjects with most of them (`lines`), each with the
+///   number of its `requests`. A request that waits for several policies is counted by each.
 /// * The `overrides` of these policies, at most 10,000: the subject, its limit, and when it ends. A subject is named
 ///   [as below](#the-subjects-that-are-denied-most-often); where a store hashes all keys, the name is of the hash that it has.
 /// * The `decisions` and the denials of each policy in this process while there is a router (`since`): how many, and of which

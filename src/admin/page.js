@@ -178,6 +178,7 @@ function policyCard(policy) {
       ["Cost", policy.cost === null ? "computed" : policy.cost === 1 ? null : policy.cost],
       ["Bans", policy.ban],
       ["Decisions", policy.decisions.toLocaleString()],
+      ["Waiting requests", policy.waiting > 0 ? policy.waiting.toLocaleString() : null],
       ["If the store fails", policy.failure_mode],
       ["Store", many ? policy.store : null],
       ["Running since", date(policy.since)],
@@ -222,7 +223,7 @@ function subjectLabel(policy, name) {
     : element("code", { textContent: name });
 }
 
-// A row of the table of slots and bans.
+// A row of the table of slots, waiting requests and bans.
 function holderRow({ policy, store }, name, holds, time) {
   return element("tr", {},
     element("td", { textContent: policyName(policy, store) }),
@@ -236,10 +237,13 @@ function holderRows(policy) {
   const slots = (policy.slots ?? []).map(({ subject: name, slots: number, longest_seconds: longest }) => {
     return holderRow(policy, name, number === 1 ? "1 slot" : `${number.toLocaleString()} slots`, `for ${duration(longest)}`);
   });
+  const lines = policy.lines.map(({ subject: name, requests }) => {
+    return holderRow(policy, name, requests === 1 ? "1 waiting request" : `${requests.toLocaleString()} waiting requests`, "");
+  });
   const bans = (policy.bans ?? []).map(({ subject: name, admitted_after_seconds: wait }) => {
     return holderRow(policy, name, "a ban", wait === null ? "without an end" : `admitted after ${duration(wait)}`);
   });
-  return [...slots, ...bans];
+  return [...slots, ...lines, ...bans];
 }
 
 function policyName(policy, store) {

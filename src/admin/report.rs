@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     listed,
-    listed::{BanReport, DenialsReport, SlotsReport},
+    listed::{BanReport, DenialsReport, LineReport, SlotsReport},
     request::ReportSize,
     response::{RefusedReload, unix_seconds},
     router::AdminState,
@@ -90,6 +90,9 @@ struct PolicyReport {
     refused_reload: Option<RefusedReload>,
     /// None if no limit of it has slots.
     slots: Option<Vec<SlotsReport>>,
+    /// The requests that wait in this process.
+    waiting: usize,
+    lines: Vec<LineReport>,
     /// None if it has no bans.
     bans: Option<Vec<BanReport>>,
     /// The decisions in this process while there is a router.
@@ -280,6 +283,7 @@ async fn report_policy(
     });
     let limits = limits.collect();
     let denials = listed::of_process(policies, policy);
+    let (waiting, lines) = listed::lines(policy, names);
     let most = size.subjects.unwrap_or(usize::MAX);
     PolicyReport {
         policy: policy.name.clone(),
@@ -297,6 +301,8 @@ async fn report_policy(
         reloaded_at: policy.reloaded_at.map(unix_seconds),
         refused_reload: policy.refused_reload.clone(),
         slots: listed::slots(policy, names),
+        waiting,
+        lines,
         bans: listed::bans(policy, denials.as_ref(), names).await,
         decisions: listed::decisions(policies, policy),
         denials: DenialsReport::new(denials.as_ref(), names, most),

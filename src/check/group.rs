@@ -86,7 +86,10 @@ impl Group {
                 Some(lacking) if lacking.is_empty() && !waiter.has_left() => {
                     *lock(&waiter.phase) = Phase::Standing(denied.again());
                 }
-                Some(_) if waiter.has_left() => waiter.finish(Ok(denied)),
+                Some(_) if waiter.has_left() => {
+                    waiter.metrics.left();
+                    waiter.finish(Ok(denied));
+                }
                 Some(_) if waiter.is_last.load(Ordering::Relaxed) => {
                     let again = denied.again();
                     waiter.leave_lines(Some(&again));

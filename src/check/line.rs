@@ -21,6 +21,8 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+#[cfg(feature = "admin")]
+use super::line_report::LineSubject;
 use super::{
     group::{Group, send},
     waiting::{Lacking, Phase, Waiter},
@@ -41,7 +43,7 @@ const COALESCED: Duration = Duration::from_millis(20);
 /// The number of no line.
 pub(super) const NO_LINE: u64 = u64::MAX;
 
-static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
+pub(super) static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
 
 /// Notified when the task of a line has ended with its runtime.
 pub(super) static ORPHANED: Notify = Notify::const_new();
@@ -51,6 +53,8 @@ pub(super) struct Line {
     pub(super) id: u64,
     state: Mutex<State>,
     pub(super) signal: Arc<LineSignal>,
+    #[cfg(feature = "admin")]
+    pub(super) subject: LineSubject,
 }
 
 #[derive(Default)]
@@ -136,6 +140,8 @@ impl Line {
                 id: lacking.line,
                 state: Mutex::default(),
                 signal: LineSignal::of(lacking.line),
+                #[cfg(feature = "admin")]
+                subject: lacking.subject.clone(),
             })
         });
         let line = line.clone();
@@ -260,6 +266,12 @@ impl Line {
 }
 
 impl State {
+    /// The number of requests that wait.
+    #[cfg(feature = "admin")]
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// The turn of a request that enters: keys take one after the other.
     fn turn_of(&mut self, key: u32) -> u64 {
         // As long as no request has a key, all have one turn.

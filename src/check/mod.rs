@@ -8,6 +8,8 @@ mod composite;
 mod failing;
 mod group;
 mod line;
+#[cfg(feature = "admin")]
+mod line_report;
 mod waiting;
 
 use std::{
@@ -21,6 +23,8 @@ use tokio::{runtime::Handle, time::Instant};
 
 pub(crate) use self::completed::AwaitedCompletion;
 use self::failing::{fail, reset_locally};
+#[cfg(feature = "admin")]
+pub(crate) use self::line_report::waiting_by_key;
 use crate::{
     Decision, PolicyDecision,
     decision::{Settlement, Undecided, release_unknown},

@@ -19,6 +19,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+#[cfg(feature = "admin")]
+use super::line_report::LineSubject;
 use super::{
     Check, Held, Sent, give_back, group,
     line::{self, Line, NO_LINE, ORPHANED, Rank, ended, lock},
@@ -27,6 +29,7 @@ use crate::{
     Decision, PolicyDecision,
     decision::{Undecided, Waiting},
     limit::Arrival,
+    observe::WaitMetrics,
     store::{Operation, StoreError},
 };
 
@@ -45,6 +48,7 @@ pub(super) struct Waiter {
     /// Whether it may not wait any longer.
     pub(super) is_last: AtomicBool,
     outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
+    pub(super) metrics: WaitMetrics,
 }
 
 pub(super) enum Phase {
@@ -66,6 +70,8 @@ pub(super) struct Lacking {
     pub(super) cost: u64,
     pub(super) waiting: Waiting,
     pub(super) retry_after: Duration,
+    #[cfg(feature = "admin")]
+    pub(super) subject: LineSubject,
 }
 
 /// Lets a request wait that a check has denied. Returns the decision if it may not wait.
@@ -88,11 +94,12 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
     if let Some(policy) = denied.as_slice().first() {
         policy.context.store.receive_wakes();
     }
-    let _waiting = denied.wait();
+    let metrics = denied.wait_metrics();
+    let _waiting = metrics.begin();
     let (sender, mut decided) = oneshot::channel();
     let longest_us = lacking.iter().map(|lacking| lacking.waiting.longest_us).min();
     let longest = Duration::from_micros(longest_us.unwrap_or_default());
-    let waiter = Arc::new(Waiter::new(&denied, sent.number, since + longest, sender));
+    let waiter = Arc::new(Waiter::new(&denied, sent.number, since + longest, sender, metrics));
     let leaving = Leaving(waiter.clone());
     let observed = denied.observed();
     // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
@@ -129,7 +136,11 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
             Check::Pending(check) => check.await?,
         },
     };
-    Ok(decision.after_waiting(since.elapsed(), observed))
+    let waited = since.elapsed();
+    if decision.is_allowed() {
+        waiter.metrics.admitted(waited);
+    }
+    Ok(decision.after_waiting(waited, observed))
 }
 
 /// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
@@ -143,12 +154,14 @@ fn check_last(mut undecided: Undecided, arrived: u64) -> Check {
     }
 }
 
-/// The request leaves the lines when its caller leaves.
+/// The request leaves the lines when its caller leaves. One that is being checked does so if the check does not decide it.
 struct Leaving(Arc<Waiter>);
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        drop(self.0.leave());
+        if self.0.leave().is_some() {
+            self.0.metrics.left();
+        }
     }
 }
 
@@ -167,12 +180,20 @@ impl Lacking {
             cost: policy.cost,
             waiting: policy.waiting,
             retry_after: policy.retry_after().unwrap_or_default(),
+            #[cfg(feature = "admin")]
+            subject: LineSubject::of(policy),
         })
     }
 }
 
 impl Waiter {
-    fn new(denied: &Decision, number: u64, until: Instant, outcome: oneshot::Sender<Outcome>) -> Self {
+    fn new(
+        denied: &Decision,
+        number: u64,
+        until: Instant,
+        outcome: oneshot::Sender<Outcome>,
+        metrics: WaitMetrics,
+    ) -> Self {
         Self {
             number,
             arrived: denied.server_time().as_micros() as u64,
@@ -181,6 +202,7 @@ impl Waiter {
             standing: Mutex::default(),
             is_last: AtomicBool::new(false),
             outcome: Mutex::new(Some(outcome)),
+            metrics,
         }
     }
 
@@ -248,7 +270,8 @@ impl Waiter {
         match sender.send(outcome) {
             Ok(()) => {}
             Err(Outcome::Decided(Ok(decision))) if decision.is_allowed() => give_back(&decision),
-            Err(_) => {}
+            Err(Outcome::Decided(_)) => {}
+            Err(Outcome::Expired(_)) => self.metrics.left(),
         }
     }
 

@@ -5,7 +5,7 @@ use tracing::{Span, level_filters::LevelFilter};
 use super::{Decision, Denial, PolicyDecision};
 use crate::{
     Limit,
-    observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitingRequest},
+    observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitMetrics},
 };
 
 impl Decision {
@@ -49,12 +49,11 @@ impl Decision {
         }
     }
 
-    /// Counts the denied request as waiting for the policy with the longest wait, until the guard is dropped.
-    pub(crate) fn wait(&self) -> Option<WaitingRequest> {
+    /// The metrics of the denied request while it waits: those of the policy with the longest wait.
+    pub(crate) fn wait_metrics(&self) -> WaitMetrics {
         let denying = self.enforced().filter(|policy| policy.denies());
-        denying
-            .max_by_key(|policy| policy.retry_after)
-            .map(PolicyDecision::wait)
+        let longest = denying.max_by_key(|policy| policy.retry_after);
+        longest.map_or_else(WaitMetrics::default, |policy| policy.policy().metrics.of_wait())
     }
 }
 
@@ -102,11 +101,6 @@ impl PolicyDecision {
         }
     }
 
-    /// Counts the request as waiting for this policy, until the guard is dropped.
-    pub(crate) fn wait(&self) -> WaitingRequest {
-        self.policy().metrics.wait()
-    }
-
     /// Counts slots that the request has taken of this policy, until the guard is dropped.
     pub(super) fn hold(&self) -> HeldSlots {
         self.policy().metrics.hold(self.cost)
@@ -119,6 +113,7 @@ impl PolicyDecision {
             (None, true) => PolicyOutcome::AdmittedLocally,
             (Some(_), _) if self.is_observed() => PolicyOutcome::Observed,
             (Some(Denial::Banned), _) => PolicyOutcome::Banned,
+            (Some(Denial::LineFull), _) => PolicyOutcome::LineFull,
             (Some(_), false) => PolicyOutcome::Limited,
             (Some(_), true) => PolicyOutcome::LimitedLocally,
         }

@@ -9,21 +9,20 @@ use std::{
 
 #[cfg(feature = "metrics")]
 use metrics::{
-    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use tokio::time::Instant;
 
-use super::PolicyOutcome;
 #[cfg(not(feature = "metrics"))]
 use super::unrecorded::{
-    Counter, Gauge, Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Counter, Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use crate::error::ErrorKind;
 
 /// Metrics, each with the macro that describes it, its name, its unit and its description.
 macro_rules! metrics {
     ($($describe:ident $metric:ident = $name:literal, $unit:ident, $description:literal;)+) => {
-        $(const $metric: &str = $name;)+
+        $(pub(super) const $metric: &str = $name;)+
 
         /// Passes the units and descriptions to the recorder.
         fn describe() {
@@ -42,9 +41,11 @@ metrics! {
     describe_gauge SLOTS_HELD = "tower_quota_slots_held", Count,
         "Slots of a concurrency limit that requests of this process hold";
     describe_gauge REQUESTS_WAITING = "tower_quota_requests_waiting", Count,
-        "Admitted requests that wait for their turn";
+        "Requests that wait in a line";
     describe_histogram WAIT_DURATION = "tower_quota_wait_duration_seconds", Seconds,
-        "Time for which admitted requests have waited for their turn";
+        "Time for which admitted requests have waited";
+    describe_counter LEFT_WHILE_WAITING = "tower_quota_left_while_waiting_total", Count,
+        "Requests whose caller has left while they waited";
     describe_histogram CHECK_DURATION = "tower_quota_check_duration_seconds", Seconds,
         "Time from a check to the reply of the store";
     describe_counter STORE_ERRORS = "tower_quota_store_errors_total", Count,
@@ -74,15 +75,15 @@ pub(crate) const METRICS_ENABLED: bool = cfg!(feature = "metrics");
 
 /// Handles of the recorder, which are made for the first value.
 #[derive(Clone)]
-struct Handles<T>(OnceLock<T>);
+pub(super) struct Handles<T>(OnceLock<T>);
 
 impl<T> Handles<T> {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self(OnceLock::new())
     }
 
     #[inline]
-    fn record(&self, make: impl FnOnce() -> T, record: impl FnOnce(&T)) {
+    pub(super) fn record(&self, make: impl FnOnce() -> T, record: impl FnOnce(&T)) {
         if METRICS_ENABLED {
             record(self.0.get_or_init(make));
         }
@@ -92,113 +93,6 @@ impl<T> Handles<T> {
 impl<T> Default for Handles<T> {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// The metrics of one policy.
-#[derive(Clone)]
-pub(crate) struct PolicyMetrics {
-    policy: Arc<str>,
-    limits_hash: u64,
-    handles: Handles<Arc<PolicyHandles>>,
-}
-
-struct PolicyHandles {
-    outcomes: [Counter; PolicyOutcome::NAMES.len()],
-    near_limit: Counter,
-    slots_held: Gauge,
-    requests_waiting: Gauge,
-    wait_duration: Histogram,
-}
-
-impl PolicyMetrics {
-    /// The metrics of a policy with a hash of its limits.
-    pub(crate) fn new(policy: Arc<str>, limits_hash: u64) -> Self {
-        Self {
-            policy,
-            limits_hash,
-            handles: Handles::new(),
-        }
-    }
-
-    /// Registers the series, and records the limits as those in force.
-    pub(crate) fn register(&self) {
-        let _ = PolicyHandles::of(self);
-    }
-
-    #[inline]
-    pub(crate) fn count(&self, outcome: PolicyOutcome) {
-        self.record(|handles| handles.outcomes[outcome as usize].increment(1));
-    }
-
-    #[inline]
-    pub(crate) fn near_limit(&self) {
-        self.record(|handles| handles.near_limit.increment(1));
-    }
-
-    /// Counts slots as held until the guard is dropped.
-    pub(crate) fn hold(&self, slots: u64) -> HeldSlots {
-        let mut held = HeldSlots(None);
-        self.record(|handles| {
-            let (gauge, slots) = (handles.slots_held.clone(), slots as f64);
-            gauge.increment(slots);
-            held.0 = Some((gauge, slots));
-        });
-        held
-    }
-
-    /// Counts a request as waiting until the guard is dropped.
-    pub(crate) fn wait(&self) -> WaitingRequest {
-        let mut waiting = WaitingRequest(None);
-        self.record(|handles| {
-            handles.requests_waiting.increment(1);
-            waiting.0 = Some((handles.clone(), Instant::now()));
-        });
-        waiting
-    }
-
-    #[inline]
-    fn record(&self, record: impl FnOnce(&Arc<PolicyHandles>)) {
-        self.handles.record(|| Arc::new(PolicyHandles::of(self)), record);
-    }
-}
-
-impl PolicyHandles {
-    #[cold]
-    fn of(metrics: &PolicyMetrics) -> Self {
-        let policy = || metrics.policy.to_string();
-        gauge!(LIMITS_HASH, "policy" => policy()).set(exact(metrics.limits_hash));
-        Self {
-            outcomes: PolicyOutcome::NAMES
-                .map(|outcome| counter!(DECISIONS, "policy" => policy(), "outcome" => outcome)),
-            near_limit: counter!(NEAR_LIMIT, "policy" => policy()),
-            slots_held: gauge!(SLOTS_HELD, "policy" => policy()),
-            requests_waiting: gauge!(REQUESTS_WAITING, "policy" => policy()),
-            wait_duration: histogram!(WAIT_DURATION, "policy" => policy()),
-        }
-    }
-}
-
-/// Slots of one policy that a request holds.
-pub(crate) struct HeldSlots(Option<(Gauge, f64)>);
-
-impl Drop for HeldSlots {
-    fn drop(&mut self) {
-        if let Some((gauge, slots)) = &self.0 {
-            gauge.decrement(*slots);
-        }
-    }
-}
-
-/// A request that waits for its turn.
-pub(crate) struct WaitingRequest(Option<(Arc<PolicyHandles>, Instant)>);
-
-impl Drop for WaitingRequest {
-    fn drop(&mut self) {
-        if let Some((handles, since)) = &self.0 {
-            handles.requests_waiting.decrement(1);
-            handles.wait_duration.record(since.elapsed());
-        }
     }
 }
 
@@ -382,7 +276,7 @@ impl FileMetrics {
 }
 
 /// The upper 48 bits of a hash, which a recorder keeps exactly.
-fn exact(hash: u64) -> f64 {
+pub(super) fn exact(hash: u64) -> f64 {
     (hash >> 16) as f64
 }
 

@@ -9,10 +9,14 @@
     expect(dead_code, reason = "some metrics are of Redis or of files")
 )]
 mod metrics;
+mod policy;
 
 use std::{fmt, sync::Arc};
 
-pub(crate) use self::metrics::*;
+pub(crate) use self::{
+    metrics::*,
+    policy::{HeldSlots, PolicyMetrics, WaitMetrics},
+};
 
 /// A callback of the application, if it has set one.
 pub(crate) struct Observer<T>(Option<Arc<Callback<T>>>);
@@ -59,6 +63,7 @@ impl<T> fmt::Debug for Observer<T> {
 pub(crate) enum PolicyOutcome {
     Admitted,
     Limited,
+    LineFull,
     Banned,
     Observed,
     Skipped,
@@ -72,9 +77,10 @@ pub(crate) enum PolicyOutcome {
 
 impl PolicyOutcome {
     /// The names of all outcomes, in their order.
-    pub(crate) const NAMES: [&str; 11] = [
+    pub(crate) const NAMES: [&str; 12] = [
         "admitted",
         "limited",
+        "line_full",
         "banned",
         "observed",
         "skipped",

@@ -227,6 +227,14 @@ async fn slots_and_bans_are_listed_with_the_subjects_that_have_them() {
         held.push(limiter.check(key).await.expect("a memory store replies"));
     }
     check(&limiter, "44", 9).await;
+    check(&limiter, "45", 4).await;
+    let waiting = tokio::spawn({
+        let limiter = limiter.clone();
+        async move {
+            let longest = Duration::from_secs(600);
+            limiter.request("45").max_wait(longest).acquire().await.map(drop)
+        }
+    });
     let mut visit = Visit::of(tab, app, "").await;
     let rows = visit.text("#holders tbody").await;
     for part in [
@@ -237,13 +245,16 @@ async fn slots_and_bans_are_listed_with_the_subjects_that_have_them() {
         "key=44",
         "a ban",
         "admitted after 10 min",
+        "key=45",
+        "1 waiting request",
     ] {
         assert!(rows.contains(part), "no `{part}` in {rows}");
     }
     drop(held);
+    waiting.abort();
     visit
         .tab
-        .until("!document.querySelector('#holders').innerText.includes('slot')")
+        .until("!/ slots?|waiting request\\b/.test(document.querySelector('#holders tbody').innerText)")
         .await;
     visit.end();
 }

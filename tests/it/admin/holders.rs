@@ -5,13 +5,14 @@ use std::time::Duration;
 use axum::{Router, routing::get as route};
 use http::{Request, StatusCode};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tower_quota::{
     Admin, Ban, Concurrency, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog, key,
     store::Store,
 };
 
 use super::router::{MINUTE, Operator};
-use crate::support::{Counted, Redis, connected, get_from, patient, send};
+use crate::support::{Counted, Redis, connected, eventually, get_from, patient, send};
 
 /// The report of a limiter, with the keys.
 fn of(limiter: &Limiter) -> Operator {
@@ -86,6 +87,60 @@ async fn slots_and_bans_are_listed_in_memory() {
 async fn slots_and_bans_are_listed_in_redis() {
     let redis = Redis::start();
     lists_slots_and_bans(connected(patient(), &redis.url()).await).await;
+}
+
+async fn lists_lines(store: impl Store + Clone) {
+    let policies = [
+        Policy::new("exports", Concurrency::new(9)),
+        Policy::new("mails", SlidingLog::per_minute(1)).wait_up_to(10 * MINUTE),
+    ];
+    let limiter = Limiter::new(store, policies.clone());
+    let operator = of(&limiter);
+    let other = of(&Limiter::new(MemoryStore::new(), policies));
+    let report = async |operator: &Operator, position: usize| {
+        let mut policy = operator.report().await["policies"][position].take();
+        (policy["waiting"].take(), policy["lines"].take())
+    };
+    let empty = (json!(0), json!([]));
+    assert_eq!(report(&operator, 1).await, empty);
+
+    let keys = [42, 43, 43].into_iter().chain(0..30);
+    let mut calls = JoinSet::new();
+    for key in keys.clone().chain(keys) {
+        let limiter = limiter.clone();
+        calls.spawn(async move { limiter.acquire(key).await.map(drop) });
+    }
+    eventually("all wait but the first of each key", async || {
+        report(&operator, 1).await.0 == 34
+    })
+    .await;
+    let (_, lines) = report(&operator, 1).await;
+    let lines = lines.as_array().expect("a list");
+    assert_eq!(lines.len(), 20, "{lines:?}");
+    assert_eq!(
+        lines[..2],
+        [
+            json!({ "subject": "key=43", "requests": 3 }),
+            json!({ "subject": "key=0", "requests": 1 })
+        ]
+    );
+    for report in [report(&operator, 0).await, report(&other, 1).await] {
+        assert_eq!(report, empty);
+    }
+
+    calls.shutdown().await;
+    assert_eq!(report(&operator, 1).await, empty);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_are_listed_in_memory() {
+    lists_lines(MemoryStore::new()).await;
+}
+
+#[tokio::test]
+async fn lines_are_listed_in_redis() {
+    let redis = Redis::start();
+    lists_lines(connected(patient(), &redis.url()).await).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -19,8 +19,8 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::{task::JoinSet, time::sleep};
 use tower::ServiceExt;
 use tower_quota::{
-    Ban, ClientLibrary, Concurrency, FailureMode, Limit, Limiter, MemoryStore, Policies, Policy, RateLimitLayer,
-    RedisStore, SlidingLog, key,
+    AcquireError, Ban, ClientLibrary, Concurrency, FailureMode, Limit, Limiter, MemoryStore, Policies, Policy,
+    RateLimitLayer, RedisStore, SlidingLog, key,
     response::Problem,
     store::{ErrorKind, Operation, Store, StoreError, StoreFuture, StoreRequest},
 };
@@ -81,6 +81,20 @@ impl Metrics {
             .map(|(outcome, count)| ((*outcome).to_owned(), *count))
             .collect();
         assert_eq!(self.outcomes(policy), expected);
+    }
+
+    /// How many requests of a policy wait, how many were admitted after a wait, and the callers of how many have left.
+    #[track_caller]
+    fn assert_waits(&self, policy: &str, expected: [f64; 3]) {
+        let series = [
+            "requests_waiting",
+            "wait_duration_seconds_count",
+            "left_while_waiting_total",
+        ];
+        let all = self.series();
+        let values = series.map(|name| all.get(&format!("tower_quota_{name}{{policy=\"{policy}\"}}")));
+        // A histogram has no series before its first value.
+        assert_eq!(values.map(|value| value.copied().unwrap_or_default()), expected);
     }
 }
 
@@ -330,8 +344,11 @@ async fn admitted_requests_near_the_limit_are_counted() {
 #[tokio::test(start_paused = true)]
 async fn a_check_takes_the_time_until_the_reply_of_the_store() {
     let metrics = Metrics::install();
-    for (store, sum) in [(Duration::ZERO, 0.0), (Duration::from_millis(250), 0.25)] {
-        let limiter = Limiter::new(Slow(store), Policy::new("mails", SlidingLog::per_minute(9)));
+    for (delay, sum) in [(Duration::ZERO, 0.0), (Duration::from_millis(250), 0.25)] {
+        let limiter = Limiter::new(
+            Slow(MemoryStore::new(), delay),
+            Policy::new("mails", SlidingLog::per_minute(9)),
+        );
         let _ = limiter.check("42").await.expect("a memory store does not fail");
         let measured = metrics.value("tower_quota_check_duration_seconds_sum");
         assert!((measured - sum).abs() < 0.01, "{measured}");
@@ -340,11 +357,11 @@ async fn a_check_takes_the_time_until_the_reply_of_the_store() {
 }
 
 /// A store that replies after this time.
-struct Slow(Duration);
+struct Slow(MemoryStore, Duration);
 
 impl Store for Slow {
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        let (reply, delay) = (MemoryStore::new().decide(requests), self.0);
+        let (reply, delay) = (self.0.decide(requests), self.1);
         StoreFuture::pending(async move {
             sleep(delay).await;
             reply.await
@@ -540,16 +557,64 @@ async fn requests_that_wait_are_counted_until_their_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_dropped_waits_no_longer() {
+async fn a_wait_that_ends_with_a_denial_has_no_duration() {
+    let metrics = Metrics::install();
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", Concurrency::new(1)));
+    let _held = limiter.check("42").await.expect("a memory store does not fail");
+    let call = limiter.request("42").max_wait(Duration::from_secs(2)).acquire().await;
+    assert!(matches!(call, Err(AcquireError::Denied(_))), "{call:?}");
+    metrics.assert_outcomes("mails", &[("admitted", 1.0), ("limited", 1.0)]);
+    metrics.assert_waits("mails", [0.0; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_has_left_while_it_waited() {
     let metrics = Metrics::install();
     let waiting = policy(1).wait_up_to(Duration::from_secs(600));
     let app = app(RateLimitLayer::new(Later(MemoryStore::new()), waiting));
     send_to(&app, &["/"]).await;
     let held = tokio::time::timeout(Duration::from_secs(5), send(&app, get("/"))).await;
     assert!(held.is_err(), "it is held");
-    assert_eq!(metrics.value("tower_quota_requests_waiting{policy=\"api\"}"), 0.0);
-    let waited = metrics.value("tower_quota_wait_duration_seconds_sum{policy=\"api\"}");
-    assert_eq!(waited.round(), 5.0);
+    metrics.assert_outcomes("api", &[("admitted", 1.0)]);
+    metrics.assert_waits("api", [0.0, 0.0, 1.0]);
+}
+
+/// The check of a request that waits continues without its caller. It is sent when the wait is over, or after a second.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_during_a_check_is_counted_once() {
+    for (limit, leaves_after, outcome) in [
+        (SlidingLog::per_second(1), 850, [("admitted", 2.0)]),
+        (SlidingLog::per_minute(1), 1_100, [("admitted", 1.0)]),
+    ] {
+        let metrics = Metrics::install();
+        let store = Slow(MemoryStore::new(), Duration::from_millis(250));
+        let limiter = Limiter::new(store, Policy::new("mails", limit).wait_up_to(Duration::from_secs(60)));
+        drop(limiter.acquire("42").await.expect("there is room"));
+        let call = limiter.acquire("42").into_future();
+        let held = tokio::time::timeout(Duration::from_millis(leaves_after), call).await;
+        assert!(held.is_err(), "it waits");
+        metrics.assert_waits("mails", [0.0; 3]);
+
+        sleep(Duration::from_secs(5)).await;
+        metrics.assert_outcomes("mails", &outcome);
+        metrics.assert_waits("mails", [0.0, 0.0, 2.0 - outcome[0].1]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_for_a_full_line_is_an_outcome_of_its_own() {
+    let metrics = Metrics::install();
+    let mails = Policy::new("mails", SlidingLog::per_second(1)).wait_up_to(Duration::from_secs(9));
+    let limiter = Limiter::new(MemoryStore::new(), mails.max_waiting(2));
+    let mut sent = JoinSet::new();
+    for _ in 0..5 {
+        let limiter = limiter.clone();
+        sent.spawn(async move { limiter.acquire("42").await.is_ok() });
+    }
+    let admitted = sent.join_all().await;
+    assert_eq!(admitted.into_iter().filter(|admitted| *admitted).count(), 3);
+    metrics.assert_outcomes("mails", &[("admitted", 3.0), ("line_full", 2.0)]);
+    metrics.assert_waits("mails", [0.0, 2.0, 0.0]);
 }
 
 #[tokio::test]
@@ -604,7 +669,7 @@ async fn the_series_do_not_depend_on_keys_addresses_and_paths() {
     let many: Vec<_> = metrics.series().into_keys().collect();
     assert_eq!(few, many);
     let of_policy = |name: &&String| name.contains("policy=\"api\"") && !name.contains("_duration_");
-    assert_eq!(many.iter().filter(of_policy).count(), 15);
+    assert_eq!(many.iter().filter(of_policy).count(), 17);
     metrics.assert_outcomes("api", &[("admitted", 10_200.0)]);
 }
 
