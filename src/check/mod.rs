@@ -274,10 +274,10 @@ impl Drop for StoreCheck {
         let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {
             return;
         };
-        let (operation, began, owed) = (self.operation, self.began, owed.due());
+        let (operation, began, sent, owed) = (self.operation, self.began, self.sent, owed.due());
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
-                abandon(&response.await, operation, undecided, Some(began));
+                abandon(&response.await, operation, undecided, Some(began), sent);
                 owed.confirm();
             });
         }
@@ -290,12 +290,16 @@ fn abandon(
     operation: Operation,
     undecided: Undecided,
     began: Option<Began>,
+    sent: Option<Sent>,
 ) {
-    let decision = conclude(response, operation, undecided, began);
-    match decision.ok().filter(Decision::is_allowed) {
-        Some(decision) if operation == Operation::Wait => give_back(&decision),
-        Some(decision) => drop(AwaitedCompletion::of(&decision)),
-        None => {}
+    let Ok(decision) = conclude(response, operation, undecided, began) else {
+        return;
+    };
+    match (decision.is_allowed(), sent) {
+        (true, _) if operation == Operation::Wait => give_back(&decision),
+        (true, _) => drop(AwaitedCompletion::of(&decision)),
+        (false, Some(sent)) => waiting::leave_at_once(&decision, sent),
+        (false, None) => {}
     }
 }
 
@@ -324,10 +328,7 @@ fn conclude(
     began: Option<Began>,
 ) -> Result<Decision, StoreError> {
     let decided = settle(response, operation, undecided, began);
-    if let Ok(decision) = &decided {
-        count(operation, decision);
-    }
-    decided
+    decided.inspect(|decision| count(operation, decision))
 }
 
 /// Makes the decision, and counts no outcome.

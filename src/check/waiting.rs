@@ -96,11 +96,14 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
     }
     let metrics = denied.wait_metrics();
     let _waiting = metrics.begin();
-    let (sender, mut decided) = oneshot::channel();
+    let (sender, decided) = oneshot::channel();
     let longest_us = lacking.iter().map(|lacking| lacking.waiting.longest_us).min();
     let longest = Duration::from_micros(longest_us.unwrap_or_default());
     let waiter = Arc::new(Waiter::new(&denied, sent.number, since + longest, sender, metrics));
-    let leaving = Leaving(waiter.clone());
+    let mut leaving = Leaving {
+        waiter: waiter.clone(),
+        decided,
+    };
     let observed = denied.observed();
     // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
     let is_stored = denied.as_slice().len() == 1;
@@ -115,7 +118,7 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
                 orphaned.set(ORPHANED.notified());
                 waiter.ensure_tasks();
             }
-            if let Poll::Ready(outcome) = Pin::new(&mut decided).poll(cx) {
+            if let Poll::Ready(outcome) = Pin::new(&mut leaving.decided).poll(cx) {
                 return Poll::Ready(outcome.unwrap_or_else(|_| Outcome::Decided(Err(ended()))));
             }
             if !waiter.is_last.load(Ordering::Relaxed) && timer.as_mut().poll(cx).is_ready() {
@@ -155,14 +158,42 @@ fn check_last(mut undecided: Undecided, arrived: u64) -> Check {
 }
 
 /// The request leaves the lines when its caller leaves. One that is being checked does so if the check does not decide it.
-struct Leaving(Arc<Waiter>);
+struct Leaving {
+    waiter: Arc<Waiter>,
+    decided: oneshot::Receiver<Outcome>,
+}
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        if self.0.leave().is_some() {
-            self.0.metrics.left();
+        if self.waiter.leave().is_some() {
+            self.waiter.metrics.left();
+        }
+        // It may be admitted already. What is sent from now on is given back by the sender.
+        self.decided.close();
+        if let Ok(Outcome::Decided(Ok(decision))) = self.decided.try_recv()
+            && decision.is_allowed()
+        {
+            give_back(&decision);
         }
     }
+}
+
+/// A request that a check has denied after its caller had left: it leaves the places to which the check has added it.
+#[cold]
+pub(super) fn leave_at_once(denied: &Decision, sent: Sent) {
+    let Some(lacking) = Lacking::of(denied, |policy| policy.may_wait()) else {
+        return;
+    };
+    let (sender, _) = oneshot::channel();
+    let waiter = Arc::new(Waiter::new(
+        denied,
+        sent.number,
+        Instant::now(),
+        sender,
+        denied.wait_metrics(),
+    ));
+    waiter.stand(&lacking, denied.again(), true, sent.at);
+    drop(waiter.leave());
 }
 
 impl Lacking {

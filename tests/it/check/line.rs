@@ -632,3 +632,43 @@ async fn forged_places_and_wakes_delay_until_they_expire_and_admit_nobody() {
         );
     }
 }
+
+/// Polls a call once.
+async fn begin<F: Future>(call: &mut std::pin::Pin<Box<F>>) {
+    let is_pending = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx).is_pending())).await;
+    assert!(is_pending);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_admitted_as_its_caller_leaves_is_given_back() {
+    let limiter = Limiter::new(
+        MemoryStore::new(),
+        Policy::new("p", SlidingLog::new(1, 10 * SECOND)).wait_up_to(20 * SECOND),
+    );
+    assert!(limiter.acquire("k").await.is_ok());
+    let mut call = Box::pin(limiter.acquire("k"));
+    begin(&mut call).await;
+    sleep(10 * SECOND + MILLISECOND).await;
+    assert_eq!(
+        limiter.peek("k").await.expect("in memory").remaining(),
+        0,
+        "it is admitted"
+    );
+    drop(call);
+    assert!(limiter.check("k").await.expect("in memory").is_allowed());
+}
+
+#[tokio::test]
+async fn callers_that_leave_during_their_first_check_take_nothing_with_them() {
+    let redis = Redis::start();
+    let policy = || Policy::new("p", SlidingLog::per_second(1)).wait_up_to(20 * SECOND);
+    let [limiter, other] = [redis_limiter(&redis, policy).await, redis_limiter(&redis, policy).await];
+    assert!(other.acquire("k").await.is_ok());
+    for _ in 0..30 {
+        begin(&mut Box::pin(limiter.acquire("k"))).await;
+    }
+    let start = Instant::now();
+    assert!(other.acquire("k").await.is_ok());
+    // With their places it would be after their expiry.
+    assert!(start.elapsed() < 1_400 * MILLISECOND, "{:?}", start.elapsed());
+}

@@ -333,7 +333,7 @@ fn seeds(worlds: u64) -> impl Iterator<Item = u64> {
 
 #[tokio::test(start_paused = true)]
 async fn waits_keep_what_is_promised_in_virtual_time() {
-    for seed in seeds(40) {
+    for seed in seeds(20) {
         World::new(seed).run(MemoryStore::new(), 15 * SECOND, true).await;
     }
 }
