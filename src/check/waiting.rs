@@ -245,8 +245,9 @@ impl Waiter {
         is_stored: bool,
         sent_at: Instant,
     ) {
-        *lock(&self.phase) = Phase::Standing(undecided);
+        // A caller that leaves from now on waits for this lock, so that no line keeps the request.
         let mut standing = lock(&self.standing);
+        *lock(&self.phase) = Phase::Standing(undecided);
         standing.retain(|(line, rank)| {
             let stays = lacking.iter().any(|lacking| lacking.line == line.id);
             if !stays {

@@ -147,7 +147,7 @@ async fn a_rate_beside_slots_holds_at_the_instants_at_which_callers_continue() {
     }
 }
 
-/// How many calls are admitted in a minute, of callers that take the slots of both policies, in these orders.
+/// How many calls are admitted in 30 s, of callers that take the slots of both policies, in these orders.
 async fn admitted_in_orders(orders: [[usize; 2]; 2]) -> usize {
     let store = MemoryStore::new();
     let policies = [("user", 2), ("all", 3)];
@@ -164,7 +164,7 @@ async fn admitted_in_orders(orders: [[usize; 2]; 2]) -> usize {
         let (limiter, admitted) = (Limiter::new(store.clone(), policies), admitted.clone());
         let mut rng = Rng::with_seed(caller as u64);
         tasks.spawn(async move {
-            while start.elapsed() < 60 * SECOND {
+            while start.elapsed() < 30 * SECOND {
                 let permit = limiter.acquire("k").await.expect("it waits for less");
                 admitted.fetch_add(usize::from(counts), Ordering::Relaxed);
                 sleep(rng.u32(1..40) * MILLISECOND).await;
@@ -182,7 +182,7 @@ async fn slots_in_two_orders_are_taken_as_in_one() {
     let one = admitted_in_orders([[0, 1], [0, 1]]).await;
     let other = admitted_in_orders([[1, 0], [1, 0]]).await;
     let two = admitted_in_orders([[0, 1], [1, 0]]).await;
-    assert!(one > 1_000, "{one}");
+    assert!(one > 500, "{one}");
     for two in [two, other] {
         assert!(two * 100 >= one * 95, "{two} of {one}");
     }

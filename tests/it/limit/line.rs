@@ -154,7 +154,7 @@ impl Timeline {
                 let units = equal.min(rng.usize(1..=most)).min(equal);
                 sent.leads = Some(rng.usize(..world.limits.len())).filter(|leads| world.waits[*leads]);
                 // The last check of a request, which leads no line, is of this one alone.
-                let units = if sent.leads.is_some() { units } else { 1 };
+                let units = if sent.leads.is_some() { units } else { units.min(1) };
                 let place = line[..line.len().min(32)].to_vec();
                 sent.standing = Some((place, units as u32));
                 sent.ahead = 0;
