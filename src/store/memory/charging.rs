@@ -214,17 +214,18 @@ impl<'a> Advanced<'a> {
 
     /// Whether a request that has just arrived may wait for this charge, if it lacks room.
     fn may_wait(&mut self) -> bool {
-        let Some(AdvancedLine { charge, .. }) = &self.line else {
-            return !self.lacks();
+        if !self.lacks() {
+            return true;
+        }
+        let Some(longest_us) = self.line.as_ref().map(|line| line.charge.longest_us) else {
+            return false;
         };
-        let longest_us = charge.longest_us;
         // When slots will be free is not known.
-        let known = if self.charge.limit().is_held() {
-            1
-        } else {
-            self.wait_in_line(Operation::Wait, 0)
+        let known = match self.charge.limit().is_held() {
+            true => 1,
+            false => self.wait_in_line(Operation::Wait, 0),
         };
-        !self.lacks() || known <= longest_us
+        known <= longest_us
     }
 
     /// Whether requests of these charges that are denied wait: those that have just arrived if they may, others until the last check.

@@ -116,8 +116,8 @@ impl Timeline {
             19 => now + SECOND,
             20 => now + 3 * SECOND / 2 + rng.u64(..3) - 1,
             21 => now + rng.u64(..10 * SECOND),
-            22 => now - rng.u64(..SECOND / 10),
-            _ => now - rng.u64(..4 * SECOND) * u64::from(rng.u32(..8) == 0),
+            // A log forgets what a clock that was set back has left at other times in memory, see `limit::differential`.
+            _ => now + rng.u64(..SECOND / 10),
         }
     }
 
