@@ -218,7 +218,10 @@ impl Line {
         if state.waiting.is_empty() {
             let is_stored = state.stored_until.take().is_some_and(|until| now < until);
             return match state.left.take() {
-                Some(left) if is_stored => Next::Clear(left),
+                Some(left) if is_stored => {
+                    state.sent_at = Some(now);
+                    Next::Clear(left)
+                }
                 _ => Next::End,
             };
         }
