@@ -221,15 +221,16 @@ pub use self::{
 pub(crate) use self::{
     ban::Banned,
     limit::{NamedLimit, Share, hash_text},
-    line::{LONGEST_WAIT_US, Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
+    line::{Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
     rate::LengthText,
-    rule::{Change, Effect, MAX_QUOTA, SLACK, Saved, State},
+    rule::{Change, Effect, MAX_QUOTA, Saved, State},
 };
 #[cfg(feature = "_redis")]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
     concurrency::{HEAVIEST, RETRY_US},
-    rule::{BOUND, MAX_EXACT, MAX_TOTAL},
+    line::LONGEST_WAIT_US,
+    rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
     sliding_log::{BUDGET, LONGER_WINDOWS, STEPS},
 };
 
