@@ -1,6 +1,6 @@
 //! The instructions of Redis for a check, for each algorithm and shape of call, as in "Work in Redis" of `docs/speed.md`. They
 //! do not depend on the load of the machine. Requires valgrind. `cargo bench --bench script`; a part of the name of a row is an
-//! argument, `cluster` measures calls to a node of a cluster with keys of several slots, and `TOWER_QUOTA_SCRIPT=path` measures another text of the script.
+//! argument, and `cluster` measures calls to a node of a cluster with keys of several slots.
 //!
 //! Callgrind counts within `EVALSHA`, so the instructions exclude the connection. They include the garbage collection of Lua.
 
@@ -30,7 +30,10 @@ const TEXTBOOK: &str = include_str!("whole/sliding_log.lua");
 const MINUTE: u64 = 60_000_000;
 const DAY: u64 = 24 * 60 * MINUTE;
 
-/// A charge of cost 1 against a quota, as the script reads it.
+/// The rules in the order of their scripts for one check; the script for all other calls follows.
+const RULES: [&str; 6] = ["log", "precise", "counter", "fixed", "bucket", "concurrency"];
+
+/// A charge of cost 1 against a quota, as the scripts read it.
 type Charge = fn(quota: u64) -> String;
 
 const LOG: Charge = |quota| log(quota, MINUTE, 0);
@@ -73,7 +76,8 @@ const ROWS: [(&str, &[Charge], u64); 10] = [
 ];
 
 fn log(quota: u64, window: u64, grain: u64) -> String {
-    format!("log 1 {quota} {window} {grain} 0")
+    let rule = if grain == 0 { "log" } else { "precise" };
+    format!("{rule} 1 {quota} {window} {grain} 0")
 }
 
 /// A server under callgrind.
@@ -147,7 +151,7 @@ impl Server {
     /// The instructions of one check on keys that were checked `before` times each.
     async fn measure(
         &mut self,
-        sha1: &str,
+        scripts: &[String],
         charges: &[Charge],
         quota: u64,
         checks: usize,
@@ -159,8 +163,19 @@ impl Server {
         let (size, parts) = (parts.len(), parts.join(" "));
         // In a cluster the keys of a batch lie in several slots, and are arguments. Each request has its own in one slot.
         let is_across = self.clustered && checks > 1;
-        let spans = if is_across { " 0" } else { "" };
-        let run = packed(&format!("check {checks} {size} {callers}{spans} {parts}"));
+        let (rule, numbers) = parts.split_once(' ').expect("a rule and its numbers");
+        let is_single = checks == 1 && size == 1;
+        let sha1 = match RULES.iter().position(|name| *name == rule) {
+            Some(single) if is_single => &scripts[single],
+            _ => &scripts[RULES.len()],
+        };
+        let runs: Vec<Vec<u8>> = match is_single {
+            true => vec![packed(&format!("{callers} {numbers}"))],
+            false => vec![
+                packed(&format!("0 9007199254740992 {}", u8::from(is_across))),
+                packed(&format!("check {checks} {size} {callers} 0 {parts}")),
+            ],
+        };
         // So few keys that none expires meanwhile.
         let (rounds, keys) = match before {
             0 => (1, 2 * BATCH),
@@ -177,12 +192,11 @@ impl Server {
                 });
                 let keys: Vec<_> = keys.collect();
                 if is_across {
-                    let mut arguments = vec![run.clone()];
+                    let mut arguments = runs.clone();
                     arguments.extend(keys.iter().map(|key| key.clone().into_bytes()));
-                    arguments.push(packed("across 1"));
                     self.call(sha1, &keys[..1], &arguments).await;
                 } else {
-                    self.call(sha1, &keys, std::slice::from_ref(&run)).await;
+                    self.call(sha1, &keys, &runs).await;
                 }
             }
         }
@@ -214,11 +228,10 @@ async fn main() {
     let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let mut server = Server::start(folder.path(), only.as_deref() == Some("cluster")).await;
     let only = only.filter(|_| !server.clustered);
-    let script = match std::env::var_os("TOWER_QUOTA_SCRIPT") {
-        Some(path) => fs::read_to_string(path).expect("the other script"),
-        None => RedisStore::scripts()[0].to_owned(),
-    };
-    let sha1 = server.load(&script).await;
+    let mut scripts = Vec::new();
+    for script in RedisStore::scripts() {
+        scripts.push(server.load(script).await);
+    }
     let is_chosen = |name: &str| only.as_ref().is_none_or(|only| name.contains(only.as_str()));
 
     println!("| a check of | in a batch of {BATCH} | alone in its call | denied, in a batch | denied, alone |");
@@ -237,7 +250,7 @@ async fn main() {
                 // Keys with expired entries alone, and new ones, deny nothing.
                 let denies = quota == 1_000 || !["expired", "new", "slots"].iter().any(|word| name.contains(word));
                 cells.push(match denies {
-                    true => thousands(server.measure(&sha1, charges, quota, checks, 1, before).await),
+                    true => thousands(server.measure(&scripts, charges, quota, checks, 1, before).await),
                     false => String::new(),
                 });
             }
@@ -245,7 +258,7 @@ async fn main() {
         println!("| {} |", cells.join(" | "));
     }
     if is_chosen("hot key") {
-        let hot = server.measure(&sha1, &[LOG], 100_000, 1, 128, 3).await;
+        let hot = server.measure(&scripts, &[LOG], 100_000, 1, 128, 3).await;
         println!(
             "| a sliding log by {BATCH} callers of a hot key, together | | {} | | |",
             thousands(hot)

@@ -1,146 +1,283 @@
--- Decides the runs, request by request.
+-- Decides any requests, one after the other: reads all charges of a request, then adds to all of them or to none.
+--
+-- KEYS  the keys of the charges, request after request, then those of their lines; of a call across slots of a cluster, the first
+--       of them
+-- ARGV  1. the time that the boundaries of all calendars enclose, from and until; and of a call across slots the number of runs, or 0
+--       2. runs of requests that look alike: operation, how many requests, how many charges each has, how many callers send each of
+--          them (0: a number for each request follows the charges), and 1 where a request has keys in several slots; for a refund when
+--          it was admitted; for `wait` and `peek` the process, how many of its requests stand in the line and one more (0: it has
+--          just arrived), and for each of them when it has arrived and its cost; and the charges
+--       charge  rule, cost, quota, x, y and z, and for a calendar four boundaries. The bans of a charge come before it, in its form,
+--               with the length of a ban to begin as the cost
+--       line    before a charge for which requests may wait: `line`, the longest wait, the cost that waits in the process behind its
+--               place, the number of the line, the time in which the whole quota returns (0: it is not known), and 1 where the
+--               requests are the first of their process in this line
+--       3. in a call across slots the keys
+--       Words end with a zero byte, numbers are little-endian doubles.
+-- reply the time, then for each charge of each request: how many of its callers are admitted, remaining, the wait of the next caller
+--       (0: this charge fits), the time to a full reset; the time alone where it is not within the boundaries, and then nothing was
+--       done. Where requests failed, which have added nothing, a list: that string, with -n in place of the callers of the nth of
+--       them, and the texts of their errors (`WRONGTYPE Operation ...`)
 
--- The errors, how many keys belong to requests that were decided, and the run that is decided.
-local errors, passed, at_run = nil, 0, 1
+local from, til, last_run = unpack_numbers('<ddd', ARGV[1])
+if now < from or now >= til then
+  return pack('<d', now)
+end
 
-local decide_runs
+local rules = {
+  log = log,
+  precise = precise,
+  counter = counter,
+  fixed = window,
+  bucket = bucket,
+  concurrency = slots,
+  ban = ban,
+}
+-- The operations that are denied without room, and those that add.
+local requires_room = { check = true, wait = true, peek = true, renew = true }
+local adds = { check = true, wait = true, charge = true }
 
-if not single then
-  reply = { pack('<d', now), false, false }
-  -- How many callers send the next request of a run.
-  local function callers_of(run)
-    if run.times > 0 then
-      return run.times
-    end
-    local callers = unpack_numbers('<d', ARGV[at_run], run.position + (passed - run.before) / run.size * 8)
-    return callers
-  end
+-- The keys, and how many of the first of them belong to requests that were decided; the next key of a line.
+local keys, passed, next_line = KEYS, 0, 1
+-- The packed numbers of the reply, and the errors.
+local reply, errors = { pack('<d', now) }, nil
 
-  local check_alone
-  if not rest or #runs > 1 then
-    -- Decides checks of one charge, without a call of `pcall` for each.
-    function check_alone(run, finish)
-      local charge = run.first
-      local rule, cost, quota, x, y, z = unpack(charge)
-      for n = passed + 1, finish do
-        reply[n + 1] = pack('<dddd', rule(keys[n], callers_of(run), nil, cost, quota, x, y, z))
-        passed = n
-      end
-    end
-  end
-
-  -- A request whose charges do not decide alone.
-  local request = rest
-    and {
-      times = 0,
-      -- For how many callers room is looked for: a refund and the end of a lease need none.
-      needs = 0,
-      -- How many callers fit the charges so far; the charge that is decided, and the next one, with the number of keys before it.
-      fits = 0,
-      deciding = false,
-      charge = false,
-      place = 0,
-      -- For a refund: when the request was admitted.
-      refunded_at = nil,
-      -- A charge of which a ban is in force.
-      banned = false,
-      -- The place of the next key of a line. Of requests that wait: their process, and its place in the line that they lead, with
-      -- the numbers of those that are decided; whether they lead a line, and whether one that has just arrived may wait.
-      lines = 0,
-      process = 0,
-      waiting = nil,
-      decided = nil,
-      leads = false,
-      may_wait = true,
-    }
-
-  -- The places that the first of these requests have among them, by their arrivals.
-  local function decided_of(waiting, times)
-    local decided = {}
-    for n = 1, times do
-      decided[waiting[2 * n - 1]] = n
-    end
-    return decided
-  end
-
-  local find_keys
-  if keys ~= KEYS then
-    -- Fails unless this node has all keys of a request whose keys lie in several slots.
-    --
-    -- A key of a slot that is moving away is found only after a command in its slot (Redis 7.4, Valkey), or in two slots
-    -- (Redis 8): so each slot is entered from another one before anything is added. What is found here is found by each later
-    -- command.
-    function find_keys(run)
-      local first = passed + 1
-      for place = first, first + run.size - 1 do
-        call('PTTL', keys[place])
-      end
-      call('PTTL', keys[first])
-    end
-  end
-
-  -- Decides such a request.
-  local function decide(run)
-    if run.spans then
-      find_keys(run)
-    end
-    local times = callers_of(run)
-    request.times, request.fits, request.refunded_at = times, times, run.admitted_at
-    request.deciding, request.charge, request.place, request.banned = false, run.first, passed, false
-    request.waiting, request.leads, request.may_wait = run.waiting, false, true
-    request.needs = (operation == 'refund' or operation == 'end') and 0 or times
-    if run.lines > 0 then
-      request.lines = #keys - line_keys + run.first_line + (passed - run.before) / run.size * run.lines
-      request.process = run.process
-      request.decided = run.waiting and decided_of(run.waiting, times)
-    end
-    -- As after a charge that all callers fit.
-    rest(request, 0, times, 0)
-    passed = passed + run.size
-  end
-
-  for n = 1, #runs do
-    local charge, of_run = runs[n].first, runs[n].operation
-    while charge do
-      local name = charge[C_RULE]
-      charge[C_RULE] = of_run == 'reset' and reset_key
-        or name == 'log' and sliding_log
-        or name == 'counter' and sliding_counter
-        or name == 'fixed' and fixed_window
-        or name == 'bucket' and token_bucket
-        or name == 'concurrency' and concurrency
-        or ban
-      charge = charge[C_NEXT]
-    end
-  end
-
-  -- Decides what is left, and returns whether nothing is. A request that fails has added nothing: it is left, or its error is the
-  -- reply, and those after it are decided as if it had not been there.
-  function decide_runs(replies_with_errors)
-    for n = at_run, #runs do
-      local run = runs[n]
-      at_run, operation = n, run.operation
-      run.before = run.before or passed
-      local is_joint = operation ~= 'check' or run.size > 1 or run.lines > 0
-      local finish = run.before + run.requests * run.size
-      while passed < finish do
-        local fine, failure = pcall(is_joint and decide or check_alone, run, finish)
-        if not fine and not replies_with_errors then
-          return false
-        elseif not fine then
-          errors = errors or {}
-          errors[#errors + 1] = failure
-          for place = 1, run.size do
-            reply[1 + passed + place] = pack('<dddd', -#errors, 0, 0, 0)
+-- Reads the charges of a run.
+local function read_charges(run, text, position)
+  local bans, own_line
+  while #run.charges < run.size do
+    local rule, cost, quota, x, y, z
+    rule, cost, quota, x, y, z, position = unpack_numbers('<sddddd', text, position)
+    if rule == 'line' then
+      own_line = { longest = cost, ahead = quota, number = x, cycle = y, leads = z == 1 }
+      run.lines = run.lines + 1
+    else
+      if rule == 'fixed' and x == 0 then
+        -- The window of the calendar is one of three around the time that the caller guessed.
+        local boundaries = { unpack_numbers('<dddd', text, position) }
+        position = boundaries[5]
+        for n = 2, 4 do
+          if boundaries[n - 1] <= now and now < boundaries[n] then
+            y, z = boundaries[n - 1], boundaries[n]
           end
-          passed = passed + run.size
         end
       end
+      local charge = { rule = rules[rule], cost = cost, quota = quota, x = x, y = y, z = z, line = own_line, key = '' }
+      if rule == 'ban' then
+        bans = charge
+      else
+        charge.bans, bans, own_line = bans, nil, nil
+      end
+      run.charges[#run.charges + 1] = charge
     end
-    return true
+  end
+  return position
+end
+
+-- Reads a run of requests.
+local function read_run(text)
+  local run, position, is_in_several, process, count = { charges = {}, lines = 0, nth = 0 }, nil, nil, nil, nil
+  run.operation, run.requests, run.size, run.times, is_in_several, position = unpack_numbers('<sdddd', text)
+  run.spans = is_in_several == 1
+  if run.operation == 'refund' then
+    run.admitted_at, position = unpack_numbers('<d', text, position)
+  elseif run.operation == 'wait' or run.operation == 'peek' then
+    process, count, position = unpack_numbers('<dd', text, position)
+    run.process, run.waiting = process, count > 0 and {} or nil
+    for place = 1, 2 * count - 2 do
+      run.waiting[place], position = unpack_numbers('<d', text, position)
+    end
+  end
+  position = read_charges(run, text, position)
+  run.text, run.position = text, position
+  return run
+end
+
+-- Fails unless this node has all keys of a request whose keys lie in several slots.
+--
+-- A key of a slot that is moving away is found only after a command in its slot (Redis 7.4, Valkey), or in two slots (Redis 8): so each
+-- slot is entered from another one before anything is added. What is found here is found by each later command.
+local function find_keys(run)
+  for place = passed + 1, passed + run.size do
+    call('PTTL', keys[place])
+  end
+  call('PTTL', keys[passed + 1])
+end
+
+-- Reads the line of a charge, whose key is the next one of a line.
+local function find_line(run, charge, fits)
+  charge.line.key = keys[next_line]
+  next_line = next_line + 1
+  return read_line(run, charge, fits)
+end
+
+-- 1. Reads a charge, and finds how many of the callers fit.
+local function read(run, charge, times)
+  local cost, operation = charge.cost, run.operation
+  local room = charge.rule.read(charge, (operation == 'refund' or operation == 'end') and 0 or times * cost)
+  if operation == 'renew' and charge.rule.held_until then
+    charge.expires = charge.rule.held_until(charge)
+    room = charge.expires and math.max(room, cost) or room
+  end
+  local fits = times
+  if room < times * cost then
+    fits = (room - room % cost) / cost
+  end
+  charge.room = room
+  if charge.line then
+    fits = find_line(run, charge, fits)
+  end
+  charge.lacks = fits < times
+  run.may_wait = run.may_wait and (not charge.lacks or charge.line)
+  return fits
+end
+
+-- 2. Adds a charge for those that are admitted, or does what else the operation does.
+local function change(run, charge, admitted)
+  local rule, operation = charge.rule, run.operation
+  if adds[operation] then
+    if admitted > 0 then
+      rule.add(charge, admitted * charge.cost, admitted)
+      charge.room = math.max(0, charge.room - admitted * charge.cost)
+    end
+  elseif operation == 'refund' or operation == 'end' and rule.held_until then
+    rule.give_back(charge, run.admitted_at, charge.cost)
+    charge.room = rule.held_until and math.max(0, charge.quota - charge.total) or rule.read(charge, 0)
+  elseif operation == 'renew' and rule.held_until and not charge.lacks then
+    rule.renew(charge, charge.expires)
+    charge.room = math.max(0, charge.quota - charge.total)
   end
 end
 
-if decide_runs and not weighted_log and decide_runs(false) then
-  return table.concat(reply, '', 1, passed + 1)
+-- Decides the request whose keys are next.
+local function decide(run, times)
+  local charges, operation, banned, admitted = run.charges, run.operation, false, times
+  run.callers, run.may_wait, run.leads, run.decided = times, true, false, nil
+  if run.spans then
+    find_keys(run)
+  end
+  for n = 1, run.size do
+    local charge = charges[n]
+    charge.key = keys[passed + n]
+    if charge.rule == ban then
+      charge.is_in_force = ban.read(charge)
+      banned = banned or charge.is_in_force
+      run.may_wait = run.may_wait and not banned
+    else
+      admitted = math.min(admitted, read(run, charge, times))
+    end
+  end
+  admitted = banned and 0 or admitted
+  if not requires_room[operation] or operation == 'peek' and admitted > 0 then
+    admitted = times
+  end
+  -- Whether a denial is not followed by another check.
+  local is_final = operation == 'check'
+  if operation == 'wait' then
+    is_final = run.waiting and not run.leads or not run.waiting and not run.may_wait
+  end
+
+  for n = 1, run.size do
+    local charge = charges[n]
+    local bans, wait, remaining = charge.bans, 0, nil
+    if charge.rule ~= ban then
+      change(run, charge, admitted)
+      remaining = charge.room
+      if charge.line then
+        remaining, wait = settle_line(run, charge, admitted)
+      elseif admitted < times and (operation == 'renew' and charge.lacks or operation ~= 'renew' and charge.room < charge.cost) then
+        wait = charge.rule.wait(charge, charge.cost)
+      end
+      -- While one of the bans of a request is in force, none counts a denial.
+      if bans and is_final and not banned and charge.lacks and charge.cost <= charge.quota and bans.quota < NEVER then
+        ban.deny(bans)
+      end
+      local reset = charge.rule.reset(charge)
+      if wait > 0 and operation ~= 'peek' then
+        keep(charge.key, now + reset)
+      end
+      reply[passed + n + 1] = pack('<dddd', admitted, remaining, wait, reset)
+    elseif operation == 'ban' and charge.cost > 0 then
+      ban.begin(charge, charge.cost)
+    end
+    bans = bans or operation == 'ban' and charge
+    if bans then
+      if bans.is_in_force and operation ~= 'peek' then
+        keep(bans.key, bans.til)
+      end
+      reply[passed + n + (bans == charge and 1 or 0)] = pack('<dddd', admitted, ban.state(bans))
+    end
+  end
 end
+
+-- Removes the counts and the bans of a request. Nothing reads a key afterwards: where its slot is moving to another node, that would be
+-- an error.
+local function reset(run)
+  if run.spans then
+    find_keys(run)
+  end
+  for n = 1, run.size do
+    local charge = run.charges[n]
+    local remaining = charge.quota
+    call('UNLINK', keys[passed + n])
+    if charge.line then
+      charge.room = charge.quota
+      find_line(run, charge, 1)
+      remaining = settle_line(run, charge, 0)
+    end
+    reply[passed + n + 1] = pack('<dddd', 1, remaining, 0, 0)
+  end
+end
+
+-- Decides what is left of a run.
+local function decide_run(run)
+  while run.nth < run.requests do
+    local times = run.times
+    if times == 0 then
+      times = unpack_numbers('<d', run.text, run.position + 8 * run.nth)
+    end
+    if run.operation == 'reset' then
+      reset(run)
+    else
+      decide(run, times)
+    end
+    passed, run.nth = passed + run.size, run.nth + 1
+    next_line = run.first_line + run.nth * run.lines
+  end
+end
+
+if last_run > 0 then
+  keys = {}
+  for place = last_run + 2, #ARGV do
+    keys[place - last_run - 1] = ARGV[place]
+  end
+else
+  last_run = #ARGV - 1
+end
+local runs, line_keys = {}, 0
+for n = 1, last_run do
+  runs[n] = read_run(ARGV[n + 1])
+  runs[n].first_line = line_keys
+  line_keys = line_keys + runs[n].requests * runs[n].lines
+end
+for _, run in ipairs(runs) do
+  run.first_line = #keys - line_keys + 1 + run.first_line
+  next_line = run.first_line
+  while run.nth < run.requests do
+    local fine, failure = pcall(decide_run, run)
+    if not fine then
+      -- The request has added nothing. Its error is the reply, and those after it are decided as if it had not been there.
+      errors = errors or {}
+      local message = tostring(failure)
+      -- From its code on, which may follow the line of the script.
+      errors[#errors + 1] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
+      for place = passed + 2, passed + 1 + run.size do
+        reply[place] = pack('<dddd', -#errors, 0, 0, 0)
+      end
+      passed, run.nth = passed + run.size, run.nth + 1
+      next_line = run.first_line + run.nth * run.lines
+    end
+  end
+end
+local packed = table.concat(reply)
+return errors and { packed, unpack(errors) } or packed

@@ -4,199 +4,202 @@
 -- A text of doubles: for each process its number, the number of its line, when its place expires, how many requests it has, and for
 -- each of these when it has arrived and its cost.
 
--- The function of a charge with a line, in place of `rest`, and what is done when its rule has returned.
-local in_line, after_line
+-- Reads the places that have not expired, without those of a clock that is gone.
+local function read_places(key)
+  local text, places, at, left = call('GET', key) or '', {}, 1, BOUND
+  while at + 31 <= #text and left > 0 do
+    local place, size = {}, 0
+    place.process, place.line, place.til, size, at = unpack_numbers('<dddd', text, at)
+    for n = 1, math.min(size, left, math.floor((#text + 1 - at) / 16)) do
+      place[2 * n - 1], place[2 * n], at = unpack_numbers('<dd', text, at)
+      left = left - 1
+    end
+    if place[1] and now < place.til and place.til <= now + PLACE_US then
+      places[#places + 1] = place
+    end
+  end
+  return places
+end
 
-if has_lines then
-  -- Reads the places that have not expired, without those of a clock that is gone.
-  local function read(key)
-    local text, places, at, left = call('GET', key) or '', {}, 1, BOUND
-    while at + 31 <= #text and left > 0 do
-      local place, size = {}, 0
-      place.process, place.line, place.til, size, at = unpack_numbers('<dddd', text, at)
-      for n = 1, math.min(size, left, math.floor((#text + 1 - at) / 16)) do
-        place[2 * n - 1], place[2 * n], at = unpack_numbers('<dd', text, at)
-        left = left - 1
-      end
-      if place[1] and now < place.til and place.til <= now + PLACE_US then
-        places[#places + 1] = place
+-- Writes the places, which expire with the last one.
+local function write_places(key, places)
+  local texts, last = {}, 0
+  for _, place in ipairs(places) do
+    if place[1] then
+      last = math.max(last, place.til)
+      texts[#texts + 1] = pack('<dddd', place.process, place.line, place.til, #place / 2)
+      for n = 1, #place, 2 do
+        texts[#texts + 1] = pack('<dd', place[n], place[n + 1])
       end
     end
-    return places
   end
+  if last > 0 then
+    call('SET', key, table.concat(texts), 'PXAT', expiry(last))
+  else
+    call('UNLINK', key)
+  end
+end
 
-  -- Writes the places, which expire with the last one.
-  local function write_places(key, places)
-    local texts, last = {}, 0
-    for _, place in ipairs(places) do
-      if place[1] then
-        last = math.max(last, place.til)
-        texts[#texts + 1] = pack('<dddd', place.process, place.line, place.til, #place / 2)
-        for n = 1, #place, 2 do
-          texts[#texts + 1] = pack('<dd', place[n], place[n + 1])
+-- The place of a line, which is made if it is not there.
+local function place_of(line)
+  for _, place in ipairs(line.places) do
+    if place.line == line.number then
+      return place
+    end
+  end
+  local place = { line = line.number }
+  line.places[#line.places + 1] = place
+  return place
+end
+
+-- The weight that has arrived before a time: without the place of `own`, or without those of its requests that are decided.
+local function weight_before(places, arrived, own, decided)
+  local weight = 0
+  for _, place in ipairs(places) do
+    local is_own = place.line == own
+    if not is_own or decided then
+      for n = 1, #place, 2 do
+        if place[n] < arrived and not (is_own and decided[place[n]]) then
+          weight = weight + place[n + 1]
         end
       end
     end
-    if last > 0 then
-      call('SET', key, table.concat(texts), 'PXAT', expiry(last))
+  end
+  return weight
+end
+
+-- The weight that comes before the nth of the requests that are decided. The order of the requests of one process in the line that
+-- they lead is that of the process.
+local function before(run, line, n)
+  local arrived = run.waiting and run.waiting[2 * n - 1]
+  if not arrived then
+    return weight_before(line.places, math.huge)
+  end
+  return weight_before(line.places, arrived, line.number, not line.leads and run.decided)
+end
+
+-- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one.
+local function time_until(charge, total)
+  local quota, cycle = charge.quota, charge.line.cycle
+  local cycles = cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
+  local cost = total - cycles * quota
+  local wait = charge.room < cost and charge.rule.wait(charge, cost) or 0
+  return math.min(cycles * cycle + wait, LONGEST_WAIT_US)
+end
+
+-- The arrivals of the first of these requests.
+local function decided_of(waiting, times)
+  local decided = {}
+  for n = 1, times do
+    decided[waiting[2 * n - 1]] = n
+  end
+  return decided
+end
+
+-- Reads the line of a charge, and finds how many of the requests fit behind it.
+local function read_line(run, charge, fits)
+  local line, operation, times = charge.line, run.operation, run.callers
+  run.leads = run.leads or line.leads
+  line.places, line.lacks, line.wait = read_places(line.key), false, nil
+  run.decided = run.decided or run.waiting and decided_of(run.waiting, times)
+  if operation ~= 'wait' and operation ~= 'check' and operation ~= 'peek' then
+    return fits
+  end
+  fits = 0
+  while fits < times and before(run, line, fits + 1) + (fits + 1) * charge.cost <= charge.room do
+    fits = fits + 1
+  end
+  line.lacks = fits < times or charge.bans and charge.bans.is_in_force
+  -- A request that has just arrived stands in the line only if it may wait for all that it lacks.
+  if operation == 'wait' and line.lacks and not run.waiting then
+    line.wait = time_until(charge, before(run, line, 1) + line.ahead + charge.cost)
+    -- When slots will be free is not known.
+    run.may_wait = run.may_wait and line.longest >= (line.cycle > 0 and line.wait or 1)
+  end
+  return fits
+end
+
+-- The requests of a place without those that are decided, of which several may have arrived at once.
+local function without_decided(place, waiting, times)
+  local decided, others = {}, {}
+  for n = 1, times do
+    decided[waiting[2 * n - 1]] = (decided[waiting[2 * n - 1]] or 0) + 1
+  end
+  for n = 1, #place, 2 do
+    local left = decided[place[n]] or 0
+    if left > 0 then
+      decided[place[n]] = left - 1
     else
-      call('UNLINK', key)
+      others[#others + 1], others[#others + 2] = place[n], place[n + 1]
     end
   end
+  return others
+end
 
-  -- The place of a line, which is made if it is not there.
-  local function place_of(line)
-    for _, place in ipairs(line.places) do
-      if place.line == line.number then
-        return place
+-- Ends a decision about requests that wait: those that are admitted leave the line. Those that are denied stand in it if this key
+-- lacks room for them, except at their last check, which leads no line.
+local function settle(run, charge, admitted)
+  local line, waiting, kept = charge.line, run.waiting, {}
+  local place = place_of(line)
+  if waiting and line.leads then
+    for n = 2 * (line.lacks and admitted or run.callers) + 1, #waiting do
+      kept[#kept + 1] = waiting[n]
+    end
+  elseif waiting then
+    -- In a line that they do not lead those that are denied are inserted by their arrival.
+    kept = without_decided(place, waiting, run.callers)
+    for n = line.lacks and run.leads and admitted + 1 or math.huge, run.callers do
+      local at = 1
+      while at < #kept and kept[at] <= waiting[2 * n - 1] do
+        at = at + 2
       end
+      table.insert(kept, at, charge.cost)
+      table.insert(kept, at, waiting[2 * n - 1])
     end
-    local place = { line = line.number }
-    line.places[#line.places + 1] = place
-    return place
+  elseif line.lacks and run.may_wait and #place < 2 * PLACE_SIZE then
+    kept = { unpack(place) }
+    kept[#kept + 1], kept[#kept + 2] = now, charge.cost
+  else
+    return
   end
+  local changes = line.leads and #kept + #place > 0
+  for n = 1, math.max(#place, #kept) do
+    changes = changes or place[n] ~= kept[n]
+    place[n] = n <= 2 * PLACE_SIZE and kept[n] or nil
+  end
+  if changes then
+    place.process, place.til = run.process, now + PLACE_US
+    write_places(line.key, line.places)
+  end
+end
 
-  -- The weight that has arrived before a time: without the place of `own`, or without those of its requests that are decided.
-  local function weight_before(places, arrived, own, decided)
-    local weight = 0
-    for _, place in ipairs(places) do
-      local is_own = place.line == own
-      if not is_own or decided then
-        for n = 1, #place, 2 do
-          if place[n] < arrived and not (is_own and decided[place[n]]) then
-            weight = weight + place[n + 1]
-          end
-        end
-      end
+-- Wakes the processes whose first requests fit now.
+local function wake(run, charge)
+  local line = charge.line
+  for _, place in ipairs(line.places) do
+    local is_own = run.operation == 'wait' and line.leads and place.line == line.number
+    if place[1] and not is_own and weight_before(line.places, place[1], place.line) + place[2] <= charge.room then
+      local channel = string.match(line.key, '^(.-:1:)line:') .. 'wake:' .. digits(place.process)
+      -- Without permission for it, the request is checked again within a second.
+      redis.pcall('PUBLISH', channel, digits(place.line))
     end
-    return weight
   end
+end
 
-  -- The weight that comes before the nth of the requests that are decided. The order of the requests of one process in the line that
-  -- they lead is that of the process.
-  local function before(request, line, n)
-    local arrived = request.waiting and request.waiting[2 * n - 1]
-    if not arrived then
-      return weight_before(line.places, math.huge)
-    end
-    return weight_before(line.places, arrived, line.number, not line.leads and request.decided)
+-- Ends a decision in the line of a charge. Returns what remains behind it, and how long the first request waits that is not admitted.
+local function settle_line(run, charge, admitted)
+  local line, operation, wait = charge.line, run.operation, 0
+  if operation == 'wait' or run.waiting then
+    settle(run, charge, admitted)
   end
-
-  -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one.
-  local function time_until(request, charge, total)
-    local quota, line = charge[C_QUOTA], charge[C_LINE]
-    local cycles = line.cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
-    local function looks(_, room, _, cost)
-      return 0, room < cost
-    end
-    local _, _, wait =
-      charge[C_RULE](line.key, 1, looks, total - cycles * quota, quota, charge[C_X], charge[C_Y], charge[C_Z], request)
-    return math.min(cycles * line.cycle + wait, LONGEST_WAIT_US)
+  if operation == 'wait' or operation == 'refund' or operation == 'end' or operation == 'reset' then
+    wake(run, charge)
   end
-
-  -- The requests of a place without those that are decided, of which several may have arrived at once.
-  local function without_decided(place, waiting, times)
-    local decided, others = {}, {}
-    for n = 1, times do
-      decided[waiting[2 * n - 1]] = (decided[waiting[2 * n - 1]] or 0) + 1
-    end
-    for n = 1, #place, 2 do
-      local left = decided[place[n]] or 0
-      if left > 0 then
-        decided[place[n]] = left - 1
-      else
-        others[#others + 1], others[#others + 2] = place[n], place[n + 1]
-      end
-    end
-    return others
+  if line.lacks then
+    local nth = run.waiting and admitted + 1 or 1
+    local ahead = not run.waiting and operation == 'wait' and line.ahead or 0
+    wait = line.wait or time_until(charge, before(run, line, nth) + ahead + charge.cost)
+    wait = wait > 0 and wait or SOON_US
   end
-
-  -- Ends a decision about requests that wait: those that are admitted leave the line. Those that are denied stand in it if this key
-  -- lacks room for them, except at their last check, which leads no line.
-  local function settle(request, charge, line, admitted)
-    local waiting, place, kept = request.waiting, place_of(line), {}
-    if waiting and line.leads then
-      for n = 2 * (line.lacks and admitted or request.times) + 1, #waiting do
-        kept[#kept + 1] = waiting[n]
-      end
-    elseif waiting then
-      -- In a line that they do not lead those that are denied are inserted by their arrival.
-      kept = without_decided(place, waiting, request.times)
-      for n = line.lacks and request.leads and admitted + 1 or math.huge, request.times do
-        local at = 1
-        while at < #kept and kept[at] <= waiting[2 * n - 1] do
-          at = at + 2
-        end
-        table.insert(kept, at, charge[C_COST])
-        table.insert(kept, at, waiting[2 * n - 1])
-      end
-    elseif line.lacks and request.may_wait and #place < 2 * PLACE_SIZE then
-      kept = { unpack(place) }
-      kept[#kept + 1], kept[#kept + 2] = now, charge[C_COST]
-    else
-      return
-    end
-    local changes = line.leads and #kept + #place > 0
-    for n = 1, math.max(#place, #kept) do
-      changes = changes or place[n] ~= kept[n]
-      place[n] = n <= 2 * PLACE_SIZE and kept[n] or nil
-    end
-    if changes then
-      place.process, place.til = request.process, now + PLACE_US
-      write_places(line.line_key, line.places)
-    end
-  end
-
-  -- Wakes the processes whose first requests fit now.
-  local function wake(line, room)
-    for _, place in ipairs(line.places) do
-      local is_own = operation == 'wait' and line.leads and place.line == line.number
-      if place[1] and not is_own and weight_before(line.places, place[1], place.line) + place[2] <= room then
-        local channel = string.match(line.line_key, '^(.-:1:)line:') .. 'wake:' .. digits(place.process)
-        -- Without permission for it, the request is checked again within a second.
-        redis.pcall('PUBLISH', channel, digits(place.line))
-      end
-    end
-  end
-
-  function in_line(request, room, fits, cost)
-    local charge = request.deciding
-    local line = charge[C_LINE]
-    line.key, line.line_key, request.lines = keys[request.place], keys[request.lines], request.lines + 1
-    request.leads = request.leads or line.leads
-    line.places, line.lacks, line.wait = read(line.line_key), false, nil
-    if operation == 'wait' or operation == 'check' or operation == 'peek' then
-      fits = 0
-      while fits < request.times and before(request, line, fits + 1) + (fits + 1) * cost <= room do
-        fits = fits + 1
-      end
-      line.lacks = fits < request.times or request.banned == charge
-      -- A request that has just arrived stands in the line only if it may wait for all that it lacks.
-      if operation == 'wait' and line.lacks and not request.waiting then
-        line.wait = time_until(request, charge, before(request, line, 1) + line.ahead + cost)
-        -- When slots will be free is not known.
-        local known = line.cycle > 0 and line.wait or 1
-        request.may_wait = request.may_wait and line.longest >= known
-      end
-    end
-    local counted, waits, refunded_at = rest(request, room, fits, cost)
-    if operation == 'wait' or request.waiting then
-      settle(request, charge, line, counted)
-    end
-    return counted, waits, refunded_at
-  end
-
-  -- What remains of a charge behind the line, and how long the first request waits that is not admitted.
-  function after_line(request, charge, line, room, wait)
-    if operation == 'wait' or operation == 'refund' or operation == 'end' or operation == 'reset' then
-      wake(line, room)
-    end
-    if line.lacks then
-      local nth = request.waiting and request.fits + 1 or 1
-      local ahead = not request.waiting and operation == 'wait' and line.ahead or 0
-      wait = line.wait or time_until(request, charge, before(request, line, nth) + ahead + charge[C_COST])
-      wait = wait > 0 and wait or SOON_US
-    end
-    return math.max(0, room - weight_before(line.places, math.huge)), wait
-  end
+  return math.max(0, charge.room - weight_before(line.places, math.huge)), wait
 end

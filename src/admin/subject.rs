@@ -66,11 +66,11 @@ pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
             "nothing is reset: no limit of this policy is known, since no request has chosen one in this process yet",
         ));
     }
-    // Limits of one algorithm share the counts of a key.
+    // Limits of one shape share the counts of a key.
     let mut done = Vec::new();
     for (policy, own) in limits {
         for limit in [Some(own.clone()), policy.overriding(own, key)].into_iter().flatten() {
-            let counts = (limit.named.limit.algorithm(), policy.ban());
+            let counts = (limit.named.limit.shape(), policy.ban());
             if limit.named.limit.is_counted() && !done.contains(&counts) {
                 let _ = perform(Operation::Reset, undecided(policy, &limit, key)).await?;
                 done.push(counts);

@@ -327,15 +327,13 @@ impl Settlement {
 }
 
 /// The limit that a settlement applies: that of the last load of a file, if the counts are the same.
-///
-/// An older window would remove counts of the newest one.
 fn newest_limit(policy: &PolicyDecision) -> Arc<RenderedLimit> {
     let context = policy.policy();
     let charged = policy.chosen.as_ref().unwrap_or(&context.limit);
     let file = context.file.as_ref().filter(|_| policy.chosen.is_none());
     let newest = file.and_then(|file| file.newest_limit());
     newest
-        .filter(|newest| newest.named.limit.algorithm() == charged.named.limit.algorithm())
+        .filter(|newest| newest.named.limit.shape() == charged.named.limit.shape())
         .unwrap_or_else(|| charged.clone())
 }
 

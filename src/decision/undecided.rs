@@ -362,7 +362,7 @@ impl PolicyDecision {
         let named = self.named();
         let hash = HASHER.hash_one((
             self.context.store_number(),
-            named.limit.algorithm(),
+            named.limit.shape(),
             &*named.name,
             self.key.as_bytes(),
         ));

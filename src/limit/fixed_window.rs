@@ -4,12 +4,12 @@ use std::{fmt, time::Duration};
 use jiff::tz::TimeZone;
 
 #[cfg(feature = "calendar")]
-use super::{calendar::Calendar, constructors::Fault};
+use super::{calendar::Calendar, constructors::Fault, limit::hash_text};
 use super::{
     constructors::constructors,
     limit::Share,
     prefetch::{PrefetchText, prefetch},
-    rate::WindowText,
+    rate::{LengthText, WindowText},
     rule::{MAX_TOTAL, Rule, SLACK},
 };
 #[cfg(feature = "calendar")]
@@ -173,6 +173,26 @@ impl FixedWindow {
         !matches!(self.kind, Kind::Anchored(_))
     }
 
+    /// The numbers that shape what is stored: the length, and whether windows are aligned; of a calendar a hash.
+    pub(super) fn shape(&self) -> [u64; 2] {
+        match &self.kind {
+            Kind::Anchored(window) => [window.as_micros() as u64, 0],
+            Kind::Aligned(window) => [window.as_micros() as u64, 1],
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(calendar, zone) => [hash_text(calendar.name()), hash_text(name_of(zone))],
+        }
+    }
+
+    /// The same in the keys of Redis, such as `1h/aligned` or `day/Europe/Berlin`.
+    pub(super) fn write_shape(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            Kind::Anchored(window) => write!(f, "{}", LengthText(*window)),
+            Kind::Aligned(window) => write!(f, "{}/aligned", LengthText(*window)),
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(calendar, zone) => write!(f, "{}/{}", calendar.name(), name_of(zone)),
+        }
+    }
+
     pub(crate) fn scaled(self, share: Share) -> Self {
         Self {
             quota: share.part_of(self.quota),
@@ -256,7 +276,7 @@ pub(crate) struct Window {
 impl Rule for FixedWindow {
     type State = Window;
 
-    fn advance(&self, window: &mut Window, now: u64, _: u64, _: bool) {
+    fn read(&self, window: &mut Window, now: u64, _: u64) -> u64 {
         let (opens, closes) = self.around(now);
         let finish = self.finish(window.start, (opens, closes), now);
         let slack = SLACK.min(closes - opens);
@@ -274,13 +294,10 @@ impl Rule for FixedWindow {
                 used: 0,
             };
         }
-    }
-
-    fn room(&self, window: &Window, _: u64) -> u64 {
         self.quota.saturating_sub(window.used)
     }
 
-    fn add(&self, window: &mut Window, _: u64, weight: u64) {
+    fn add(&self, window: &mut Window, _: u64, weight: u64, _: u64) {
         window.used = (window.used + weight).min(MAX_TOTAL);
     }
 
@@ -295,7 +312,7 @@ impl Rule for FixedWindow {
         }
     }
 
-    fn refund(&self, window: &mut Window, _: u64, at: u64, weight: u64) -> bool {
+    fn give_back(&self, window: &mut Window, _: u64, at: u64, weight: u64) -> bool {
         let counts = window.used > 0 && (window.start..window.finish).contains(&at);
         if counts {
             window.used = window.used.saturating_sub(weight);

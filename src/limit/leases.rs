@@ -27,9 +27,6 @@ pub(super) struct Held {
     /// In the order of their expiries.
     pub(super) order: BTreeSet<(u64, Lease)>,
     pub(super) expiries: HashMap<Lease, u64>,
-    /// What the charge that is decided has found, and not removed.
-    expired: Ended,
-    gone: Ended,
 }
 
 /// A lease as it is stored. Those of one id differ if its length or its weight does.
@@ -81,57 +78,25 @@ impl Held {
         self.expiries.insert(lease, expires_at);
     }
 
-    /// Finds those that have expired.
-    pub(super) fn find_expired(&mut self, now: u64) {
-        let expired = self.order.iter().take_while(|(expires_at, _)| *expires_at <= now);
-        self.expired = Ended::of(expired);
-        self.gone = Ended::default();
-    }
-
-    /// Finds those of a clock that is gone, the newest first. One that lies ahead by less than its length may be alive: its
-    /// next renewal is by the clock that was set back.
-    pub(super) fn find_gone(&mut self, now: u64) {
-        let order = self.order.iter().rev();
-        self.gone = Ended::of(order.take_while(|(expires_at, lease)| *expires_at > now + 2 * lease.length));
-    }
-
-    pub(super) fn remove_ended(&mut self) {
-        for _ in 0..std::mem::take(&mut self.expired).leases {
-            self.order.first().copied().map(|(_, lease)| self.remove(&lease));
-        }
-        for _ in 0..std::mem::take(&mut self.gone).leases {
-            self.order.last().copied().map(|(_, lease)| self.remove(&lease));
+    /// Removes those that have expired, as many as a charge may.
+    pub(super) fn remove_expired(&mut self, now: u64) {
+        for _ in 0..BOUND {
+            match self.order.first().copied() {
+                Some((expires_at, lease)) if expires_at <= now => self.remove(&lease),
+                _ => return,
+            };
         }
     }
 
-    /// The weight of the leases that have not ended.
-    pub(super) fn counted(&self) -> u64 {
-        self.total - self.expired.weight - self.gone.weight
-    }
-
-    /// When the last lease that has not ended expires.
-    pub(super) fn newest(&self) -> Option<u64> {
-        self.order
-            .iter()
-            .rev()
-            .nth(self.gone.leases)
-            .map(|(expires_at, _)| *expires_at)
-    }
-}
-
-/// Leases that have ended, at one end of the order.
-#[derive(Debug, Default)]
-pub(super) struct Ended {
-    leases: usize,
-    weight: u64,
-}
-
-impl Ended {
-    fn of<'a>(leases: impl Iterator<Item = &'a (u64, Lease)>) -> Self {
-        leases.take(BOUND).fold(Self::default(), |ended, (_, lease)| Self {
-            leases: ended.leases + 1,
-            weight: ended.weight + lease.weight,
-        })
+    /// Removes those of a clock that is gone, the newest first. One that is ahead by less than its length may be alive: its next
+    /// renewal is by the clock that was set back.
+    pub(super) fn remove_gone(&mut self, now: u64) {
+        for _ in 0..BOUND {
+            match self.order.last().copied() {
+                Some((expires_at, lease)) if expires_at > now + 2 * lease.length => self.remove(&lease),
+                _ => return,
+            };
+        }
     }
 }
 
@@ -149,24 +114,19 @@ impl Concurrency {
 impl Rule for Concurrency {
     type State = Leases;
 
-    fn advance(&self, state: &mut Leases, now: u64, weight: u64, reads_only: bool) {
-        let Some(held) = &mut state.0 else { return };
-        held.find_expired(now);
-        if held.counted() + weight > self.quota() {
-            held.find_gone(now);
+    fn read(&self, state: &mut Leases, now: u64, needed: u64) -> u64 {
+        let Some(held) = &mut state.0 else {
+            return self.quota();
+        };
+        held.remove_expired(now);
+        if held.total + needed > self.quota() {
+            held.remove_gone(now);
         }
-        if !reads_only {
-            held.remove_ended();
-        }
+        self.quota().saturating_sub(held.total)
     }
 
-    fn room(&self, state: &Leases, _: u64) -> u64 {
-        let held = state.0.as_ref().map_or(0, |held| held.counted());
-        self.quota().saturating_sub(held)
-    }
-
-    fn add(&self, state: &mut Leases, now: u64, weight: u64) {
-        self.change(state, now, Change::Add, weight, None);
+    fn add(&self, state: &mut Leases, now: u64, weight: u64, count: u64) {
+        self.change(state, now, Change::Add { count }, weight, None);
     }
 
     fn wait(&self, _: &Leases, _: u64, _: u64) -> u64 {
@@ -174,12 +134,17 @@ impl Rule for Concurrency {
     }
 
     fn reset(&self, state: &Leases, now: u64) -> u64 {
-        let newest = state.0.as_ref().and_then(|held| held.newest());
-        newest.map_or(0, |expires_at| expires_at.saturating_sub(now))
+        let newest = state.0.as_ref().and_then(|held| held.order.last());
+        newest.map_or(0, |(expires_at, _)| expires_at.saturating_sub(now))
     }
 
-    fn refund(&self, _: &mut Leases, _: u64, _: u64, _: u64) -> bool {
+    fn give_back(&self, _: &mut Leases, _: u64, _: u64, _: u64) -> bool {
         false
+    }
+
+    fn room_of_leases(&self, state: &Leases) -> Option<u64> {
+        let held = state.0.as_ref().map_or(0, |held| held.total);
+        Some(self.quota().saturating_sub(held))
     }
 
     fn holds(&self, state: &Leases, weight: u64, id: Option<LeaseId>) -> bool {
@@ -189,16 +154,16 @@ impl Rule for Concurrency {
         held.expiries.contains_key(&self.lease_of(id, weight))
     }
 
-    fn change(&self, state: &mut Leases, now: u64, change: Change, weight: u64, id: Option<LeaseId>) -> bool {
+    fn change(&self, state: &mut Leases, now: u64, change: Change, cost: u64, id: Option<LeaseId>) -> bool {
         match change {
             Change::Nothing => false,
-            Change::Add | Change::Renew => {
-                let lease = self.lease_of(id.unwrap_or_else(LeaseId::random), weight);
+            Change::Add { .. } | Change::Renew => {
+                let lease = self.lease_of(id.unwrap_or_else(LeaseId::random), cost);
                 state.0.get_or_insert_default().put(lease, now);
                 true
             }
-            Change::End | Change::Refund { .. } => match (&mut state.0, id) {
-                (Some(held), Some(id)) => held.remove(&self.lease_of(id, weight)),
+            Change::End | Change::GiveBack { .. } => match (&mut state.0, id) {
+                (Some(held), Some(id)) => held.remove(&self.lease_of(id, cost)),
                 _ => false,
             },
         }

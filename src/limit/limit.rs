@@ -1,7 +1,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, sliding_counter::SlidingCounter,
+    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, shape::ShapeText, sliding_counter::SlidingCounter,
     sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 use crate::ConfigError;
@@ -273,12 +273,15 @@ pub(crate) struct NamedLimit {
     pub(crate) limit: Limit,
     /// The hash of the name by [`hash_text`].
     pub(crate) name_hash: u64,
+    /// The [`ShapeText`] of the limit.
+    pub(crate) shape_text: Box<str>,
 }
 
 impl NamedLimit {
     pub(crate) fn new(name: Arc<str>, limit: Limit) -> Self {
         Self {
             name_hash: hash_text(&name),
+            shape_text: ShapeText(&limit).to_string().into(),
             name,
             limit,
         }

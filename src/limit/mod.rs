@@ -46,7 +46,7 @@
 //!
 //! # What each one costs
 //!
-//! Memory is `MEMORY USAGE` of a key named `quota:1:log:login:{header:x-user-id=42}` on Redis 7.0.15 with jemalloc. Commands are
+//! Memory is `MEMORY USAGE` of a key named such as `quota:1:log/1min:login:{header:x-user-id=42}` on Redis 7.0.15 with jemalloc. Commands are
 //! those that the script runs for one check, `TIME` included. On Valkey 9.1 a large log needs a third less memory.
 //!
 //! | limit | bytes, 1 admitted | 100 admitted | full | commands, admitted | after expiry | denied |
@@ -124,14 +124,16 @@
 //!
 //! # When a limit changes
 //!
-//! Counts are stored under the name of the policy and of the algorithm.
+//! Counts are stored under the name of the policy, the algorithm, and what shapes its state: the window of a log, a counter or a fixed
+//! window, the precision of a log, and the rate of a bucket.
 //!
-//! * Other numbers: the counts stay, and the new numbers apply to them. After a quota was lowered, callers may have to wait until
-//!   enough has expired. After the length of the window was changed, the guarantee holds one new window later.
-//! * Another algorithm, or another name of the policy: counts start at zero, and the old ones expire.
+//! * Another quota, burst or lease: the counts stay, and the new number applies to them. After it was lowered, callers may have to wait
+//!   until enough has expired.
+//! * Another window, precision, rate, time zone or [prefetch](#units-that-are-taken-ahead) of a log; another algorithm, or another name
+//!   of the policy: counts start at zero, and the old ones expire.
 //!
-//! While old and new replicas of a service run side by side, each applies its own numbers to the same counts: a shorter window
-//! removes what counts in a longer one only. [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) chooses the numbers for each request.
+//! While old and new replicas of a service run side by side, each applies its own numbers: to the same counts, or with another
+//! window to counts of their own. [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) chooses the numbers for each request.
 //!
 //! A request that was checked before a [reload](crate::Policies) is refunded or settled by the new numbers. A request for which
 //! `with_limit_fn` has chosen the numbers is settled by these.
@@ -204,6 +206,7 @@ mod parse;
 mod prefetch;
 mod rate;
 mod rule;
+mod shape;
 mod sliding_counter;
 mod sliding_log;
 mod token_bucket;
@@ -224,6 +227,7 @@ pub(crate) use self::{
     line::{Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
     rate::LengthText,
     rule::{Change, Effect, MAX_QUOTA, Saved, State},
+    shape::{Shape, ShapeText},
 };
 #[cfg(feature = "_redis")]
 pub(crate) use self::{
@@ -231,7 +235,7 @@ pub(crate) use self::{
     concurrency::{HEAVIEST, RETRY_US},
     line::LONGEST_WAIT_US,
     rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
-    sliding_log::{BUDGET, LONGER_WINDOWS, STEPS},
+    sliding_log::{BUDGET, FEW, STEPS},
 };
 
 /// Chooses the limit of a request.

@@ -9,26 +9,24 @@ use super::{
     token_bucket::Bucket,
 };
 
-/// The contract of an algorithm: how it changes what is stored for one key.
+/// The contract of an algorithm, which is written with the same names in `lua/`.
 ///
-/// A store calls [`advance`](Self::advance), compares [`room`](Self::room) with the cost, calls [`add`](Self::add) if the
-/// request is admitted, and reports [`wait`](Self::wait) and [`reset`](Self::reset). Times are microseconds since the Unix
-/// epoch, lengths of time are microseconds. From one `advance` to the next a rule reads or removes at most [`BOUND`] entries.
+/// Times are microseconds since the Unix epoch, lengths of time are microseconds. From one `read` to the next a rule reads or removes at
+/// most [`BOUND`] entries.
 pub(crate) trait Rule {
     /// What is stored for one key. The default is the state of a key that nothing was counted on.
     type State: Default;
 
-    /// Finds what counts at `now`, and removes what no longer does.
+    /// Forgets what does not count, and returns the weight that fits.
     ///
-    /// Entries that are ahead of the clock, because it was set back, are removed if `weight` does not fit beside them. With
-    /// `reads_only` nothing is removed, or the store restores the state afterwards.
-    fn advance(&self, state: &mut Self::State, now: u64, weight: u64, reads_only: bool);
+    /// Entries that are ahead of the clock, because it was set back, are removed if `needed` does not fit beside them.
+    fn read(&self, state: &mut Self::State, now: u64, needed: u64) -> u64;
 
-    /// The weight that fits.
-    fn room(&self, state: &Self::State, now: u64) -> u64;
+    /// Adds the weight of so many requests, whether it fits or not.
+    fn add(&self, state: &mut Self::State, now: u64, weight: u64, count: u64);
 
-    /// Adds weight, whether it fits or not.
-    fn add(&self, state: &mut Self::State, now: u64, weight: u64);
+    /// Takes back weight that was added at the time `at`, as far as it still counts. Returns whether the state changed.
+    fn give_back(&self, state: &mut Self::State, now: u64, at: u64, weight: u64) -> bool;
 
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
     fn wait(&self, state: &Self::State, now: u64, cost: u64) -> u64;
@@ -41,24 +39,26 @@ pub(crate) trait Rule {
         self.reset(state, now)
     }
 
-    /// Subtracts weight that was added at the time `at`, as far as it still counts. Returns whether the state changed.
-    fn refund(&self, state: &mut Self::State, now: u64, at: u64, weight: u64) -> bool;
+    /// The weight that leases leave, for an algorithm with leases.
+    fn room_of_leases(&self, _: &Self::State) -> Option<u64> {
+        None
+    }
 
     /// Whether the slots of this lease are held.
     fn holds(&self, _: &Self::State, _weight: u64, _: Option<LeaseId>) -> bool {
         false
     }
 
-    /// Makes a change of this weight, for an algorithm with leases that of this lease. Returns whether the state changed.
+    /// Makes a change, for an algorithm with leases that of this lease. Returns whether the state changed.
     #[inline(always)]
-    fn change(&self, state: &mut Self::State, now: u64, change: Change, weight: u64, _: Option<LeaseId>) -> bool {
+    fn change(&self, state: &mut Self::State, now: u64, change: Change, cost: u64, _: Option<LeaseId>) -> bool {
         match change {
             Change::Nothing | Change::Renew | Change::End => false,
-            Change::Add => {
-                self.add(state, now, weight);
+            Change::Add { count } => {
+                self.add(state, now, cost.saturating_mul(count), count);
                 true
             }
-            Change::Refund { at } => self.refund(state, now, at, weight),
+            Change::GiveBack { at } => self.give_back(state, now, at, cost),
         }
     }
 }
@@ -67,9 +67,12 @@ pub(crate) trait Rule {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     Nothing,
-    Add,
-    /// Subtracts what was added at that time, or ends the lease.
-    Refund {
+    /// Adds the costs of so many requests.
+    Add {
+        count: u64,
+    },
+    /// Takes back what was added at that time, or ends the lease.
+    GiveBack {
         at: u64,
     },
     /// Renews a lease, or adds it again.
@@ -148,20 +151,7 @@ impl State {
         }
     }
 
-    /// Whether it is a state of the algorithm of this limit.
-    #[inline]
-    pub(crate) fn is_of(&self, limit: &Limit) -> bool {
-        matches!(
-            (limit, self),
-            (Limit::SlidingLog(_), Self::Log(_))
-                | (Limit::SlidingCounter(_), Self::Counter(_))
-                | (Limit::FixedWindow(_), Self::Window(_))
-                | (Limit::TokenBucket(_), Self::Bucket(_))
-                | (Limit::Concurrency(_), Self::Leases(_))
-        )
-    }
-
-    /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::advance`] does is kept.
+    /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::read`] does is kept.
     ///
     /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired
     /// leases.
@@ -197,43 +187,40 @@ pub(crate) enum Saved {
 pub(crate) struct Effect {
     /// Whether the change has added or subtracted anything.
     pub(crate) changed: bool,
-    /// The weight that fits after the change.
-    pub(crate) room: u64,
+    /// The weight that fits then, where it is known without reading the state again.
+    pub(crate) room: Option<u64>,
     /// The time until nothing counts.
     pub(crate) reset: u64,
     /// The time for which the state is stored.
     pub(crate) lasts: u64,
 }
 
-/// The steps of a decision. The state is [of](State::is_of) this limit, and times are in microseconds.
+/// The steps of a decision. The state is [new](State::new) of a limit of the same [shape](Limit::shape), and times are in microseconds.
 ///
-/// All states of a request are advanced before any is changed, since a request is admitted if all of them fit.
+/// All states of a request are read before any is changed, since a request is admitted if all of them fit.
 impl Limit {
-    /// Removes what no longer counts unless it `reads_only`, and returns the weight that fits.
+    /// Forgets what does not count, and returns the weight that fits.
     #[inline]
-    pub(crate) fn advance(&self, state: &mut State, now: u64, weight: u64, reads_only: bool) -> u64 {
-        dispatch!(self, state, |rule, state| {
-            rule.advance(state, now, weight, reads_only);
-            rule.room(state, now)
-        },
+    pub(crate) fn read(&self, state: &mut State, now: u64, needed: u64) -> u64 {
+        dispatch!(self, state, |rule, state| rule.read(state, now, needed),
             mismatch => mismatch())
     }
 
-    /// Makes a change of this weight, of this lease if the algorithm has leases.
+    /// Makes a change, of this lease if the algorithm has leases.
     #[inline(always)]
     pub(crate) fn change(
         &self,
         state: &mut State,
         now: u64,
         change: Change,
-        weight: u64,
+        cost: u64,
         lease: Option<LeaseId>,
     ) -> Effect {
         dispatch!(self, state, |rule, state| {
-            let changed = rule.change(state, now, change, weight, lease);
+            let changed = rule.change(state, now, change, cost, lease);
             Effect {
                 changed,
-                room: rule.room(state, now),
+                room: rule.room_of_leases(state),
                 reset: rule.reset(state, now),
                 lasts: rule.lasts(state, now),
             }
@@ -249,7 +236,7 @@ impl Limit {
 
     /// Time until a weight fits, if nothing else is added: each quota beyond the first takes a [cycle](Self::cycle_us) more.
     #[cold]
-    pub(crate) fn time_until(&self, state: &mut State, now: u64, weight: u64, reads: bool) -> u64 {
+    pub(crate) fn time_until(&self, state: &mut State, now: u64, weight: u64) -> u64 {
         let quota = self.quota();
         let cycles = if self.is_held() {
             0
@@ -257,7 +244,7 @@ impl Limit {
             weight.saturating_sub(1) / quota
         };
         let rest = weight - cycles * quota;
-        let room = self.advance(state, now, rest, reads);
+        let room = self.read(state, now, rest);
         let wait = if rest <= room { 0 } else { self.wait(state, now, rest) };
         let cycles_us = cycles.saturating_mul(self.cycle_us());
         cycles_us.saturating_add(wait).min(LONGEST_WAIT_US)
@@ -310,22 +297,12 @@ mod tests {
     }
 
     #[test]
-    fn each_algorithm_has_a_state_of_its_own() {
-        for limit in limits() {
-            let state = State::new(&limit);
-            for other in limits() {
-                assert_eq!(state.is_of(&other), limit == other, "{limit} and {other}");
-            }
-        }
-    }
-
-    #[test]
     fn each_algorithm_that_counts_denies_the_request_after_the_last_one() {
         for limit in limits() {
             let mut state = State::new(&limit);
-            assert_eq!(limit.advance(&mut state, 1, 1, false), 1, "{limit}");
-            limit.change(&mut state, 1, Change::Add, 1, None);
-            assert_eq!(limit.advance(&mut state, 1, 1, false), 0, "{limit}");
+            assert_eq!(limit.read(&mut state, 1, 1), 1, "{limit}");
+            limit.change(&mut state, 1, Change::Add { count: 1 }, 1, None);
+            assert_eq!(limit.read(&mut state, 1, 1), 0, "{limit}");
         }
     }
 }

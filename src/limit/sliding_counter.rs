@@ -164,7 +164,7 @@ pub(crate) struct Counter {
 impl Rule for SlidingCounter {
     type State = Counter;
 
-    fn advance(&self, counter: &mut Counter, now: u64, _: u64, _: bool) {
+    fn read(&self, counter: &mut Counter, now: u64, _: u64) -> u64 {
         let window = self.window_us();
         let start = now - now % window;
 
@@ -189,15 +189,11 @@ impl Rule for SlidingCounter {
                 ..Counter::default()
             }
         };
+        let room = self.quota.saturating_sub(counter.current);
+        room.saturating_sub(self.share(counter, now))
     }
 
-    fn room(&self, counter: &Counter, now: u64) -> u64 {
-        self.quota
-            .saturating_sub(counter.current)
-            .saturating_sub(self.share(counter, now))
-    }
-
-    fn add(&self, counter: &mut Counter, _: u64, weight: u64) {
+    fn add(&self, counter: &mut Counter, _: u64, weight: u64, _: u64) {
         counter.current = (counter.current + weight).min(self.cap()).max(counter.current);
     }
 
@@ -222,7 +218,7 @@ impl Rule for SlidingCounter {
         at.saturating_sub(now)
     }
 
-    fn refund(&self, counter: &mut Counter, _: u64, at: u64, weight: u64) -> bool {
+    fn give_back(&self, counter: &mut Counter, _: u64, at: u64, weight: u64) -> bool {
         if counter.current + counter.previous == 0 {
             return false;
         }

@@ -203,14 +203,12 @@ impl Policy<()> {
     ///
     /// # Counts of several plans
     ///
-    /// Counts are stored under the name of the policy and of the algorithm, whatever the numbers:
+    /// Counts are stored as [after a change](crate::limit#when-a-limit-changes):
     ///
     /// * Limits of one algorithm and one window share the count of a key. A caller whose plan changes keeps what was counted,
     ///   and a plan decides about the requests of the others too.
-    /// * Limits of one algorithm and windows of different lengths share it as [after a change](crate::limit#when-a-limit-changes): a
-    ///   request under a shorter window may remove what counts in a longer one. Choose one length where callers change plans at
-    ///   will, such as by a header.
-    /// * Limits of different algorithms have separate counts.
+    /// * Limits of different windows or algorithms have separate counts. A caller that can change its plan at will, such as by a
+    ///   header, can use up each of them.
     ///
     /// # What applies to a request
     ///

@@ -1,6 +1,10 @@
+#[cfg(feature = "_redis")]
+use std::borrow::Cow;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::operation::Operation;
+#[cfg(feature = "_redis")]
+use crate::limit::ShapeText;
 use crate::{
     Ban, Key, Limit,
     limit::{Arrival, LeaseId, MAX_QUOTA, NamedLimit, hash_text},
@@ -104,6 +108,9 @@ pub struct Charge<'a> {
     ban: Option<&'a Ban>,
     line: Option<ChargeLine>,
     lease: Option<LeaseId>,
+    /// The shape of the limit as a text, if it is known.
+    #[cfg_attr(not(feature = "_redis"), expect(dead_code, reason = "a part of the keys of Redis"))]
+    shape_text: Option<&'a str>,
 }
 
 /// The line of a charge, for which requests may wait.
@@ -136,6 +143,7 @@ impl<'a> Charge<'a> {
             ban: None,
             line: None,
             lease: None,
+            shape_text: None,
         }
     }
 
@@ -151,6 +159,7 @@ impl<'a> Charge<'a> {
             ban: None,
             line: None,
             lease: None,
+            shape_text: Some(&named.shape_text),
         }
     }
 
@@ -205,6 +214,7 @@ impl<'a> Charge<'a> {
         Self {
             limit,
             cost: cost.clamp(1, MAX_QUOTA),
+            shape_text: None,
             ..self
         }
     }
@@ -241,6 +251,17 @@ impl<'a> Charge<'a> {
         self.ban.filter(|_| operation.regards_bans())
     }
 
+    /// The shape of its limit, as in the keys of Redis.
+    #[cfg(feature = "_redis")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn shape_text(&self) -> Cow<'a, str> {
+        match self.shape_text {
+            Some(text) => text.into(),
+            None => ShapeText(self.limit).to_string().into(),
+        }
+    }
+
     /// Its line, if this operation reads or wakes it.
     #[inline]
     pub(super) fn line_for(&self, operation: Operation) -> Option<ChargeLine> {
@@ -254,8 +275,8 @@ impl<'a> Charge<'a> {
 
     /// The hash of the key and the policy in a table.
     ///
-    /// Callers choose keys, so these are hashed with a secret. They do not choose names of policies; and algorithms are few,
-    /// so that they need no part in it.
+    /// Callers choose keys, so these are hashed with a secret. They do not choose names of policies; and shapes are few, so that
+    /// they need no part in it.
     #[inline(always)]
     pub(super) fn hash(&self, hasher: &RandomState) -> u64 {
         let mut hasher = hasher.build_hasher();

@@ -1,4 +1,3 @@
-mod entries;
 mod rule;
 
 use std::{fmt, time::Duration};
@@ -11,9 +10,9 @@ use super::{
 };
 use crate::ConfigError;
 
-pub(crate) use self::entries::Log;
+pub(crate) use self::rule::Log;
 #[cfg(feature = "_redis")]
-pub(crate) use self::entries::{BUDGET, LONGER_WINDOWS};
+pub(crate) use self::rule::{BUDGET, FEW};
 
 /// Sliding window log: at most the quota in any window, exactly.
 ///
@@ -69,20 +68,13 @@ pub(crate) use self::entries::{BUDGET, LONGER_WINDOWS};
 /// [`precision`](Self::precision). A request of any cost is one entry. Denied requests add nothing. The
 /// [module](crate::limit) compares the algorithms.
 ///
-/// [Charges](crate::LimiterRequest::charge) beyond the limit within one thousandth of the window are merged into one entry, which
-/// counts until the last of them is one window old. So they add at most 1,001 entries, and each counts too long by less than
-/// a thousandth of the window.
+/// [Charges](crate::LimiterRequest::charge) beyond the limit are merged with the newest entry within one thousandth of the window, which
+/// counts until the last of them is one window old. So they add at most 1,001 entries, and each counts too long by less than a
+/// thousandth of the window.
 ///
 /// One charge reads or removes at most 1,000 entries. If more than that have expired at once and some of them weigh more than
 /// 1, `remaining` is a lower bound until the next calls have removed them; and a wait that depends on more than 1,000 such
 /// entries is a lower bound too.
-///
-/// # Several windows on one key
-///
-/// [Plans](crate::Plans) of a policy, and two versions of a service during a deployment, may count on one key with different
-/// windows. Each admission counts in the window of each request that is decided, and is stored as long as the longest window
-/// under which a stored admission still counts: a request under a shorter window removes nothing that a longer one counts. After a
-/// window was made longer, admissions that were removed before count no more, so the quota holds from one new window later on.
 ///
 /// # When the clock of Redis is set back
 ///
@@ -224,19 +216,18 @@ impl SlidingLog {
         }
     }
 
-    /// The first and the last time at which entries are merged with one at this time: all entries if the log has a
-    /// precision, else those of charges beyond the limit.
-    fn step_around(&self, at: u64) -> (u64, u64) {
-        let step = match self.grain_us() {
-            0 => self.window_us().div_ceil(STEPS),
-            grain => grain,
-        };
-        let from = at - at % step;
-        (from, from + step - 1)
+    /// The time within which charges beyond the limit are one entry.
+    fn step(&self) -> u64 {
+        self.window_us().div_ceil(STEPS)
+    }
+
+    /// The numbers that shape what is stored.
+    pub(crate) fn shape(&self) -> [u64; 2] {
+        [self.window_us(), self.grain_us()]
     }
 }
 
-/// The number of steps that the window is divided into. Charges beyond the limit within one step are merged.
+/// The number of steps that the window is divided into. Charges beyond the limit within one step are one entry.
 pub(crate) const STEPS: u64 = 1_000;
 
 impl fmt::Display for SlidingLog {

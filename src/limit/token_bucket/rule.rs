@@ -5,7 +5,7 @@ impl Rule for TokenBucket {
     type State = Bucket;
 
     #[inline]
-    fn advance(&self, bucket: &mut Bucket, now: u64, _: u64, _: bool) {
+    fn read(&self, bucket: &mut Bucket, now: u64, _: u64) -> u64 {
         bucket.spent = bucket.spent.min(self.cap());
         let gone = bucket.at > now && bucket.at > now + SLACK.min(self.time(self.quota()));
         if gone || self.come(bucket.spent, now.saturating_sub(bucket.since)) {
@@ -15,16 +15,12 @@ impl Rule for TokenBucket {
                 at: now,
             };
         }
-    }
-
-    #[inline]
-    fn room(&self, bucket: &Bucket, now: u64) -> u64 {
         let come = self.tokens(now.saturating_sub(bucket.since));
         self.quota().saturating_add(come).saturating_sub(bucket.spent)
     }
 
     #[inline]
-    fn add(&self, bucket: &mut Bucket, now: u64, weight: u64) {
+    fn add(&self, bucket: &mut Bucket, now: u64, weight: u64, _: u64) {
         if bucket.spent == 0 {
             bucket.since = now;
         }
@@ -53,7 +49,7 @@ impl Rule for TokenBucket {
         }
     }
 
-    fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
+    fn give_back(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
         // After the last charge, all missing tokens are those of the charge. After an earlier one, those that came since then may
         // all be those of the charge.
         let is_last = at >= bucket.at;
@@ -68,7 +64,7 @@ impl Rule for TokenBucket {
         let come = self.tokens_rounded_up(passed);
         bucket.since = bucket.since.saturating_sub(self.time_rounded_down(come) - passed);
         bucket.spent = bucket.spent.saturating_sub(weight - come);
-        self.advance(bucket, now, 0, false);
+        self.read(bucket, now, 0);
         true
     }
 }

@@ -157,14 +157,13 @@ impl<'a> Advanced<'a> {
         } else {
             0
         };
-        let room = limit.advance(state, now, needed, operation == Operation::Peek);
+        let room = limit.read(state, now, needed);
         let held = operation == Operation::RenewLease && limit.holds(state, charge.lease_id(), cost);
-        let room = if held { room.max(cost) } else { room };
         let fitting = match &line {
             Some(AdvancedLine { line, standing, .. }) if operation.regards_lines() => {
                 line.fitting(standing, room, cost) as u64
             }
-            Some(_) | None if units == 1 => u64::from(room >= cost),
+            Some(_) | None if units == 1 => u64::from(room >= cost || held),
             Some(_) | None => (room / cost).min(units),
         };
         Self {
@@ -195,7 +194,7 @@ impl<'a> Advanced<'a> {
 
     /// How long the first request waits that is not admitted, if so many are.
     #[cold]
-    fn wait_in_line(&mut self, operation: Operation, admitted: u64) -> u64 {
+    fn wait_in_line(&mut self, admitted: u64) -> u64 {
         let Some(AdvancedLine {
             line, charge, standing, ..
         }) = &self.line
@@ -205,8 +204,7 @@ impl<'a> Advanced<'a> {
         let before = line.before(standing, admitted as usize);
         let ahead = if standing.waiting.is_some() { 0 } else { charge.ahead };
         let needed = before.saturating_add(ahead).saturating_add(self.charge.cost());
-        let reads = operation == Operation::Peek;
-        match self.charge.limit().time_until(self.state, self.now, needed, reads) {
+        match self.charge.limit().time_until(self.state, self.now, needed) {
             0 => SOON_US,
             wait => wait,
         }
@@ -223,7 +221,7 @@ impl<'a> Advanced<'a> {
         // When slots will be free is not known.
         let known = match self.charge.limit().is_held() {
             true => 1,
-            false => self.wait_in_line(Operation::Wait, 0),
+            false => self.wait_in_line(0),
         };
         known <= longest_us
     }
@@ -274,8 +272,8 @@ impl<'a> Advanced<'a> {
         let (limit, cost, now) = (self.charge.limit(), self.charge.cost(), self.now);
         let weight = cost.saturating_mul(admitted);
         let change = match operation {
-            Operation::Check | Operation::Wait | Operation::Charge if admitted > 0 => Change::Add,
-            Operation::Refund { admitted_at } => Change::Refund {
+            Operation::Check | Operation::Wait | Operation::Charge if admitted > 0 => Change::Add { count: admitted },
+            Operation::Refund { admitted_at } => Change::GiveBack {
                 at: admitted_at.as_micros() as u64,
             },
             Operation::RenewLease if !self.lacks() => Change::Renew,
@@ -288,14 +286,14 @@ impl<'a> Advanced<'a> {
             | Operation::RenewLease
             | Operation::Ban { .. } => Change::Nothing,
         };
-        let weight = if matches!(change, Change::Add) { weight } else { cost };
-        let effect = limit.change(self.state, now, change, weight, self.charge.lease_id());
-        let Effect {
-            changed, reset, lasts, ..
-        } = effect;
+        let effect = limit.change(self.state, now, change, cost, self.charge.lease_id());
+        let Effect { changed, reset, lasts, room } = effect;
         let room = match change {
-            Change::Add if changed && !limit.is_held() => self.room.saturating_sub(weight),
-            Change::Add | Change::Nothing | Change::Refund { .. } | Change::Renew | Change::End => effect.room,
+            Change::Add { .. } => self.room.saturating_sub(weight),
+            Change::Nothing => self.room,
+            Change::GiveBack { .. } | Change::Renew | Change::End => {
+                room.unwrap_or_else(|| limit.read(self.state, now, 0))
+            }
         };
         let lacks_room = match operation {
             Operation::RenewLease => self.lacks(),
@@ -364,7 +362,7 @@ impl<'a> Advanced<'a> {
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
         let known = if lacks && is_new {
-            Some(self.wait_in_line(operation, 0))
+            Some(self.wait_in_line(0))
         } else {
             None
         };
@@ -392,7 +390,7 @@ impl<'a> Advanced<'a> {
         if !lacks {
             return (remaining, None);
         }
-        let wait = known.unwrap_or_else(|| self.wait_in_line(operation, admitted));
+        let wait = known.unwrap_or_else(|| self.wait_in_line(admitted));
         (remaining, Some(Duration::from_micros(wait)))
     }
 }

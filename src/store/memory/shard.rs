@@ -11,15 +11,15 @@ use smallvec::SmallVec;
 use super::charging::Kept;
 use crate::{
     Key,
-    limit::{Banned, State},
+    limit::{Banned, Shape, State},
     store::Charge,
 };
 
-/// The identity of a count: policy, algorithm and key; or of the bans of a policy and key.
+/// The identity of a count: policy, shape and key; or of the bans of a policy and key.
 pub(super) struct Id<'a> {
     pub(super) hash: u64,
     charge: &'a Charge<'a>,
-    is_of_bans: bool,
+    shape: Shape,
 }
 
 impl<'a> Id<'a> {
@@ -28,23 +28,23 @@ impl<'a> Id<'a> {
         Self {
             hash: charge.hash(hasher),
             charge,
-            is_of_bans: false,
+            shape: charge.limit().shape(),
         }
     }
 
     /// The bans of the same policy and key.
     pub(super) fn bans(&self) -> Self {
         Self {
-            is_of_bans: true,
+            shape: Shape::BANS,
             ..*self
         }
     }
 
     /// The state of a key that nothing was counted on.
     pub(super) fn new_state(&self) -> State {
-        match self.is_of_bans {
-            true => State::Banned(Banned::default()),
-            false => State::new(self.charge.limit()),
+        match self.shape {
+            Shape::BANS => State::Banned(Banned::default()),
+            _ => State::new(self.charge.limit()),
         }
     }
 
@@ -52,12 +52,9 @@ impl<'a> Id<'a> {
     fn is_of(&self, entry: &Entry) -> bool {
         let count = &entry.count;
         entry.hash == self.hash
+            && count.shape == self.shape
             && count.key == *self.charge.key()
             && *count.policy == *self.charge.policy().as_bytes()
-            && match self.is_of_bans {
-                true => matches!(count.state, State::Banned(_)),
-                false => count.state.is_of(self.charge.limit()),
-            }
     }
 }
 
@@ -100,6 +97,7 @@ pub(super) struct Count {
     key: Key,
     /// Inline, since a pointer would be a cache miss.
     policy: SmallVec<[u8; 24]>,
+    shape: Shape,
     /// Identifies the valid place in the queues.
     serial: u64,
     pub(super) state: State,
@@ -190,6 +188,7 @@ impl Shard {
         let count = Count {
             key: id.charge.key().clone(),
             policy: id.charge.policy().as_bytes().into(),
+            shape: id.shape,
             serial: self.serial,
             state,
             expires_at,

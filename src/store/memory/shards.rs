@@ -17,7 +17,7 @@ use super::{
     shard::{Id, Shard},
 };
 use crate::{
-    limit::{Line, State},
+    limit::{Line, Shape, State},
     observe::MemoryMetrics,
     store::{Charge, ChargeState, Operation, Outcome, StoreRequest, StoreResponse, wakes::wake_line},
 };
@@ -83,8 +83,8 @@ struct Unlocked {
 /// The lines of keys that requests wait for.
 type Lines = HashMap<LineKey, Line>;
 
-/// The hash of a policy and a key, and the algorithm.
-type LineKey = (u64, &'static str);
+/// The hash of a policy and a key, and the shape of the limit.
+type LineKey = (u64, Shape);
 
 /// Decisions.
 impl Shards {
@@ -183,7 +183,7 @@ impl Shards {
     }
 
     fn line_of(&self, charge: &Charge<'_>) -> LineKey {
-        (charge.hash(&self.hasher), charge.limit().algorithm())
+        (charge.hash(&self.hasher), charge.limit().shape())
     }
 
     /// What a request reads: for each charge its bans, if they are regarded, and its count.

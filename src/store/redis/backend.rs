@@ -22,7 +22,7 @@ use super::{
     failure::{CallFailure, Failure},
     key_format::{KeyFormat, slot_of},
     reply::{RawReply, ScriptReply},
-    script::Script,
+    script::Scripts,
     task::try_spawn,
     trial::run_trial,
 };
@@ -34,7 +34,7 @@ use crate::{
 /// Runs script calls in Redis, with a deadline and a breaker.
 pub(super) struct Backend {
     pub(super) client: RedisClient,
-    pub(super) script: &'static Script,
+    pub(super) scripts: &'static Scripts,
     pub(super) key_format: KeyFormat,
     pub(super) deadline: Deadline,
     /// Whether a call can use keys of several slots of a node of a cluster, as a trial has found.
@@ -50,10 +50,15 @@ const PROBE_PAUSE: Duration = Duration::from_millis(100);
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 impl Backend {
-    pub(super) fn new(client: RedisClient, script: &'static Script, key_format: KeyFormat, deadline: Duration) -> Self {
+    pub(super) fn new(
+        client: RedisClient,
+        scripts: &'static Scripts,
+        key_format: KeyFormat,
+        deadline: Duration,
+    ) -> Self {
         Self {
             client,
-            script,
+            scripts,
             key_format,
             deadline: Deadline::new(deadline),
             reaches_several_slots: AtomicBool::new(false),
@@ -109,12 +114,12 @@ impl Backend {
     ) -> Result<ScriptReply, CallFailure> {
         self.metrics.call(call.requests());
         let node = self.client.node(|| slot_of(call.keys.first().map_or(&[], |key| key)));
-        let mut reply = self.client.run(self.script, call, self.deadline).await;
+        let mut reply = self.run_call(call).await;
         if call.has_calendar_windows()
             && let Some(now_us) = reply.as_ref().ok().and_then(RawReply::lone_time)
         {
             call.set_time(now_us);
-            reply = self.client.run(self.script, call, self.deadline).await;
+            reply = self.run_call(call).await;
         }
 
         match &reply {
@@ -129,6 +134,12 @@ impl Backend {
         let reply = reply.map_err(CallFailure::from);
         self.record_health(&node, call, &reply);
         reply
+    }
+
+    /// Runs a script, under the deadline alone.
+    pub(super) async fn run_call(&self, call: &ScriptCall) -> Result<RawReply, Failure> {
+        let script = self.scripts.get(call.script);
+        self.client.run(script, call, self.deadline).await
     }
 
     fn record_health(&self, node: &Node, call: &ScriptCall, reply: &Result<ScriptReply, CallFailure>) {
@@ -181,7 +192,7 @@ impl Backend {
             // The error of a command in a script may not name the command; that of a trial does.
             let backend = self.clone();
             try_spawn(async move {
-                let tried = run_trial(&backend.client, backend.script, &backend.key_format).await;
+                let tried = run_trial(&backend).await;
                 backend.log_refusal(match &tried {
                     Err(Failure::Forbidden(precise)) => precise,
                     _ => &refusal,
@@ -218,7 +229,7 @@ async fn probe(backend: Weak<Backend>, breaker: Arc<Breaker>, key: Option<Bytes>
         if !breaker.renew_probe(id, Instant::now(), backend.probe_lease()) {
             return;
         }
-        match backend.client.run(backend.script, &call, backend.deadline).await {
+        match backend.run_call(&call).await {
             Err(failure) if failure.is_no_reply() => {}
             _ => breaker.record_reply(),
         }

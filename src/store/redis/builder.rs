@@ -3,7 +3,7 @@ use std::{fmt, time::Duration};
 use super::{
     client::ClientLibrary,
     credentials::CredentialSource,
-    script::{SCRIPT, Script},
+    script::{SCRIPTS, Scripts},
     source::{ApplicationClient, Source},
 };
 use crate::{ConfigError, key::Secret};
@@ -41,7 +41,7 @@ pub struct RedisStoreBuilder {
     pub(super) group_commit: bool,
     pub(super) deny_cache: bool,
     pub(super) overrides: bool,
-    pub(super) script: &'static Script,
+    pub(super) scripts: &'static Scripts,
 }
 
 impl RedisStoreBuilder {
@@ -58,7 +58,7 @@ impl RedisStoreBuilder {
             group_commit: true,
             deny_cache: true,
             overrides: false,
-            script: &SCRIPT,
+            scripts: &SCRIPTS,
         }
     }
 }
@@ -290,10 +290,10 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Replaces the text of the script, which is never freed. For the tests of this crate, which set the time of the script.
+    /// Changes the texts of the scripts, which are never freed. For the tests of this crate, which set the time of the scripts.
     #[doc(hidden)]
-    pub fn script(mut self, source: String) -> Self {
-        self.script = Box::leak(Box::new(Script::new(source.leak())));
+    pub fn scripts(mut self, change: impl Fn(String) -> String) -> Self {
+        self.scripts = Box::leak(Box::new(Scripts::new(change)));
         self
     }
 }

@@ -8,11 +8,12 @@ use super::{
     key_format::slot_of,
     reply::Bounds,
     request::{Entry, MergedRequest, OwnedBans, OwnedCharge, OwnedLine},
+    script::{ScriptName, rule_name, rule_of},
 };
 use crate::{
     Ban, Limit,
     limit::Arrival,
-    limit::MAX_QUOTA,
+    limit::{MAX_EXACT, MAX_QUOTA},
     store::{LeaseId, Operation},
 };
 
@@ -21,6 +22,7 @@ pub(super) struct ScriptCall {
     /// The keys that Redis is told of; of a call across slots the first one, which names the node.
     pub(super) keys: SmallVec<[Bytes; 1]>,
     pub(super) arguments: SmallVec<[Bytes; 1]>,
+    pub(super) script: ScriptName,
     /// Whether the keys lie in several slots of a cluster. They are arguments then.
     pub(super) is_across: bool,
     /// For each merged request, what its reply consists of.
@@ -67,6 +69,7 @@ impl ScriptCall {
         let mut call = Self {
             keys: SmallVec::new(),
             arguments: SmallVec::new(),
+            script: ScriptName::Driver,
             is_across,
             shape: merged
                 .iter()
@@ -84,8 +87,8 @@ impl ScriptCall {
         // All keys and arguments share one buffer.
         let entries = || merged.iter().flat_map(|merged| merged.request.entries());
         // Those of lines follow all others.
-        let lines = merged.iter().flat_map(|merged| merged.request.lines());
-        let all_keys = entries().map(Entry::key).chain(lines.map(|line| &line.key));
+        let lines = || merged.iter().flat_map(|merged| merged.request.lines());
+        let all_keys = entries().map(Entry::key).chain(lines().map(|line| &line.key));
         let length = entries().map(|entry| entry.key().len()).sum::<usize>();
         let mut buffer = BytesMut::with_capacity(length + 256);
         let keys = all_keys.map(|key| {
@@ -93,24 +96,34 @@ impl ScriptCall {
             buffer.split().freeze()
         });
         let mut keys: SmallVec<[Bytes; 1]> = keys.collect();
-        if is_across {
-            call.keys.extend(keys.first().cloned());
-        } else {
-            call.keys = std::mem::take(&mut keys);
+        if let Some((charge, times)) = single(merged)
+            && !is_across
+        {
+            call.script = ScriptName::Single(rule_of(&charge.limit));
+            write_numbers(&mut buffer, [times, charge.cost, charge.limit.quota()]);
+            write_numbers(&mut buffer, parameters(&charge.limit, charge.lease));
+            (call.keys, call.arguments) = (keys, [buffer.freeze()].into());
+            return call;
         }
-        if let Some(within) = within(entries().filter_map(Entry::limit), now_us) {
-            call.arguments.push(within);
+
+        if lines().next().is_some() {
+            call.script = ScriptName::DriverWithLines;
         }
         // Requests that differ only in their keys and numbers share an argument.
         let is_same = |a: &_, b: &_| same_arguments(a, b) && (!is_across || spans_slots(a) == spans_slots(b));
-        for run in merged.chunk_by(is_same) {
+        let runs = || merged.chunk_by(is_same);
+        let mut header = enclosed(entries().filter_map(Entry::limit), now_us);
+        // How many runs come before the keys.
+        write_numbers(&mut header, [if is_across { runs().count() as u64 } else { 0 }]);
+        call.arguments.push(header.freeze());
+        for run in runs() {
             call.push_run(&mut buffer, run, now_us);
         }
         if is_across {
-            write_word(&mut buffer, "across");
-            write_numbers(&mut buffer, [call.arguments.len() as u64]);
+            call.keys.extend(keys.first().cloned());
             call.arguments.append(&mut keys);
-            call.arguments.push(buffer.split().freeze());
+        } else {
+            call.keys = keys;
         }
         call
     }
@@ -139,9 +152,7 @@ impl ScriptCall {
             buffer,
             [run.len() as u64, first.request.entries().count() as u64, times],
         );
-        if self.is_across {
-            write_numbers(buffer, [u64::from(spans_slots(first))]);
-        }
+        write_numbers(buffer, [u64::from(self.is_across && spans_slots(first))]);
         if let Operation::Refund { admitted_at } = operation {
             write_numbers(buffer, [admitted_at.as_micros() as u64]);
         }
@@ -174,12 +185,29 @@ impl ScriptCall {
         call
     }
 
+    /// A call of a script that decides no requests.
+    pub(super) fn of(script: ScriptName, keys: impl IntoIterator<Item = Bytes>) -> Self {
+        let mut call = Self::probe(None);
+        (call.script, call.keys) = (script, keys.into_iter().collect());
+        call.arguments.clear();
+        call
+    }
+
+    /// A call of a script of checks that checks nothing.
+    pub(super) fn empty(script: ScriptName, keys: SmallVec<[Bytes; 1]>) -> Self {
+        let mut call = Self::probe(None);
+        if matches!(script, ScriptName::Single(_)) {
+            let mut buffer = BytesMut::new();
+            write_numbers(&mut buffer, [0, 1, 1, 1, 1, 1]);
+            call.arguments = [buffer.freeze()].into();
+        }
+        Self { script, keys, ..call }
+    }
+
     /// A call that runs each command of the script on the first of these keys, or on one that is not declared.
     pub(super) fn trial(declared: impl IntoIterator<Item = Bytes>, other: Option<Bytes>) -> Self {
-        let mut call = Self::probe(None);
-        call.keys.extend(declared);
+        let mut call = Self::of(ScriptName::Trial, declared);
         call.is_across = other.is_some();
-        call.arguments.push(Bytes::from_static(b"trial"));
         call.arguments.extend(other);
         call
     }
@@ -204,9 +232,10 @@ impl ScriptCall {
             replaced[*offset..offset + numbers.len()].copy_from_slice(&numbers);
             *argument = replaced.freeze();
         }
-        if let Some(within) = within(self.calendars.iter().map(|windows| &windows.limit), now_us) {
-            self.arguments[0] = within;
-        }
+        let mut header = enclosed(self.calendars.iter().map(|windows| &windows.limit), now_us);
+        let runs_before_keys = &self.arguments[0][header.len()..];
+        header.extend_from_slice(runs_before_keys);
+        self.arguments[0] = header.freeze();
     }
 }
 
@@ -218,28 +247,25 @@ fn process_time_us() -> u64 {
         .as_micros() as u64
 }
 
-/// `within` and the time that the boundaries of all calendars enclose, if there are calendars.
-fn within<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> Option<Bytes> {
+/// The time that the boundaries of all calendars enclose.
+fn enclosed<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> BytesMut {
     let boundaries = limits.filter_map(|limit| boundaries(limit, now_us));
-    let enclosed = boundaries.map(|[from, .., until]| (from, until));
-    let (from, until) = enclosed.reduce(|all, one| (all.0.max(one.0), all.1.min(one.1)))?;
+    let (from, until) = boundaries.fold((0, MAX_EXACT), |all, [from, .., until]| (all.0.max(from), all.1.min(until)));
     let mut buffer = BytesMut::new();
-    write_word(&mut buffer, "within");
-    write_numbers(&mut buffer, [from, until, 0, 0]);
-    Some(buffer.freeze())
-}
-
-/// How the argument of one check of a sliding log begins that costs 1: up to the quota.
-pub(super) fn lone_log() -> BytesMut {
-    let mut buffer = BytesMut::new();
-    write_word(&mut buffer, operation_name(Operation::Check));
-    write_numbers(&mut buffer, [1, 1, 1]);
-    write_word(&mut buffer, "log");
-    write_numbers(&mut buffer, [1]);
+    write_numbers(&mut buffer, [from, until]);
     buffer
 }
 
-/// The algorithm, the cost, the quota and the parameters of the algorithm; or the same of bans, whose cost is their length.
+/// The charge of one check, which has a script of its own, and how many callers send it.
+fn single<'a>(merged: &[MergedRequest<'a>]) -> Option<(&'a OwnedCharge, u64)> {
+    let [MergedRequest { request, times }] = merged else { return None };
+    let [charge] = &*request.charges else { return None };
+    let has_calendar = boundaries(&charge.limit, 0).is_some();
+    let is_single = request.is_check() && charge.bans.is_none() && charge.line.is_none() && !has_calendar;
+    is_single.then_some((charge, *times))
+}
+
+/// The rule, the cost, the quota and the parameters of the algorithm; or the same of bans, whose cost is their length.
 fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
     match entry {
         Entry::Count(charge) => {
@@ -252,7 +278,7 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
                     [line.longest_us, line.ahead, line.number, limit.cycle_us(), leads],
                 );
             }
-            write_word(buffer, limit.algorithm());
+            write_word(buffer, rule_name(limit));
             write_numbers(buffer, [charge.cost, limit.quota()]);
             write_numbers(buffer, parameters(limit, charge.lease));
         }
@@ -407,22 +433,27 @@ mod tests {
         words.bytes().chain(numbers).collect()
     }
 
+    /// The first argument of the driver, without calendars.
+    fn header(runs_before_keys: u64) -> Vec<u8> {
+        packed("", &[0, MAX_EXACT, runs_before_keys])
+    }
+
     fn request(charges: &[Charge<'_>]) -> OwnedRequest {
         let request = StoreRequest::new(Operation::Check, charges);
         OwnedRequest::of(&KeyFormat::new("quota", None), &request)
     }
 
     #[test]
-    fn a_lone_check_of_a_log_begins_as_the_script_expects() {
+    fn one_check_of_one_charge_has_a_script_of_its_own() {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
-        let request = request(&[Charge::new("p", &limit, &key, 1)]);
+        let request = request(&[Charge::new("p", &limit, &key, 3)]);
         let merged = MergedRequest {
             request: &request,
-            times: 1,
+            times: 2,
         };
         let call = ScriptCall::at(&[merged], 0);
-        let rest = call.arguments[0].strip_prefix(&*lone_log());
-        assert_eq!(rest, Some(&*packed("", &[5, 60_000_000, 0, 0])));
+        assert_eq!(call.script, ScriptName::Single(0));
+        assert_eq!(call.arguments[..], [packed("", &[2, 3, 5, 60_000_000, 0, 0])]);
     }
 
     #[test]
@@ -434,21 +465,21 @@ mod tests {
         let merged = |request, times| MergedRequest { request, times };
 
         let call = ScriptCall::at(&[merged(&on_a, 1), merged(&on_b, 1), merged(&expensive, 1)], 0);
-        let on_a_and_b = ["quota:1:log:p:{key=a}", "quota:1:log:p:{key=b}"];
+        let on_a_and_b = ["quota:1:log/1min:p:{key=a}", "quota:1:log/1min:p:{key=b}"];
         assert_eq!(call.keys[..], [on_a_and_b[0], on_a_and_b[1], on_a_and_b[1]]);
         let once = |count, cost| {
             [
-                packed("check\0", &[count, 1, 1]),
+                packed("check\0", &[count, 1, 1, 0]),
                 packed("log\0", &[cost, 5, 60_000_000, 0, 0]),
             ]
         };
-        assert_eq!(call.arguments[..], [once(2, 1).concat(), once(1, 3).concat()]);
+        assert_eq!(call.arguments[..], [header(0), once(2, 1).concat(), once(1, 3).concat()]);
 
         let call = ScriptCall::at(&[merged(&on_a, 1), merged(&on_b, 30)], 0);
         assert_eq!(call.keys[..], on_a_and_b);
         let [_, charge] = once(2, 1);
-        let run = [packed("check\0", &[2, 1, 0]), charge, packed("", &[1, 30])];
-        assert_eq!(call.arguments[..], [run.concat()]);
+        let run = [packed("check\0", &[2, 1, 0, 0]), charge, packed("", &[1, 30])];
+        assert_eq!(call.arguments[..], [header(0), run.concat()]);
     }
 
     #[test]
@@ -465,14 +496,14 @@ mod tests {
             ScriptCall::at(&[merged], 0)
         };
         let bans = |length_us| packed("ban\0", &[length_us, 3, 60_000_000, 60_000_000, 86_400_000_000]);
-        let keys = ["quota:1:ban:p:{key=a}", "quota:1:log:p:{key=a}"];
+        let keys = ["quota:1:ban:p:{key=a}", "quota:1:log/1min:p:{key=a}"];
 
         let check = of(Operation::Check);
         assert_eq!(check.keys[..], keys);
         let count = packed("log\0", &[1, 5, 60_000_000, 0, 0]);
         assert_eq!(
             check.arguments[..],
-            [[packed("check\0", &[1, 2, 1]), bans(0), count].concat()]
+            [header(0), [packed("check\0", &[1, 2, 1, 0]), bans(0), count].concat()]
         );
 
         let length = Duration::from_secs(9);
@@ -480,7 +511,7 @@ mod tests {
         assert_eq!(ban.keys[..], keys[..1]);
         assert_eq!(
             ban.arguments[..],
-            [[packed("ban\0", &[1, 1, 1]), bans(9_000_000)].concat()]
+            [header(0), [packed("ban\0", &[1, 1, 1, 0]), bans(9_000_000)].concat()]
         );
 
         assert_eq!(of(Operation::Charge).keys[..], keys[1..], "which regards no bans");
@@ -494,20 +525,20 @@ mod tests {
         let requests = [&[on_a][..], &[on_b], &[on_a, on_b]].map(request);
         let merged = requests.each_ref().map(|request| MergedRequest { request, times: 1 });
         let [key_of_a, key_of_b] =
-            ["quota:1:log:p:{key=a}", "quota:1:log:p:{key=b}"].map(|key| key.as_bytes().to_vec());
+            ["quota:1:log/1min:p:{key=a}", "quota:1:log/1min:p:{key=b}"].map(|key| key.as_bytes().to_vec());
 
         let call = ScriptCall::new(&merged, true);
         assert!(call.is_across);
         assert!(call.keys.iter().eq([&key_of_a]));
         let charge = packed("log\0", &[1, 5, 60_000_000, 0, 0]);
         let arguments = [
+            header(2),
             [packed("check\0", &[2, 1, 1, 0]), charge.clone()].concat(),
             [packed("check\0", &[1, 2, 1, 1]), charge.clone(), charge].concat(),
             key_of_a.clone(),
             key_of_b.clone(),
             key_of_a,
             key_of_b,
-            packed("across\0", &[2]),
         ];
         assert_eq!(call.arguments[..], arguments);
 

@@ -150,7 +150,7 @@ impl RedisStoreBuilder {
         }
         let client = self.redis_client()?;
         let key_format = KeyFormat::new(&self.prefix, self.secret);
-        let backend = Backend::new(client, self.script, key_format, self.deadline);
+        let backend = Backend::new(client, self.scripts, key_format, self.deadline);
         let limits = match self.group_commit {
             true => BatchLimits::GROUP_COMMIT,
             false => BatchLimits::NO_BATCHES,

@@ -3,6 +3,8 @@ use std::{borrow::Cow, fmt, hash::RandomState};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+#[cfg(doc)]
+use crate::Limit;
 use crate::{Ban, Key, key::Secret, store::Charge};
 
 /// The layout of the keys of a store in Redis, and their hashes in the tables of this process.
@@ -32,12 +34,12 @@ impl KeyFormat {
         }
     }
 
-    /// The Redis key of a charge, such as `quota:1:log:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`.
+    /// The Redis key of a charge, such as `quota:1:log/30s:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`.
     ///
-    /// The braces are the hash tag of Redis Cluster: all policies of one caller lie in one slot. There are no other braces.
+    /// It has the [shape](Limit::shape) of the limit, so that no state is read under another window or rate. The braces are the hash tag of Redis Cluster: all policies of one caller lie in one slot. There are no other braces.
     pub(super) fn redis_key(&self, charge: &Charge<'_>) -> RedisKey {
         let mut redis_key = RedisKey::new();
-        for part in self.parts(charge.limit().algorithm(), charge, &self.stored_key(charge.key())) {
+        for part in self.parts(&charge.shape_text(), charge, &self.stored_key(charge.key())) {
             redis_key.extend_from_slice(part);
         }
         redis_key
@@ -50,19 +52,19 @@ impl KeyFormat {
             .into()
     }
 
-    /// The key in Redis of the line of a charge, such as `quota:1:line:log:say-hi:{ip=203.0.113.7}`.
+    /// The key in Redis of the line of a charge, such as `quota:1:line:log/30s:say-hi:{ip=203.0.113.7}`.
     pub(super) fn key_of_line(&self, charge: &Charge<'_>) -> RedisKey {
-        let algorithm = format!("line:{}", charge.limit().algorithm());
-        self.parts(&algorithm, charge, &self.stored_key(charge.key()))
+        let shape = format!("line:{}", charge.shape_text());
+        self.parts(&shape, charge, &self.stored_key(charge.key()))
             .concat()
             .into()
     }
 
     /// Whether this is the Redis key of a charge, without an allocation.
     pub(super) fn is_key_of(&self, redis_key: &[u8], charge: &Charge<'_>) -> bool {
-        let stored_key = self.stored_key(charge.key());
+        let (shape, stored_key) = (charge.shape_text(), self.stored_key(charge.key()));
         let rest = self
-            .parts(charge.limit().algorithm(), charge, &stored_key)
+            .parts(&shape, charge, &stored_key)
             .into_iter()
             .try_fold(redis_key, <[u8]>::strip_prefix);
         rest.is_some_and(<[u8]>::is_empty)
@@ -101,11 +103,11 @@ impl KeyFormat {
         }
     }
 
-    fn parts<'a>(&'a self, algorithm: &'a str, charge: &Charge<'a>, stored_key: &'a Key) -> [&'a [u8]; 7] {
+    fn parts<'a>(&'a self, shape: &'a str, charge: &Charge<'a>, stored_key: &'a Key) -> [&'a [u8]; 7] {
         let (head, policy) = (self.head.as_bytes(), charge.policy().as_bytes());
         [
             head,
-            algorithm.as_bytes(),
+            shape.as_bytes(),
             b":",
             policy,
             b":{",
@@ -118,7 +120,7 @@ impl KeyFormat {
 impl fmt::Debug for KeyFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = if self.secret.is_some() { "<hash>" } else { "<key>" };
-        write!(f, "{}<algorithm>:<policy>:{{{key}}}", self.head)
+        write!(f, "{}<algorithm>/<shape>:<policy>:{{{key}}}", self.head)
     }
 }
 
@@ -177,7 +179,7 @@ mod tests {
     };
 
     use super::{slot_of, *};
-    use crate::{FixedWindow, Limit, Policy, SlidingLog};
+    use crate::{FixedWindow, Limit, Policy, SlidingLog, limit::ShapeText};
 
     /// The prefix, the algorithm, the policy and the key of the caller, read back from a Redis key.
     fn read_back(redis_key: &str) -> Option<(String, String, String, String)> {
@@ -219,7 +221,7 @@ mod tests {
             prop_assert_eq!(redis_key.matches('{').count(), 1);
             prop_assert_eq!(redis_key.matches('}').count(), 1);
             let stored_key = secret.as_ref().map_or(key.clone(), |secret| key.hashed(secret)).to_string();
-            let parts = (prefix, limit.algorithm().to_owned(), policy, stored_key);
+            let parts = (prefix, ShapeText(&limit).to_string(), policy, stored_key);
             prop_assert_eq!(read_back(redis_key), Some(parts));
         }
     }

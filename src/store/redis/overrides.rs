@@ -20,7 +20,7 @@ use super::{
     call::ScriptCall,
     failure::Failure,
     reply::{member, number},
-    script::OVERRIDES,
+    script::ScriptName,
     trial::run_beside,
 };
 use crate::{
@@ -80,10 +80,10 @@ impl RedisOverrides {
 
     async fn call(&self, overrides: &Overrides, change: impl IntoIterator<Item = Bytes>) -> Result<(), StoreError> {
         let mut version = self.version.lock().await;
-        let mut call = ScriptCall::probe(Some(self.backend.key_format.overrides_key()));
+        let mut call = ScriptCall::of(ScriptName::Overrides, [self.backend.key_format.overrides_key()]);
         call.arguments.push(Bytes::from(version.clone()));
         call.arguments.extend(change);
-        let reply = run_beside(&self.backend, &OVERRIDES, &call).await?;
+        let reply = run_beside(&self.backend, &call).await?;
         let malformed = || StoreError::from(Failure::malformed_reply());
         let mut rest = &*reply;
         let [Some(now), Some(newest), Some(count)] = [(); 3].map(|()| number(&mut rest)) else {

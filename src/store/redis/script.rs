@@ -1,9 +1,11 @@
-use std::sync::LazyLock;
+use std::{fmt::Write, sync::LazyLock};
 
-use super::call;
-use crate::limit::{
-    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, LONGEST_WAIT_US, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE,
-    PLACE_US, RETRY_US, SLACK, SOON_US, STEPS,
+use crate::{
+    Limit,
+    limit::{
+        BOUND, BUDGET, FEW, HEAVIEST, LEVELS, LONGEST_WAIT_US, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE, PLACE_US, RETRY_US,
+        SLACK, SOON_US, STEPS,
+    },
 };
 
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.
@@ -12,72 +14,85 @@ pub(super) struct Script {
     sha1: String,
 }
 
-/// The script of the store.
-pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(with_constants(SOURCE).leak()));
+/// Names one of the [`Scripts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ScriptName {
+    /// One check of one charge of this rule, at this position in [`RULES`].
+    Single(usize),
+    /// All other requests.
+    Driver,
+    /// The same, where charges have lines.
+    DriverWithLines,
+    /// Each command once.
+    Trial,
+    Overrides,
+}
 
-/// The script of the overrides.
-pub(super) static OVERRIDES: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("../../../lua/overrides.lua")));
+impl ScriptName {
+    /// Those that decide checks.
+    pub(super) fn of_checks() -> impl Iterator<Item = Self> {
+        let single = (0..RULES.len()).map(Self::Single);
+        single.chain([Self::Driver, Self::DriverWithLines])
+    }
+}
 
-const SOURCE: &str = concat!(
-    include_str!("../../../lua/prelude.lua"),
-    include_str!("../../../lua/lone_log.lua"),
-    include_str!("../../../lua/trial.lua"),
-    include_str!("../../../lua/runs.lua"),
-    include_str!("../../../lua/numbers.lua"),
-    include_str!("../../../lua/log_members.lua"),
-    include_str!("../../../lua/sliding_log.lua"),
-    include_str!("../../../lua/sliding_counter.lua"),
-    include_str!("../../../lua/fixed_window.lua"),
-    include_str!("../../../lua/token_bucket.lua"),
-    include_str!("../../../lua/concurrency.lua"),
-    include_str!("../../../lua/single.lua"),
-    include_str!("../../../lua/line.lua"),
-    include_str!("../../../lua/charges.lua"),
-    include_str!("../../../lua/ban.lua"),
-    include_str!("../../../lua/driver.lua"),
-    include_str!("../../../lua/log_names.lua"),
-    include_str!("../../../lua/log_waits.lua"),
-    include_str!("../../../lua/coarse_log.lua"),
-    include_str!("../../../lua/log_entries.lua"),
-    include_str!("../../../lua/log_windows.lua"),
-    include_str!("../../../lua/log_merges.lua"),
-    include_str!("../../../lua/weighted_log.lua"),
-    include_str!("../../../lua/again.lua"),
-);
+/// The scripts of a store.
+pub(super) struct Scripts {
+    single: [Script; RULES.len()],
+    driver: Script,
+    driver_with_lines: Script,
+    trial: Script,
+    overrides: Script,
+}
 
-/// The most callers of one check that are an entry of a log each.
-const FEW: u64 = 32;
+pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(|text| text));
+
+macro_rules! lua {
+    ($name:literal) => {
+        include_str!(concat!("../../../lua/", $name, ".lua"))
+    };
+}
+
+/// The name of each rule in a call, the table of its functions, and the files that it needs.
+pub(super) const RULES: [(&str, &str, &[&str]); 6] = [
+    ("log", "log", &[lua!("log")]),
+    ("precise", "precise", &[lua!("log"), lua!("precise")]),
+    ("counter", "counter", &[lua!("numbers"), lua!("counter")]),
+    ("fixed", "window", &[lua!("numbers"), lua!("window")]),
+    ("bucket", "bucket", &[lua!("numbers"), lua!("bucket")]),
+    ("concurrency", "slots", &[lua!("slots")]),
+];
+
+const PRELUDE: &str = lua!("prelude");
+/// All rules, each file once.
+const ALL_RULES: [&str; 9] = [
+    PRELUDE,
+    lua!("log"),
+    lua!("precise"),
+    lua!("numbers"),
+    lua!("counter"),
+    lua!("window"),
+    lua!("bucket"),
+    lua!("slots"),
+    lua!("ban"),
+];
 
 /// How many members of sorted sets a call may read for the waits of denied charges, beside the first of each.
 const ALL_READS: u64 = 8 * BUDGET as u64;
 
-/// The constants of the script, which a call of the script would otherwise make anew.
-///
-/// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
-const CONSTANTS: [(&str, u64); 27] = [
+/// The constants of the scripts, which a call would otherwise make anew.
+const CONSTANTS: [(&str, u64); 16] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
-    ("C_COST", 2),
-    ("C_LINE", 9),
-    ("C_NEXT", 7),
-    ("C_QUOTA", 3),
-    ("C_RETRY", 8),
-    ("C_RULE", 1),
-    ("C_X", 4),
-    ("C_Y", 5),
-    ("C_Z", 6),
     ("EXACT", MAX_EXACT),
     ("FEW", FEW),
-    ("HEADERS", LONGER_WINDOWS as u64 + 2),
     ("HEAVIEST", HEAVIEST),
     ("LEVELS", LEVELS),
-    ("LONGER_WINDOWS", LONGER_WINDOWS as u64),
+    ("LONGEST_WAIT_US", LONGEST_WAIT_US),
     ("MAX_TOTAL", MAX_TOTAL),
     ("NEVER", NEVER),
     ("PLACE_SIZE", PLACE_SIZE as u64),
-    ("LONGEST_WAIT_US", LONGEST_WAIT_US),
     ("PLACE_US", PLACE_US),
     ("RETRY_US", RETRY_US),
     ("SLACK", SLACK),
@@ -85,14 +100,63 @@ const CONSTANTS: [(&str, u64); 27] = [
     ("STEPS", STEPS),
 ];
 
-fn with_constants(source: &str) -> String {
-    let lone = call::lone_log();
-    let bytes = lone.iter().map(|byte| format!("\\{byte:03}")).collect::<String>();
-    let source = source.replace("LONE_LOG", &format!("'{bytes}'"));
-    let source = source.replace("LONE_BYTES", &lone.len().to_string());
-    CONSTANTS
-        .iter()
-        .fold(source, |source, (name, value)| source.replace(name, &value.to_string()))
+/// The rule of a limit, by its position in [`RULES`].
+pub(super) fn rule_of(limit: &Limit) -> usize {
+    match limit {
+        Limit::SlidingLog(log) if log.grain_us() == 0 => 0,
+        Limit::SlidingLog(_) => 1,
+        Limit::SlidingCounter(_) => 2,
+        Limit::FixedWindow(_) => 3,
+        Limit::TokenBucket(_) | Limit::Unlimited | Limit::DenyAll => 4,
+        Limit::Concurrency(_) => 5,
+    }
+}
+
+/// The name of a rule in a call.
+pub(super) fn rule_name(limit: &Limit) -> &'static str {
+    RULES[rule_of(limit)].0
+}
+
+impl Scripts {
+    /// The scripts with their texts changed, such as the tests do that set the time.
+    pub(super) fn new(change: impl Fn(String) -> String) -> Self {
+        let script = |parts: &[&str]| {
+            let mut text = parts.concat();
+            for (name, value) in CONSTANTS {
+                text = text.replace(name, &value.to_string());
+            }
+            Script::new(change(text).leak())
+        };
+        let single = RULES.map(|(_, table, files)| {
+            let mut choice = String::new();
+            let _ = writeln!(choice, "local rule = {table}");
+            script(&[PRELUDE, &files.concat(), &choice, lua!("single")])
+        });
+        let rules = ALL_RULES.concat();
+        Self {
+            single,
+            driver: script(&[&rules, lua!("driver")]),
+            driver_with_lines: script(&[&rules, lua!("line"), lua!("driver")]),
+            trial: script(&[PRELUDE, lua!("trial")]),
+            overrides: Script::new(lua!("overrides")),
+        }
+    }
+
+    pub(super) fn get(&self, name: ScriptName) -> &Script {
+        match name {
+            ScriptName::Single(rule) => &self.single[rule],
+            ScriptName::Driver => &self.driver,
+            ScriptName::DriverWithLines => &self.driver_with_lines,
+            ScriptName::Trial => &self.trial,
+            ScriptName::Overrides => &self.overrides,
+        }
+    }
+
+    /// All of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
+        let others = [&self.driver, &self.driver_with_lines, &self.trial, &self.overrides];
+        self.single.iter().chain(others)
+    }
 }
 
 /// The command that runs a script.
@@ -105,7 +169,7 @@ pub(super) enum EvalCommand {
 }
 
 impl Script {
-    pub(super) fn new(source: &'static str) -> Self {
+    fn new(source: &'static str) -> Self {
         Self {
             source,
             sha1: sha1_smol::Sha1::from(source).hexdigest(),

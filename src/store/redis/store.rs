@@ -13,7 +13,7 @@ use super::{
     prefetch::Prefetch,
     queues::{CommitQueues, Decided},
     request::{HashedRequest, OwnedRequest},
-    script::{OVERRIDES, SCRIPT},
+    script::SCRIPTS,
     task::spawn,
     trial::ready,
     wakes::Subscription,
@@ -70,7 +70,7 @@ use crate::store::{
 ///
 /// # Checks
 ///
-/// A check is one call of one Lua script, which decides and counts at one instant of the clock of Redis, so replicas do not
+/// A check is one call of a Lua script, which decides and counts at one instant of the clock of Redis, so replicas do not
 /// race and their clocks do not matter. The script is called by its digest, and sent once more with its text if Redis does not
 /// have it. Nothing else is sent twice: a request is counted once or not at all.
 ///
@@ -137,7 +137,7 @@ use crate::store::{
 /// # Keys in Redis
 ///
 /// One key for each policy and caller, `<prefix>:1:<algorithm>:<policy>:{<key>}`, such as
-/// `quota:1:log:login:{ip=203.0.113.7|path=/login}`. A policy with [bans](crate::Policy::ban) has
+/// `quota:1:log/1min:login:{ip=203.0.113.7|path=/login}`. A policy with [bans](crate::Policy::ban) has
 /// one more for each caller that it has denied, such as `quota:1:ban:login:{ip=203.0.113.7|path=/login}`. Each expires at most
 /// 1 s after it stops to matter. Set the `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted
 /// key is a limit that is reset. A failover loses what the replica had not received yet, and as much may be admitted again.
@@ -219,8 +219,8 @@ impl RedisStore {
     /// ```
     #[must_use]
     pub fn scripts() -> &'static [&'static str] {
-        static SCRIPTS: LazyLock<[&str; 2]> = LazyLock::new(|| [SCRIPT.source, OVERRIDES.source]);
-        &*SCRIPTS
+        static TEXTS: LazyLock<Vec<&str>> = LazyLock::new(|| SCRIPTS.all().map(|script| script.source).collect());
+        &TEXTS
     }
 }
 

@@ -7,35 +7,29 @@ use super::{
     acl::Refusal,
     backend::{Backend, Deadline},
     call::ScriptCall,
-    client::RedisClient,
     failure::Failure,
-    key_format::KeyFormat,
-    script::Script,
+    script::ScriptName,
 };
 use crate::store::{ErrorKind, StoreError};
 
-/// The deadline of a trial, in which Redis may have to compile the script.
+/// The deadline of a trial, in which Redis may have to compile its script.
 const TRIAL_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Runs each command of the script on each primary. Of several failures it returns a refusal first.
-pub(super) async fn run_trial(
-    client: &RedisClient,
-    script: &'static Script,
-    key_format: &KeyFormat,
-) -> Result<(), Failure> {
-    let key = |tag| key_format.trial_key(tag);
-    if !client.is_clustered() {
+pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
+    let key = |tag| backend.key_format.trial_key(tag);
+    if !backend.client.is_clustered() {
         let together = ScriptCall::trial(ONE_SERVER.map(key), None);
-        return match run_trial_at(client, script, together).await {
+        return match run_trial_at(backend, together).await {
             Err(Failure::Refused(error)) if error.starts_with("CROSSSLOT") => {
-                try_each_quarter(client, script, ONE_SERVER.map(key)).await
+                try_each_quarter(backend, ONE_SERVER.map(key)).await
             }
             tried => tried,
         };
     }
     let mut tried = Ok(());
-    for tags in client.hash_tags()? {
-        match run_trial_at(client, script, ScriptCall::trial([key(tags.first)], None)).await {
+    for tags in backend.client.hash_tags()? {
+        match run_trial_at(backend, ScriptCall::trial([key(tags.first)], None)).await {
             Err(refused @ Failure::Forbidden(_)) => return Err(refused),
             other => tried = tried.and(other),
         }
@@ -47,9 +41,9 @@ pub(super) async fn run_trial(
 const ONE_SERVER: [u32; 4] = [0, 1, 2, 3];
 
 /// Refuses a node of a cluster that does not have all slots. A proxy of several servers may refuse keys together too.
-async fn try_each_quarter(client: &RedisClient, script: &'static Script, keys: [Bytes; 4]) -> Result<(), Failure> {
+async fn try_each_quarter(backend: &Backend, keys: [Bytes; 4]) -> Result<(), Failure> {
     for key in keys {
-        match run_trial_at(client, script, ScriptCall::trial([key], None)).await {
+        match run_trial_at(backend, ScriptCall::trial([key], None)).await {
             Err(Failure::Refused(error)) if error.starts_with("MOVED ") => {
                 return Err(Failure::Forbidden(Refusal::new(error)));
             }
@@ -59,8 +53,9 @@ async fn try_each_quarter(client: &RedisClient, script: &'static Script, keys: [
     Ok(())
 }
 
-async fn run_trial_at(client: &RedisClient, script: &'static Script, call: ScriptCall) -> Result<(), Failure> {
-    let reply = client.run(script, &call, Deadline::new(TRIAL_DEADLINE)).await;
+async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure> {
+    let script = backend.scripts.get(call.script);
+    let reply = backend.client.run(script, &call, Deadline::new(TRIAL_DEADLINE)).await;
     #[expect(clippy::wildcard_enum_match_arm, reason = "other failures stay the same")]
     let reply = reply.map_err(|failure| match failure {
         Failure::Forbidden(refusal) => Failure::Forbidden(refusal.before_the_commands()),
@@ -68,12 +63,22 @@ async fn run_trial_at(client: &RedisClient, script: &'static Script, call: Scrip
     })?;
 
     let [command, error] = &*reply.errors else {
-        return Ok(());
+        return teach(backend, &call).await;
     };
     Err(match Refusal::of_trial(command, error) {
         Some(refusal) => Failure::Forbidden(refusal),
         None => Failure::Refused(error.clone()),
     })
+}
+
+/// Calls each script of checks without a check, so that Redis knows it before the first one.
+async fn teach(backend: &Backend, trial: &ScriptCall) -> Result<(), Failure> {
+    for script in ScriptName::of_checks() {
+        let call = ScriptCall::empty(script, trial.keys.clone());
+        let text = backend.scripts.get(script);
+        backend.client.run(text, &call, Deadline::new(TRIAL_DEADLINE)).await?;
+    }
+    Ok(())
 }
 
 /// Finds whether the script can use keys of several slots of each node of a cluster, of which only one is declared. Without that,
@@ -109,12 +114,7 @@ async fn try_two_slots(backend: &Backend) -> Result<(), Failure> {
     for tags in backend.client.hash_tags()? {
         if let Some(second) = tags.second {
             let [declared, other] = [tags.first, second].map(|tag| backend.key_format.trial_key(tag));
-            run_trial_at(
-                &backend.client,
-                backend.script,
-                ScriptCall::trial([declared], Some(other)),
-            )
-            .await?;
+            run_trial_at(backend, ScriptCall::trial([declared], Some(other))).await?;
         }
     }
     Ok(())
@@ -122,7 +122,7 @@ async fn try_two_slots(backend: &Backend) -> Result<(), Failure> {
 
 /// A trial of all that the store requires, then of what it can do without.
 async fn try_all(backend: &Backend) -> Result<(), Failure> {
-    run_trial(&backend.client, backend.script, &backend.key_format).await?;
+    run_trial(backend).await?;
     try_several_slots(backend).await
 }
 
@@ -152,12 +152,8 @@ pub(super) async fn ready(backend: &Backend) -> Result<(), StoreError> {
 }
 
 /// Runs a script beside that of the checks, and returns the numbers of its reply.
-pub(super) async fn run_beside(
-    backend: &Backend,
-    script: &'static Script,
-    call: &ScriptCall,
-) -> Result<Bytes, StoreError> {
-    match backend.client.run(script, call, backend.deadline).await {
+pub(super) async fn run_beside(backend: &Backend, call: &ScriptCall) -> Result<Bytes, StoreError> {
+    match backend.run_call(call).await {
         Ok(reply) => Ok(reply.numbers),
         Err(Failure::Forbidden(refusal)) => Err(explain(&refusal, backend)),
         Err(failure @ (Failure::Timeout | Failure::Unreachable(_) | Failure::Refused(_) | Failure::Protocol(_))) => {

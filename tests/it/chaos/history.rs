@@ -103,7 +103,7 @@ impl Quota {
 
     /// Where a log of this position is in Redis.
     pub(super) fn log(position: usize) -> String {
-        format!("quota:1:log:{POLICY}:{{key={}}}", Self::name(position))
+        format!("quota:1:log/1h:{POLICY}:{{key={}}}", Self::name(position))
     }
 
     /// The window of each limit in microseconds, and the most that is admitted in any of them.

@@ -114,7 +114,7 @@ pub(super) async fn until(what: &str, holds: impl Fn() -> bool) {
 
 /// The log of a key in Redis, which has the slot of all logs of the key.
 pub(super) fn log(key: &str) -> String {
-    format!("quota:1:log:local:{{key={key}}}")
+    format!("quota:1:log/1h:local:{{key={key}}}")
 }
 
 /// A key that is not used before the fault. In a cluster it belongs to the node that fails.

@@ -12,7 +12,7 @@ use tower_quota::{
 use crate::support::{Redis, Worker, connected, decide, eventually, less_patient, patient, try_decide, work};
 
 /// Where [`decide`] counts for the key `k`.
-const LOG: &str = "quota:1:log:test:{key=k}";
+const LOG: &str = "quota:1:log/1h:test:{key=k}";
 
 /// A store that caches no denials.
 async fn patient_store(redis: &Redis) -> RedisStore {
@@ -133,7 +133,7 @@ async fn admitted_of_100(store: &RedisStore, limit: &Limit) -> usize {
 #[tokio::test]
 async fn flushed_scripts_are_loaded_again_without_an_error() {
     let redis = Redis::start();
-    let limiter = limiter(&redis, SlidingLog::per_minute(3)).await;
+    let limiter = limiter(&redis, SlidingLog::per_hour(3)).await;
     for remaining in [2, 1, 0] {
         redis.command::<()>("SCRIPT", ["FLUSH"]).await;
         let decision = check(&limiter).await;
@@ -190,19 +190,19 @@ async fn fill(redis: &Redis, key: &str, count: u64, weight: u64, ago: Duration) 
         for i = 1, count do
             local at = string.format('%.0f', first + i)
             chunk[#chunk + 1] = at
-            chunk[#chunk + 1] = at .. '-' .. i .. (weight > 1 and ':' .. weight or '')
+            chunk[#chunk + 1] = at .. (weight > 1 and ':' .. weight or '')
             if #chunk == 2000 or i == count then
                 redis.call('ZADD', key, unpack(chunk))
                 chunk = {}
             end
         end
         if weight > 1 then
-            redis.call('ZADD', key, -count * weight, '#3600000000')
+            redis.call('ZADD', key, -count * weight, '#')
         else
-            redis.call('ZADD', key, 0, '=3600000000')
+            redis.call('ZADD', key, 0, '=')
         end
         redis.call('PEXPIRE', key, 3600000)";
-    let key = format!("quota:1:log:test:{{key={key}}}");
+    let key = format!("quota:1:log/1h:test:{{key={key}}}");
     let numbers = [count, weight, ago.as_micros() as u64].map(|number| number.to_string());
     let arguments = [FILL.to_owned(), "1".to_owned(), key].into_iter().chain(numbers);
     redis.command::<()>("EVAL", arguments).await;

@@ -22,18 +22,15 @@ each_store! {
     a_log_from_which_1000_entries_expire_with_a_heavy_one_admits_what_the_others_leave
     a_clock_set_back_after_1000_entries_expired_loses_no_entry
     a_debt_of_many_full_charges_is_clamped_and_forgotten_in_order
-    a_large_count_of_a_counter_is_judged_by_a_window_of_a_year
     one_check_removes_fewer_than_1000_of_the_entries_that_have_expired
     a_wait_looks_past_entries_that_have_expired_and_are_still_there
     a_wait_that_would_read_more_than_1000_entries_is_a_lower_bound
     a_reset_looks_past_entries_of_a_clock_that_is_gone
     a_refund_reads_fewer_than_1000_entries
     a_refund_finds_its_entry_where_more_have_expired_than_one_call_removes
-    a_merge_reads_fewer_than_1000_entries
     a_bucket_at_its_largest_debt_settles_what_has_come
     a_window_at_its_largest_debt_counts_no_more
     a_counter_at_its_largest_count_counts_no_more
-    entries_of_one_time_expire_by_weight
     a_peek_changes_nothing
 }
 
@@ -57,18 +54,18 @@ async fn a_peek_changes_nothing(bench: Bench) {
         tower_quota::Concurrency::new(2).into(),
     ];
     for limit in &limits {
-        for (cost, pause) in [(1, 0), (2, 2), (1, 70), (2, 7_300)] {
+        for cost in [1, 2] {
             let bench = bench.with_a_fresh_key();
             for _ in 0..5 {
                 bench.check(limit, cost).await;
             }
-            bench.advance(pause * SECOND).await;
+            bench.advance(SECOND / 2).await;
             let before = bench.dump().await;
             for peeked in &limits {
                 bench.peek(peeked, 1).await;
                 bench.peek(peeked, 3).await;
             }
-            assert_eq!(bench.dump().await, before, "{limit}, {pause} s");
+            assert_eq!(bench.dump().await, before, "{limit}");
         }
     }
 }
@@ -132,30 +129,6 @@ async fn a_debt_of_many_full_charges_is_clamped_and_forgotten_in_order(bench: Be
     assert_eq!(remaining(&bench.peek(&limit, 1).await), 6);
 }
 
-async fn a_large_count_of_a_counter_is_judged_by_a_window_of_a_year(bench: Bench) {
-    const YEAR: Duration = Duration::from_secs(365 * 86_400);
-    let (daily, yearly) = (
-        SlidingCounter::per_day(585_000).into(),
-        SlidingCounter::new(10, YEAR).into(),
-    );
-    // Both windows begin here.
-    bench.set("2027-01-01T00:00Z[UTC]").await;
-    let year = YEAR.as_micros() as u64;
-    let start = bench.now().next_multiple_of(year);
-    bench.advance(Duration::from_micros(start - bench.now())).await;
-    assert!(bench.check(&daily, 585_000).await.allowed);
-    assert!(!bench.check(&yearly, 1).await.allowed);
-    assert_eq!(remaining(&bench.charge(&yearly, 1).await), 0);
-
-    bench.advance(YEAR).await;
-    let denied = bench.check(&yearly, 1).await;
-    let wait = denied.states()[0].retry_after.expect("the year before counts");
-    bench.advance(wait - Duration::from_micros(1)).await;
-    assert!(!bench.check(&yearly, 1).await.allowed);
-    bench.advance(Duration::from_micros(1)).await;
-    assert!(bench.check(&yearly, 1).await.allowed);
-}
-
 async fn one_check_removes_fewer_than_1000_of_the_entries_that_have_expired(bench: Bench) {
     let limit = SlidingLog::new(5_000, 10 * SECOND).into();
     bench.charge_each(&limit, 3_000).await;
@@ -202,6 +175,9 @@ async fn a_reset_looks_past_entries_of_a_clock_that_is_gone(bench: Bench) {
     bench.set_back(20 * SECOND).await;
     assert!(bench.check(&limit, 1).await.allowed);
     bench.advance(SECOND).await;
+    for _ in 0..2 {
+        assert!(!bench.peek(&limit, 3_000).await.allowed);
+    }
     let denied = bench.peek(&limit, 3_000).await;
     assert!(!denied.allowed);
     assert_eq!(denied.states()[0].reset_after, 9 * SECOND);
@@ -223,25 +199,6 @@ async fn a_refund_finds_its_entry_where_more_have_expired_than_one_call_removes(
     assert!(bench.check(&limit, 1).await.allowed);
     bench.advance(5 * SECOND).await;
     assert_eq!(remaining(&bench.refund(&limit, 1, admitted_at).await), 3_000);
-}
-
-async fn a_merge_reads_fewer_than_1000_entries(bench: Bench) {
-    let exact = SlidingLog::new(3_000, 10 * SECOND);
-    bench.set("2027-01-15T08:00Z[UTC]").await;
-    bench.charge_each(&exact.into(), 2_000).await;
-    bench.advance(SECOND).await;
-    let coarse = exact.precision(4).into();
-    bench.charge(&coarse, 1).await;
-    // Those that were not merged leave first.
-    bench.advance(9 * SECOND).await;
-    let left = remaining(&bench.peek(&coarse, 1).await);
-    assert!(left < 2_100, "{left} of 3000: fewer than 1000 were merged");
-    bench.peek(&coarse, 1).await;
-    let left = remaining(&bench.peek(&coarse, 1).await);
-    assert!(
-        (2_000..2_100).contains(&left),
-        "{left} of 3000: more than 900 were merged"
-    );
 }
 
 async fn a_bucket_at_its_largest_debt_settles_what_has_come(bench: Bench) {
@@ -280,20 +237,6 @@ async fn a_counter_at_its_largest_count_counts_no_more(bench: Bench) {
     bench.charge(&limit, LARGEST).await;
     let refunded = bench.refund(&limit, LARGEST - 4, admitted_at).await;
     assert_eq!(remaining(&refunded), 6);
-}
-
-async fn entries_of_one_time_expire_by_weight(bench: Bench) {
-    let limit = SlidingLog::new(5_000, WINDOW).into();
-    for weight in [20, 5] {
-        bench.charge(&limit, weight).await;
-    }
-    bench.charge_each(&limit, 994).await;
-    bench.advance(WINDOW / 2).await;
-    bench.charge(&limit, 2).await;
-    bench.advance(WINDOW / 2).await;
-    // The lighter ones are removed first, and 20 of those that have expired is left.
-    assert_eq!(remaining(&bench.check(&limit, 1).await), 5_000 - 22 - 1);
-    assert_eq!(remaining(&bench.check(&limit, 1).await), 5_000 - 2 - 2);
 }
 
 /// By its clock, the calendar that the store guesses does not fit.

@@ -554,7 +554,7 @@ async fn ky_31_ten_thousand_random_paths_are_one_redis_key() {
     }
 
     let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
-    assert_eq!(keys, ["quota:1:fixed:default:{unmatched=}"]);
+    assert_eq!(keys, ["quota:1:fixed/1d:default:{unmatched=}"]);
     let last = send(&app, support::get("/one-more")).await;
     assert!(
         last.field("ratelimit").expect("the field").contains("r=989999;"),
@@ -575,8 +575,8 @@ async fn ky_33_policies_count_apart() {
     assert_eq!(
         keys,
         [
-            "quota:1:log:burst:{ip=203.0.113.7}",
-            "quota:1:log:daily:{ip=203.0.113.7}"
+            "quota:1:log/1min:burst:{ip=203.0.113.7}",
+            "quota:1:log/1min:daily:{ip=203.0.113.7}"
         ]
     );
 }
@@ -603,7 +603,7 @@ async fn hashed_keys_reveal_nothing_without_the_secret() {
         assert_eq!(hash.len(), 32, "128 bits");
         assert!(hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{key}");
         let (name, _) = key.split_once('{').expect("a tag");
-        assert_eq!(name, "quota:1:fixed:default:", "the rest holds no value of the request");
+        assert_eq!(name, "quota:1:fixed/1d:default:", "the rest holds no value of the request");
     }
     assert_eq!(
         keys,

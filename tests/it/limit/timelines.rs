@@ -104,19 +104,8 @@ fn timelines() -> Vec<Timeline> {
     const LARGE: u64 = 4_503_595_122;
     let per_second = |burst| TokenBucket::per_second(1).burst(burst);
     let log = |millis, limit| Limit::from(SlidingLog::new(limit, Duration::from_millis(millis)));
-    let coarse = |millis, limit, precision| {
-        Limit::from(SlidingLog::new(limit, Duration::from_millis(millis)).precision(precision))
-    };
     let counter = |seconds, limit| Limit::from(SlidingCounter::new(limit, seconds * SECOND));
     vec![
-        // An entry of a precision that begins before a grain of another one is not merged into it.
-        Timeline {
-            limits: [coarse(3, 184, 4), coarse(10, 25, 4)],
-            steps: "2_300: check 1 -> 183 left, full in 3_000
-             2_600: check 1 -> 182 left, full in 3_000
-             4_900: check 1 of the other limit -> 22 left, full in 10_000
-             4_900: peek 23 of the other limit -> denied for 7_700, 22 left, full in 10_000",
-        },
         // A refund of a token of which a part had come in the last microsecond.
         Timeline::of(
             bucket(32, 315_360_000_000_001, 100),
@@ -141,59 +130,28 @@ fn timelines() -> Vec<Timeline> {
             bucket(5_000, 1_000, 3),
             "0: charge 999_999_999_999_999 -> 0 left, full in 180_143_985_094_820",
         ),
-        // Another limit for a log with more entries than one call removes: what has expired and is still there counts for a coarse
-        // one, since its entries have weights.
-        Timeline {
-            limits: [log(10, 2_123), coarse(10, 1_557, 10)],
-            steps: "0: charge 1 x 1_237 -> 886 left, full in 10_000
-                    10_000: check 1 of the other limit -> 1_556 left, full in 10_000",
-        },
-        Timeline {
-            limits: [log(10, 2_974), coarse(10, 2_874, 2)],
-            steps: "0: check 400 -> 2_574 left, full in 10_000
-                    100: charge 1 x 1_365 -> 1_209 left, full in 10_000
-                    20_100: peek 1 of the other limit -> 2_874 left, full in 0",
-        },
         // A clock that goes back far leaves more entries than one call removes.
         Timeline::of(
             log(10, 1_380),
             "0: check 1 -> 1_379 left, full in 10_000
              2: charge 1 x 1_423 -> 0 left, full in 10_000
-             -20_000: charge 1 -> 1_379 left, full in 10_000",
+             -20_000: charge 1 -> 993 left, full in 10_000",
         ),
-        // A coarse limit for a log of which one call merges a part: the rest leaves when its time has come.
-        Timeline {
-            limits: [log(10_000, 3_000), coarse(10_000, 3_000, 2)],
-            steps: "0: charge 1 x 600 -> 2_400 left, full in 10_000_000
-                    100: charge 1 x 600 -> 1_800 left, full in 10_000_000
-                    200: check 1 of the other limit -> 1_799 left, full in 10_000_000
-                    10_000_000: peek 1 of the other limit -> 2_003 left, full in 200",
-        },
-        // A refund reads a part of the entries after it for charges beyond the limit, and takes no weight of later ones.
-        Timeline {
-            limits: [log(10_000, 2), log(10_000, 5_000)],
-            steps: "0: charge 2 -> 0 left, full in 10_000_000
-                    1: charge 1 -> 0 left, full in 10_000_000
-                    2: charge 1 -> 0 left, full in 10_000_000
-                    2: charge 1 x 995 of the other limit -> 4_001 left, full in 10_000_000
-                    2: refund 3 from 0 of the other limit -> 4_003 left, full in 10_000_000
-                    2: refund 3 from 1 of the other limit -> 4_005 left, full in 10_000_000",
-        },
+        // Charges beyond the limit are merged with the newest entry of their step, from which refunds take them.
+        Timeline::of(
+            log(10_000, 2),
+            "0: charge 2 -> 0 left, full in 10_000_000
+             1: charge 1 -> 0 left, full in 10_000_000
+             2: charge 1 -> 0 left, full in 10_000_000
+             2: refund 3 from 0 -> 1 left, full in 10_000_000
+             2: refund 3 from 1 -> 2 left, full in 0",
+        ),
+        // A lowered and a raised quota keep the count.
         Timeline {
             limits: [log(10_000, 2), log(10_000, 5_000)],
-            steps: "0: charge 2 -> 0 left, full in 10_000_000
-                    1: charge 1 -> 0 left, full in 10_000_000
-                    2: charge 1 -> 0 left, full in 10_000_000
-                    2: charge 1 x 996 of the other limit -> 4_000 left, full in 10_000_000
-                    2: refund 3 from 1 of the other limit -> 4_000 left, full in 10_000_000",
-        },
-        // Charges beyond a coarse limit are entries like others to an exact one.
-        Timeline {
-            limits: [log(1_000, 4), coarse(1_000, 3, 2)],
-            steps: "0: charge 2 -> 2 left, full in 1_000_000
-                    3: charge 1 of the other limit -> 0 left, full in 1_000_000
-                    3: charge 1 of the other limit -> 0 left, full in 1_000_000
-                    10: refund 1 from 0 -> 1 left, full in 999_993",
+            steps: "0: check 2 -> 0 left, full in 10_000_000
+                    2: charge 1 x 995 of the other limit -> 4_003 left, full in 10_000_000
+                    3: check 1 -> denied for 9_999_999, 0 left, full in 9_999_999",
         },
         // A refund of the next window, as after a step of the clock.
         Timeline::of(
@@ -202,12 +160,6 @@ fn timelines() -> Vec<Timeline> {
              0: refund 1 from 10_000_000 -> 3 left, full in 10_000_000
              0: refund 1 from 9_999_999 -> 4 left, full in 10_000_000",
         ),
-        // A window of another length, which begins as that of the clock does.
-        Timeline {
-            limits: [counter(60, 10), counter(50, 10)],
-            steps: "60_000_000: check 1 -> 9 left, full in 120_000_000
-                    60_000_000: check 1 of the other limit -> 8 left, full in 90_000_000",
-        },
         // A clock set back over a boundary by the slack.
         Timeline {
             limits: [counter(60, 5), counter(60, 5)],

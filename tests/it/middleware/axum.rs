@@ -181,7 +181,7 @@ async fn two_servers_on_one_redis_share_the_count() {
         assert_eq!(denied.field("retry-after"), Some("30"));
     }
     let keys: Vec<String> = redis.command("KEYS", ["quota:*"]).await;
-    assert_eq!(keys, ["quota:1:log:say-hi:{ip=127.0.0.1|path=/hello/sayHi}"]);
+    assert_eq!(keys, ["quota:1:log/30s:say-hi:{ip=127.0.0.1|path=/hello/sayHi}"]);
 
     clock.advance(Duration::from_secs(30));
     clock.write_to(&redis).await;

@@ -36,7 +36,7 @@ fn policy() -> Policy {
 }
 
 /// Where [`policy`] counts.
-const KEY: &str = "quota:1:log:p:{const=all}";
+const KEY: &str = "quota:1:log/1h:p:{const=all}";
 
 /// The errors that a layer reported, each with its text.
 #[derive(Clone, Default)]

@@ -49,9 +49,9 @@ pub(crate) enum Oracle {
 
 impl Oracle {
     /// The count of a key that nothing was counted on.
-    pub(crate) fn new(versions: &[Terms]) -> Self {
-        match versions[0].algorithm {
-            Algorithm::Log => Self::Log(Log::new(versions)),
+    pub(crate) fn new(terms: &Terms) -> Self {
+        match terms.algorithm {
+            Algorithm::Log => Self::Log(Log::default()),
             Algorithm::Counter => Self::Counter(List::default()),
             Algorithm::Anchored => Self::Anchored {
                 opened: 0,
@@ -65,7 +65,7 @@ impl Oracle {
     /// Lets the time pass until now.
     pub(crate) fn advance(&mut self, terms: &Terms, now: u64) {
         match self {
-            Self::Log(log) => log.advance(now),
+            Self::Log(log) => log.advance(terms, now),
             Self::Bucket(bucket) => bucket.advance(terms, now),
             Self::Anchored { opened, list } if now >= *opened + terms.window => list.0.clear(),
             Self::Anchored { .. } => {}
@@ -77,7 +77,7 @@ impl Oracle {
     /// How much fits.
     pub(crate) fn room(&self, terms: &Terms, now: u64) -> Span {
         let used = match self {
-            Self::Log(log) => log.used(terms.window, now),
+            Self::Log(log) => Span::exactly(log.used(terms, now)),
             Self::Counter(list) => Span::exactly(list.weighted(terms.window, now)),
             Self::Anchored { list, .. } => Span::exactly(list.since(0)),
             Self::Aligned(list) => Span::exactly(list.since(now - now % terms.window)),
@@ -103,7 +103,7 @@ impl Oracle {
     /// Takes back weight that was counted at this time.
     pub(crate) fn refund(&mut self, terms: &Terms, now: u64, at: u64, weight: u64) {
         match self {
-            Self::Log(log) => log.refund(terms.window, now, at, weight),
+            Self::Log(log) => log.refund(terms, now, at, weight),
             Self::Counter(list) | Self::Aligned(list) | Self::Anchored { list, .. } => list.refund(at, weight),
             Self::Bucket(bucket) => bucket.refund(terms, now, at, weight),
         }
@@ -137,7 +137,7 @@ impl Oracle {
         let until = |end: u64| Span::exactly(end.saturating_sub(now));
         let opened = now - now % terms.window;
         match self {
-            Self::Log(log) => log.reset(terms.window, now),
+            Self::Log(log) => log.reset(terms, now),
             Self::Counter(list) if list.since(opened) > 0 => until(opened + 2 * terms.window),
             Self::Counter(list) if list.since(opened - terms.window) > 0 => until(opened + terms.window),
             Self::Aligned(list) if list.since(opened) > 0 => until(opened + terms.window),
@@ -147,13 +147,11 @@ impl Oracle {
         }
     }
 
-    /// The time until which the count is needed, whatever version comes next.
-    pub(super) fn needed_until(&self, terms: &[Terms], now: u64) -> u64 {
+    /// The time until which the count is needed.
+    pub(super) fn needed_until(&self, terms: &Terms, now: u64) -> u64 {
         match self {
-            Self::Log(log) => log.needed_until(),
-            Self::Bucket(bucket) => bucket.advanced + bucket.reset(&terms[0]).least,
-            // The numbers of all versions are those of one window.
-            _ => now + self.reset(&terms[0], now).least,
+            Self::Bucket(bucket) => bucket.advanced + bucket.reset(terms).least,
+            _ => now + self.reset(terms, now).least,
         }
     }
 }
@@ -187,166 +185,72 @@ impl List {
     }
 }
 
-/// An admission of a log, or several of one grain.
-#[derive(Clone, Copy, Debug)]
+/// An admission of a log, or several that count as one.
+#[derive(Debug)]
 struct Entry {
     at: u64,
-    /// It may be counted as if it had been admitted so late.
-    late: u64,
+    first: u64,
     weight: u64,
-    /// The window under which it was stored.
-    window: u64,
-    /// Whether it was not removed for sure. An entry that is older than the longest window of those that are alive may be.
-    is_kept: bool,
+    is_beyond: bool,
 }
 
-/// An entry counts for a window if it is younger, whatever window it was stored under. An entry is removed when it is older than
-/// the longest window under which an entry was stored that is younger than its own.
-#[derive(Debug)]
-pub(crate) struct Log {
-    entries: Vec<Entry>,
-    /// The time within which all versions merge admissions; `None` without a precision, and where versions differ.
-    grain: Option<u64>,
-    /// Whether versions differ in it: then an admission may be merged with any of one grain.
-    mixes_grains: bool,
-    /// The lengths of the steps in which admissions may be merged.
-    steps: Vec<u64>,
-    /// The longest window of all versions.
-    longest: u64,
-}
+/// The admissions of a log, in their order. With a precision those of a grain are one entry. Without one, charges beyond the limit one
+/// after the other within a thousandth of the window are one. An entry counts until the last of its admissions is one window old.
+#[derive(Debug, Default)]
+pub(crate) struct Log(Vec<Entry>);
 
 impl Log {
-    fn new(versions: &[Terms]) -> Self {
-        let grain = |terms: &Terms| (terms.precision > 0).then(|| terms.grain());
-        let first = grain(&versions[0]);
-        let mixes_grains = versions.iter().any(|terms| grain(terms) != first);
-        Self {
-            entries: Vec::new(),
-            grain: first.filter(|_| !mixes_grains),
-            mixes_grains,
-            steps: versions.iter().map(Terms::grain).collect(),
-            longest: versions.iter().map(|terms| terms.window).max().unwrap_or(0),
-        }
+    fn advance(&mut self, terms: &Terms, now: u64) {
+        self.0.retain(|entry| entry.weight > 0 && entry.at + terms.window > now);
     }
 
-    fn advance(&mut self, now: u64) {
-        self.entries.retain(|entry| entry.late + self.longest > now);
-        let alive = self.entries.iter();
-        let alive = alive.filter(|entry| entry.is_kept && entry.at + entry.window > now);
-        let longest = alive.map(|entry| entry.window).max().unwrap_or(0);
-        for entry in &mut self.entries {
-            entry.is_kept &= entry.at + longest > now;
-        }
-    }
-
-    fn used(&self, window: u64, now: u64) -> Span {
-        let mut used = Span::exactly(0);
-        for entry in &self.entries {
-            if entry.is_kept && entry.at + window > now {
-                used.least += entry.weight;
-            }
-            if entry.late + window > now {
-                used.most += entry.weight;
-            }
-        }
-        used
-    }
-
-    /// The last time until which an admission may be counted that is merged with others.
-    fn latest(&self, at: u64) -> u64 {
-        let ends = self.steps.iter().map(|step| at - at % step + step - 1);
-        ends.max().unwrap_or(at)
+    fn used(&self, terms: &Terms, now: u64) -> u64 {
+        let counted = self.0.iter().filter(|entry| entry.at + terms.window > now);
+        counted.map(|entry| entry.weight).sum()
     }
 
     fn add(&mut self, terms: &Terms, now: u64, weight: u64) {
-        let mut entry = Entry {
-            at: now,
-            late: now,
-            weight,
-            window: terms.window,
-            is_kept: true,
+        let used = self.used(terms, now);
+        let is_beyond = terms.precision == 0 && used > 0 && used >= terms.quota;
+        let merges = |newest: &mut Entry| match terms.precision {
+            // What is counted at the time of such a charge is counted with it.
+            0 if newest.is_beyond => newest.at == now || is_beyond && newest.at >= now - now % terms.grain(),
+            0 => false,
+            _ => newest.at >= now - now % terms.grain(),
         };
-        if let Some(grain) = self.grain {
-            // An entry counts until the last of its admissions is one window old.
-            self.entries.retain(|merged| {
-                let is_of_grain = merged.at / grain == now / grain;
-                if is_of_grain {
-                    entry.weight += merged.weight;
-                    entry.window = entry.window.min(merged.window);
-                }
-                !is_of_grain
-            });
-        } else if self.mixes_grains || self.used(terms.window, now).most >= terms.quota {
-            entry.late = self.latest(now);
-        }
-        self.entries.push(entry);
+        let merged = self.0.pop_if(merges);
+        self.0.push(Entry {
+            at: now,
+            first: merged.as_ref().map_or(now, |merged| merged.first),
+            weight: weight + merged.as_ref().map_or(0, |merged| merged.weight),
+            is_beyond: is_beyond || merged.is_some_and(|merged| merged.is_beyond),
+        });
     }
 
-    fn refund(&mut self, window: u64, now: u64, at: u64, mut weight: u64) {
-        let is_same = |entry: &Entry| match self.grain {
-            Some(grain) => entry.at / grain == at / grain,
-            None => entry.at == at,
-        };
-        // Entries of one time are given back in any order.
-        let same = self.entries.iter().filter(|entry| is_same(entry));
-        let late = same.clone().map(|entry| entry.late).max();
-        let stored_under = same.map(|entry| entry.window).min();
-        let mut perhaps_left = Vec::new();
-        self.entries.sort_by_key(|entry| !entry.is_kept);
-        for entry in self.entries.iter_mut().filter(|entry| is_same(entry)) {
-            (entry.late, entry.window) = (late.unwrap_or(entry.late), stored_under.unwrap_or(entry.window));
-            if entry.at + window <= now {
-                // It counts no more for this window, and may for another.
-                entry.is_kept = false;
-                continue;
-            }
+    fn refund(&mut self, terms: &Terms, now: u64, at: u64, mut weight: u64) {
+        let end = at - at % terms.grain() + terms.grain();
+        if terms.precision == 0 && at + terms.window <= now {
+            return;
+        }
+        let counts = |entry: &&mut Entry| entry.first <= at && (at..end).contains(&entry.at) && entry.at + terms.window > now;
+        for entry in self.0.iter_mut().filter(counts) {
             let taken = weight.min(entry.weight);
             (entry.weight, weight) = (entry.weight - taken, weight - taken);
-            // Merged under other numbers, it may be in an entry that is not found.
-            if entry.late > entry.at && self.steps.iter().any(|step| *step != self.steps[0]) {
-                perhaps_left.push(Entry {
-                    weight: taken,
-                    is_kept: false,
-                    ..*entry
-                });
-            }
         }
-        self.entries.extend(perhaps_left);
-        self.entries.retain(|entry| entry.weight > 0);
     }
 
     fn wait(&self, terms: &Terms, now: u64, cost: u64) -> Span {
         // Nothing is freed but at the end of an entry.
-        let ends = self.entries.iter().flat_map(|entry| [entry.at, entry.late]);
-        let mut ends: Vec<u64> = ends.map(|at| at + terms.window).filter(|end| *end > now).collect();
-        ends.sort_unstable();
-        let first = |fits: &dyn Fn(Span) -> bool| {
-            let end = ends.iter().find(|end| fits(self.used(terms.window, **end)));
-            end.map_or(terms.window, |end| end - now)
-        };
-        let used = self.used(terms.window, now);
-        Span {
-            least: match used.least + cost <= terms.quota {
-                true => 1,
-                false => first(&|used| used.least + cost <= terms.quota),
-            },
-            most: first(&|used| used.most + cost <= terms.quota),
-        }
+        let ends = self.0.iter().map(|entry| entry.at + terms.window);
+        let fits = |end: &u64| self.used(terms, *end) + cost <= terms.quota;
+        let first = ends.filter(|end| *end > now && fits(end)).min();
+        Span::exactly(first.map_or(terms.window, |end| end - now))
     }
 
-    fn reset(&self, window: u64, now: u64) -> Span {
-        let kept = self.entries.iter().filter(|entry| entry.is_kept).map(|entry| entry.at);
-        let all = self.entries.iter().map(|entry| entry.late);
-        let until = |newest: Option<u64>| newest.map_or(0, |at| (at + window).saturating_sub(now).min(window));
-        Span {
-            least: until(kept.max()),
-            most: until(all.max()),
-        }
-    }
-
-    fn needed_until(&self) -> u64 {
-        let kept = self.entries.iter().filter(|entry| entry.is_kept);
-        kept.map(|entry| entry.at + entry.window).max().unwrap_or(0)
+    fn reset(&self, terms: &Terms, now: u64) -> Span {
+        let newest = self.0.iter().filter(|entry| entry.weight > 0);
+        let newest = newest.map(|entry| entry.at + terms.window).max();
+        Span::exactly(newest.map_or(0, |end| end.saturating_sub(now)))
     }
 }
 

@@ -112,7 +112,7 @@ impl Model {
     fn new(terms: Terms) -> Self {
         Self {
             slots: Default::default(),
-            log: Count::new(&[terms]),
+            log: Count::new(&terms),
             terms,
         }
     }

@@ -14,7 +14,7 @@ use super::{
     oracle::{Oracle, Span},
     world::{Call, Part, Planned, Terms, What, World},
 };
-use crate::support::{Clock, Redis};
+use crate::support::{Clock, Redis, redis_key};
 
 /// A Redis, and a clock for it and for a memory store.
 pub(super) struct Stores {
@@ -29,8 +29,8 @@ const KEYS: [&str; 3] = ["j", "k", "l"];
 /// Of how many calls the expiry times of one are compared.
 const EXPIRY_EVERY: usize = 8;
 
-/// Key and policy.
-type Place = (usize, usize);
+/// Key, policy, and the first version of the policy with the same window and precision: versions with others have other counts.
+type Place = (usize, usize, usize);
 
 /// A request that was admitted, and is neither refunded nor settled.
 struct Admitted {
@@ -101,6 +101,14 @@ struct Trial<'a> {
     limits: Vec<Vec<Limit>>,
     counts: BTreeMap<Place, Oracle>,
     admitted: HashMap<usize, Admitted>,
+}
+
+/// Where the charge of a key is counted.
+fn place(world: &World, key: usize, part: &Part) -> Place {
+    let versions = &world.policies[part.policy];
+    let own = &versions[part.version];
+    let shares = |terms: &Terms| (terms.window, terms.precision) == (own.window, own.precision);
+    (key, part.policy, versions.iter().position(shares).expect("its own"))
 }
 
 impl<'a> Trial<'a> {
@@ -193,14 +201,14 @@ impl<'a> Trial<'a> {
         let mut could_fit = true;
         let mut must_fit = true;
         let rooms = parts.iter().map(|part| {
-            let versions = &self.world.policies[part.policy];
-            let count = self.counts.entry((planned.key, part.policy));
-            let count = count.or_insert_with(|| Oracle::new(versions));
+            let terms = &self.world.policies[part.policy][part.version];
+            let count = self.counts.entry(place(self.world, planned.key, part));
+            let count = count.or_insert_with(|| Oracle::new(terms));
             if operation == Operation::Reset {
-                *count = Oracle::new(versions);
+                *count = Oracle::new(terms);
             }
-            count.advance(&versions[part.version], now);
-            let room = count.room(&versions[part.version], now);
+            count.advance(terms, now);
+            let room = count.room(terms, now);
             (could_fit, must_fit) = (could_fit && room.most >= part.cost, must_fit && room.least >= part.cost);
             room
         });
@@ -224,7 +232,7 @@ impl<'a> Trial<'a> {
             let terms = &self.world.policies[part.policy][part.version];
             let count = self
                 .counts
-                .get_mut(&(planned.key, part.policy))
+                .get_mut(&place(self.world, planned.key, part))
                 .expect("it was advanced");
             let left = match operation {
                 Operation::Refund { admitted_at } => {
@@ -281,12 +289,11 @@ impl<'a> Trial<'a> {
             end
             return early";
         let (mut keys, mut times) = (Vec::new(), Vec::new());
-        for ((key, policy), count) in &self.counts {
-            let versions = &self.world.policies[*policy];
-            let needed = count.needed_until(versions, clock.now());
+        for ((key, policy, version), count) in &self.counts {
+            let needed = count.needed_until(&self.world.policies[*policy][*version], clock.now());
             if needed > clock.now() {
-                let (policy, algorithm) = (POLICIES[*policy], self.limits[*policy][0].algorithm());
-                keys.push(format!("quota:1:{algorithm}:{policy}:{{key={}}}", KEYS[*key]));
+                let (policy, limit) = (POLICIES[*policy], &self.limits[*policy][*version]);
+                keys.push(redis_key(policy, limit, &Key::from(KEYS[*key])));
                 times.push(clock.expiry(Duration::from_micros(needed - clock.now())).to_string());
             }
         }

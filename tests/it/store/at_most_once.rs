@@ -210,7 +210,7 @@ async fn a_failover_counts_no_check_twice(library: ClientLibrary) {
 async fn a_failover_in_a_cluster_counts_no_check_twice() {
     let mut cluster = Cluster::start_that_fails_over().await;
     let store = connect(ClientLibrary::RedisRs, &cluster.url()).await;
-    let slot = cluster.slot("quota:1:log:test:{key=k}").await;
+    let slot = cluster.slot("quota:1:log/1h/3600ms:test:{key=k}").await;
     let load = Load::start(&store);
     load.goes_on(100).await;
     cluster.primaries[Cluster::owner(slot)].kill();

@@ -134,12 +134,12 @@ async fn ten_thousand_checks_a_second_do_not_accumulate(library: ClientLibrary) 
     drop(frozen);
     eventually("Redis has done what it was sent", async || {
         let before: u64 = redis
-            .command("ZCOUNT", ["quota:1:log:test:{key=k}", "(0", "+inf"])
+            .command("ZCOUNT", ["quota:1:log/1h:test:{key=k}", "(0", "+inf"])
             .await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         before
             == redis
-                .command::<u64>("ZCOUNT", ["quota:1:log:test:{key=k}", "(0", "+inf"])
+                .command::<u64>("ZCOUNT", ["quota:1:log/1h:test:{key=k}", "(0", "+inf"])
                 .await
     })
     .await;

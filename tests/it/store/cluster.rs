@@ -50,7 +50,7 @@ async fn that_fails_over() -> (Cluster, RedisStore) {
 
 /// The Redis key of a key under the limits of these tests.
 fn redis_key(key: &str) -> String {
-    format!("quota:1:log:test:{{key={key}}}")
+    format!("quota:1:log/1h:test:{{key={key}}}")
 }
 
 async fn remaining(store: &RedisStore, limit: &Limit, key: &str) -> u64 {
@@ -129,7 +129,7 @@ async fn a_request_whose_keys_are_on_two_nodes_fails_uncharged() {
     let from = Cluster::owner(slot);
     let to = (from + 1) % 3;
     cluster.begin_to_move(slot, from, to).await;
-    cluster.move_key("quota:1:log:a:{key=k}", from, to).await;
+    cluster.move_key("quota:1:log/1h:a:{key=k}", from, to).await;
     let error = store.decide(&check).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("TRYAGAIN"), "{error}");
@@ -202,7 +202,7 @@ async fn requests_of_one_call_are_served_when_their_keys_are_on_two_nodes() {
     let from = Cluster::owner(slot);
     let to = (from + 1) % 3;
     cluster.begin_to_move(slot, from, to).await;
-    cluster.move_key("quota:1:log:a:{key=k}", from, to).await;
+    cluster.move_key("quota:1:log/1h:a:{key=k}", from, to).await;
     // The first two are calls of their own, and the others wait meanwhile.
     let checks: JoinSet<_> = [&a, &b, &a, &b, &a, &b].into_iter().map(check).collect();
     for answer in checks.join_all().await {

@@ -439,7 +439,7 @@ async fn a_client_of_the_application_keeps_all_other_settings() {
         assert!(format!("{store:?}").contains("deadline: 3s"), "{store:?}");
         assert!(answers(&store).await);
         let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
-        assert_eq!(keys, ["shop:1:log:test:{key=k}"]);
+        assert_eq!(keys, ["shop:1:log/1min:test:{key=k}"]);
         redis.command::<()>("FLUSHALL", [""; 0]).await;
     }
 }

@@ -500,7 +500,7 @@ async fn a_key_of_another_type_is_one_line_with_a_count_and_no_state() {
     let redis = Redis::start();
     let store = connected(patient(), &redis.url()).await;
     let limiter = Limiter::new(store.clone(), policy(hourly(1)));
-    let _: String = redis.command("SET", ["quota:1:log:test:{key=wrong}", "text"]).await;
+    let _: String = redis.command("SET", ["quota:1:log/1h:test:{key=wrong}", "text"]).await;
     let log = Log::capture();
     for round in 0..20 {
         let failed = limiter.check("wrong").await.expect("this process counts");

@@ -225,7 +225,7 @@ async fn an_error_of_one_request_fails_no_other_of_its_call() {
     let redis = Redis::start();
     let store = store(&redis).await;
     redis
-        .command::<()>("SET", ["quota:1:log:test:{key=bad}", "no log"])
+        .command::<()>("SET", ["quota:1:log/1h:test:{key=bad}", "no log"])
         .await;
     let limit = Limit::from(SlidingLog::per_hour(5));
 

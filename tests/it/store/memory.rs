@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tower_quota::{
-    Limit, SlidingLog,
+    Key, Limit, SlidingLog,
     store::{Operation, Outcome},
 };
 
-use crate::support::{Algorithm, Clock, Redis, connected, decide, patient};
+use crate::support::{Algorithm, Clock, Redis, connected, decide, patient, redis_key};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -35,11 +35,12 @@ async fn bytes_of_a_million(precision: u32) -> u64 {
 
     assert_eq!(last.map(|admitted| admitted.states()[0].remaining), Some(0));
     assert!(!decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
+    let key = redis_key("test", &limit, &Key::from("k"));
     let members: u32 = redis
-        .command("ZCOUNT", ["quota:1:log:test:{key=k}", "(0", "+inf"])
+        .command("ZCOUNT", [key.as_str(), "(0", "+inf"])
         .await;
     assert!((precision..=precision + 2).contains(&members), "{members} members");
-    bytes(&redis, "quota:1:log:test:{key=k}").await
+    bytes(&redis, &key).await
 }
 
 #[tokio::test]

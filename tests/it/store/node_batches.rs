@@ -192,7 +192,7 @@ async fn a_key_of_another_type_fails_no_other_check_of_the_call() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
     let [keys, ..] = keys_by_owner(&cluster, 6).await;
-    let wrong = format!("quota:1:log:p0:{{key={}}}", keys[2]);
+    let wrong = format!("quota:1:log/1h:p0:{{key={}}}", keys[2]);
     cluster.primaries[0].command::<()>("SET", [wrong.as_str(), "x"]).await;
     let checks = keys.iter().map(|key| {
         let store = store.clone();

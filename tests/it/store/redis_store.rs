@@ -165,7 +165,7 @@ async fn keys_begin_with_the_prefix() {
     let store = connected(patient().prefix("shop:quota"), &redis.url()).await;
     decide(&store, Operation::Check, &limit(), "k", 1).await;
     let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
-    assert_eq!(keys, ["shop:quota:1:log:test:{key=k}"]);
+    assert_eq!(keys, ["shop:quota:1:log/1min:test:{key=k}"]);
 }
 
 #[test]

@@ -81,7 +81,7 @@ impl Clock {
 
     /// Denials are not cached, since the deny cache goes by another clock.
     fn builder() -> RedisStoreBuilder {
-        patient().script(Self::script()).deny_cache(false)
+        patient().scripts(Self::script).deny_cache(false)
     }
 
     /// The earliest time, in milliseconds since the Unix epoch, at which a key in Redis may expire that is reset after this time.
@@ -90,12 +90,9 @@ impl Clock {
         (self.now() + reset.as_micros() as u64 + Self::LATER - slack) / 1_000
     }
 
-    /// The script of the store, with the time from Redis keys, and keys that expire [`LATER`](Self::LATER), since the time of the
-    /// test is not that of Redis.
-    fn script() -> String {
-        let &[script, ..] = RedisStore::scripts() else {
-            panic!("the store has one script");
-        };
+    /// A script of the store, with the time from Redis keys, and keys that expire [`LATER`](Self::LATER), since the time of the test is
+    /// not that of Redis.
+    fn script(script: String) -> String {
         let [seconds, micros] = Self::KEYS;
         let with_time = script.replacen("call('TIME')", &format!("call('MGET', '{seconds}', '{micros}')"), 1);
         assert_ne!(with_time, script, "the script reads the time");

@@ -130,7 +130,7 @@ impl Cluster {
             .expect("a slot")
     }
 
-    /// A key of the limiter in each primary's slots: `quota:1:log:test:{key=k0}` or another number.
+    /// A key of the limiter in each primary's slots: `quota:1:log/1h:test:{key=k0}` or another number.
     pub(crate) async fn keys(&self) -> [String; PRIMARIES] {
         let mut found = [const { None }; PRIMARIES];
         for number in 0..100 {

@@ -119,6 +119,13 @@ pub(crate) async fn timed<F: Future>(future: F) -> (F::Output, Duration) {
     }
 }
 
+/// The key in Redis of a policy, a limit and a key.
+pub(crate) fn redis_key(policy: &str, limit: &Limit, key: &Key) -> String {
+    let charge = Charge::new(policy, limit, key, 1);
+    format!("quota:1:{}:{policy}:{{{key}}}", charge.shape_text())
+}
+
+
 /// cargo, without the variables that it sets for the program of a test: build scripts of dependencies run again, and all that
 /// depends on them is built again, if one of these changes.
 pub(crate) fn cargo() -> Command {

@@ -125,16 +125,21 @@ impl Redis {
         name: &'static str,
         arguments: impl IntoIterator<Item = Vec<u8>>,
     ) -> R {
+        let reply = self.try_command_of_bytes(name, arguments).await;
+        reply.unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    pub(crate) async fn try_command_of_bytes<R: FromValue>(
+        &self,
+        name: &'static str,
+        arguments: impl IntoIterator<Item = Vec<u8>>,
+    ) -> Result<R, fred::error::Error> {
         let arguments: Vec<Value> = arguments
             .into_iter()
             .map(|argument| Value::Bytes(argument.into()))
             .collect();
         let command = CustomCommand::new_static(name, ClusterHash::Random, false);
-        self.client()
-            .await
-            .custom(command, arguments)
-            .await
-            .unwrap_or_else(|error| panic!("{name}: {error}"))
+        self.client().await.custom(command, arguments).await
     }
 
     /// Runs a command on a connection of its own, and gives back what is printed, such as an error.

@@ -270,10 +270,10 @@ impl Rules {
         let mut state = State::new(&self.limit);
         for (at, counted) in &world.counted {
             let (change, weight) = match *counted {
-                Counted::Charge(units) => (Change::Add, units),
-                Counted::Refund { at, units } => (Change::Refund { at }, units),
+                Counted::Charge(units) => (Change::Add { count: 1 }, units),
+                Counted::Refund { at, units } => (Change::GiveBack { at }, units),
             };
-            self.limit.advance(&mut state, *at, weight, false);
+            self.limit.read(&mut state, *at, weight);
             self.limit.change(&mut state, *at, change, weight, None);
         }
         state
@@ -282,10 +282,10 @@ impl Rules {
     /// What Redis grants, if that many units fit.
     fn charge(&self, world: &World, units: u64) -> Option<Grant> {
         let (mut state, now) = (self.state(world), world.now);
-        if self.limit.advance(&mut state, now, units, false) < units {
+        if self.limit.read(&mut state, now, units) < units {
             return None;
         }
-        let reset = self.limit.change(&mut state, now, Change::Add, units, None).reset;
+        let reset = self.limit.change(&mut state, now, Change::Add { count: 1 }, units, None).reset;
         Some(Grant {
             units,
             unused: units,
@@ -326,7 +326,7 @@ impl Rules {
             processes.flat_map(|(number, process)| process.grants.iter().map(move |grant| self.ends_at(number, grant)));
         let mut instants: Vec<_> = ends.flat_map(|end| [end - 1, end]).collect();
         let (mut state, now) = (self.state(world), world.now);
-        let room = self.limit.advance(&mut state, now, 1, false);
+        let room = self.limit.read(&mut state, now, 1);
         let reset = now + self.limit.change(&mut state, now, Change::Nothing, 0, None).reset;
         match self.limit {
             Limit::FixedWindow(_) => instants.extend([reset - 1, reset]),

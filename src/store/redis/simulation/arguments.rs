@@ -10,7 +10,11 @@ use crate::{
     limit::Arrival,
     store::{
         ChargeLine, LeaseId, Operation,
-        redis::{call::ScriptCall, key_format::slot_of},
+        redis::{
+            call::ScriptCall,
+            key_format::slot_of,
+            script::{RULES, ScriptName},
+        },
     },
 };
 
@@ -62,33 +66,30 @@ impl Reader<'_> {
 #[derive(Clone)]
 pub(super) struct ReceivedCall {
     pub(super) keys: Vec<String>,
-    runs: Vec<Bytes>,
+    script: ScriptName,
+    arguments: Vec<Bytes>,
     /// Whether the keys lie in several slots, and are arguments.
     pub(super) is_across: bool,
 }
 
 impl ReceivedCall {
     pub(super) fn new(call: &ScriptCall) -> Self {
-        let (is_across, arguments) = (
-            call.arguments.last().is_some_and(|last| last.starts_with(b"across\0")),
-            &call.arguments,
-        );
-        let (keys, runs) = match is_across {
-            true => {
-                let mut footer = Reader(&arguments[arguments.len() - 1]);
-                let _across = footer.word();
-                let runs = footer.number() as usize;
-                (&arguments[runs..arguments.len() - 1], &arguments[..runs])
-            }
-            false => (&call.keys[..], &arguments[..]),
+        let is_single = matches!(call.script, ScriptName::Single(_));
+        let mut arguments = call.arguments.to_vec();
+        let runs_before_keys = match is_single {
+            true => 0,
+            false => Reader(&arguments[0]).numbers::<3>()[2] as usize,
         };
+        let keys = match runs_before_keys {
+            0 => call.keys.to_vec(),
+            runs => arguments.split_off(1 + runs),
+        };
+        let keys = keys.iter().map(|key| String::from_utf8_lossy(key).into_owned());
         Self {
-            keys: keys
-                .iter()
-                .map(|key| String::from_utf8_lossy(key).into_owned())
-                .collect(),
-            runs: runs.to_vec(),
-            is_across,
+            keys: keys.collect(),
+            script: call.script,
+            arguments,
+            is_across: runs_before_keys > 0,
         }
     }
 
@@ -105,7 +106,22 @@ impl ReceivedCall {
 
     /// The requests of a call; `None` if the windows of calendars do not enclose the time.
     pub(super) fn requests(&self, now: u64) -> Option<Vec<ParsedRequest>> {
-        parse_requests(&self.runs, self.is_across, now)
+        if let ScriptName::Single(rule) = self.script {
+            let mut argument = Reader(&self.arguments[0]);
+            let times = argument.number();
+            let charge = parse_charge(RULES[rule].0, &mut argument, now);
+            return Some(vec![ParsedRequest {
+                operation: Operation::Check,
+                times,
+                keys: 1,
+                charges: vec![charge],
+                waiting: None,
+                spans: false,
+            }]);
+        }
+        let [header, runs @ ..] = &*self.arguments else { return None };
+        let [from, until, _] = Reader(header).numbers();
+        (from..until).contains(&now).then(|| parse_requests(runs, now))
     }
 }
 
@@ -117,19 +133,12 @@ pub(super) fn has_moved(number: usize, key: &str) -> bool {
     (usize::from(slot_of(key.as_bytes())) / NODES + number).is_multiple_of(2)
 }
 
-fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<ParsedRequest>> {
+fn parse_requests(runs: &[Bytes], now: u64) -> Vec<ParsedRequest> {
     let mut requests = Vec::new();
-    for argument in arguments {
-        let mut run = Reader(argument);
+    for run in runs {
+        let mut run = Reader(run);
         let operation = run.word();
-        let [count, size, times] = run.numbers();
-        let spans = is_across && run.number() == 1;
-        if operation == "within" {
-            if !(count..size).contains(&now) {
-                return None;
-            }
-            continue;
-        }
+        let [count, size, times, spans] = run.numbers();
         let operation = match &*operation {
             "check" => Operation::Check,
             "wait" => Operation::Wait,
@@ -157,12 +166,12 @@ fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<
                 keys: size as usize,
                 charges: charges.clone(),
                 waiting: waiting.clone(),
-                spans,
+                spans: spans == 1,
             });
         }
         assert!(run.0.is_empty(), "{} bytes are left", run.0.len());
     }
-    Some(requests)
+    requests
 }
 
 /// The requests that stand in a line; `None` for one that has just arrived.
@@ -185,21 +194,34 @@ fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, now: u64) -> Option<Pars
         });
         algorithm = run.word();
     }
+    if algorithm == "ban" {
+        let [_length, quota, span, first, longest] = run.numbers();
+        let window = Duration::from_micros;
+        let ban = Ban::after(quota, window(span));
+        *bans = Some(ban.first(window(first)).longest(window(longest)));
+        return None;
+    }
+    let charge = parse_charge(&algorithm, run, now);
+    Some(ParsedCharge {
+        ban: bans.take(),
+        line,
+        ..charge
+    })
+}
+
+/// The cost, the quota and the numbers of a charge of this rule.
+fn parse_charge(rule: &str, run: &mut Reader<'_>, now: u64) -> ParsedCharge {
     let [cost, quota] = run.numbers();
     let window = Duration::from_micros;
     let mut lease = None;
-    let limit: Limit = match (&*algorithm, run.numbers()) {
+    let limit: Limit = match (rule, run.numbers()) {
         ("log", [span, 0, 0]) => SlidingLog::new(quota, window(span)).into(),
-        ("log", [span, grain, 0]) => SlidingLog::new(quota, window(span))
-            .precision(span.div_ceil(grain) as u32)
-            .into(),
+        ("precise", [span, grain, 0]) => {
+            let log = SlidingLog::new(quota, window(span));
+            log.precision(span.div_ceil(grain) as u32).into()
+        }
         ("counter", [span, _, _]) => SlidingCounter::new(quota, window(span)).into(),
         ("bucket", [rate, period, _]) => TokenBucket::new(rate, window(period)).burst(quota).into(),
-        ("ban", [span, first, longest]) => {
-            let ban = Ban::after(quota, window(span));
-            *bans = Some(ban.first(window(first)).longest(window(longest)));
-            return None;
-        }
         ("fixed", [0, 0, 0]) => {
             let boundaries: [u64; 4] = run.numbers();
             assert!((boundaries[0]..boundaries[3]).contains(&now), "{boundaries:?}");
@@ -211,13 +233,13 @@ fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, now: u64) -> Option<Pars
             lease = LeaseId::of_parts([high, low]);
             Concurrency::new(quota).lease(window(length)).into()
         }
-        (_, parameters) => panic!("{algorithm} {parameters:?} is not a limit"),
+        (_, parameters) => panic!("{rule} {parameters:?} is not a limit"),
     };
-    Some(ParsedCharge {
+    ParsedCharge {
         limit,
         cost,
-        ban: bans.take(),
-        line,
+        ban: None,
+        line: None,
         lease,
-    })
+    }
 }

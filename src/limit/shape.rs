@@ -1,0 +1,60 @@
+//! What shapes the state of a limit.
+
+use std::fmt;
+
+use super::{
+    concurrency::Concurrency, fixed_window::FixedWindow, limit::Limit, rate::LengthText, sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog, token_bucket::TokenBucket,
+};
+
+/// The algorithm of a limit with the numbers that shape what it stores: the window, the grain and the rate, and neither the quota nor the
+/// burst. A limit of another shape has other counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape(&'static str, [u64; 2]);
+
+impl Shape {
+    /// That of bans.
+    pub(crate) const BANS: Self = Self("ban", [0; 2]);
+}
+
+impl Limit {
+    #[inline]
+    pub(crate) fn shape(&self) -> Shape {
+        let numbers = match self {
+            Self::SlidingLog(log) => log.shape(),
+            Self::SlidingCounter(counter) => [counter.window_us(), 0],
+            Self::FixedWindow(fixed) => fixed.shape(),
+            Self::TokenBucket(bucket) => bucket.rate_and_period().into(),
+            Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => [0; 2],
+        };
+        Shape(self.algorithm(), numbers)
+    }
+}
+
+/// The [shape](Limit::shape) of a limit as it is written in the keys of Redis, such as `log/30s`.
+pub(crate) struct ShapeText<'a>(pub(crate) &'a Limit);
+
+impl fmt::Display for ShapeText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = LengthText::of_us;
+        match self.0 {
+            Limit::SlidingLog(log) => match log.shape() {
+                [window, 0] => write!(f, "{}/{}", SlidingLog::NAME, us(window)),
+                [window, grain] => write!(f, "{}/{}/{}", SlidingLog::NAME, us(window), us(grain)),
+            },
+            Limit::SlidingCounter(counter) => {
+                write!(f, "{}/{}", SlidingCounter::NAME, us(counter.window_us()))
+            }
+            Limit::FixedWindow(fixed) => {
+                write!(f, "{}/", FixedWindow::NAME)?;
+                fixed.write_shape(f)
+            }
+            Limit::TokenBucket(bucket) => {
+                let (rate, period) = bucket.rate_and_period();
+                write!(f, "{}/{rate}/{}", TokenBucket::NAME, us(period))
+            }
+            Limit::Concurrency(_) => f.write_str(Concurrency::NAME),
+            Limit::Unlimited | Limit::DenyAll => f.write_str(self.0.algorithm()),
+        }
+    }
+}
