@@ -38,7 +38,7 @@ pub(super) enum Spelling {
 /// A request in one spelling of its path.
 #[derive(Clone, Copy)]
 struct Spelled<'a> {
-    method: &'a Method,
+    methods: [&'a Method; 2],
     /// The template of the route that axum has matched.
     matched: Option<&'a Spellings<'a>>,
     form: Form,
@@ -65,14 +65,15 @@ impl Scope {
     }
 
     pub(super) fn contains(&self, parts: &Parts, rule: Spelling) -> bool {
-        if matches!(self.routes, Routes::All) || !self.has_method(&parts.method) {
-            return self.has_method(&parts.method);
+        let methods = methods(parts);
+        if matches!(self.routes, Routes::All) || !self.has_method(methods) {
+            return self.has_method(methods);
         }
         let spellings = Spellings::of(parts);
         let matched = matched(parts);
         let spelled = || {
             spellings.iter().map(|(form, path)| Spelled {
-                method: &parts.method,
+                methods,
                 matched: matched.as_ref(),
                 form,
                 path,
@@ -99,14 +100,24 @@ impl Scope {
     }
 
     fn holds(&self, request: Spelled<'_>) -> bool {
-        self.has_method(request.method) && self.routes.contain(request)
+        self.has_method(request.methods) && self.routes.contain(request)
     }
 
-    fn has_method(&self, method: &Method) -> bool {
-        // RFC 9110 §9.3.2: HEAD is GET without the content, so handlers of GET respond to it.
-        let same = if *method == Method::HEAD { &Method::GET } else { method };
-        self.methods.is_empty() || self.methods.iter().any(|one| one == method || one == same)
+    fn has_method(&self, methods: [&Method; 2]) -> bool {
+        self.methods.is_empty() || self.methods.iter().any(|one| methods.contains(&one))
     }
+}
+
+/// The method of a request, and the one that it counts as.
+fn methods(parts: &Parts) -> [&Method; 2] {
+    let counted = match parts.method {
+        // RFC 9110 §9.3.2: HEAD is GET without the content, so handlers of GET respond to it.
+        Method::HEAD => &Method::GET,
+        // RFC 8441 §4: a CONNECT with a path opens in HTTP/2 what a GET with `Upgrade` opens in HTTP/1.1.
+        Method::CONNECT if !parts.uri.path().is_empty() => &Method::GET,
+        _ => &parts.method,
+    };
+    [&parts.method, counted]
 }
 
 impl Routes {
@@ -317,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn get_is_also_for_head() {
+    fn get_is_also_for_head_and_for_websockets_of_http2() {
         for (methods, method, expected) in [
             (vec![], "DELETE", true),
             (vec![Method::POST], "POST", true),
@@ -327,8 +338,17 @@ mod tests {
             (vec![Method::HEAD], "HEAD", true),
             (vec![Method::HEAD], "GET", false),
             (vec![Method::PUT, Method::POST], "POST", true),
+            (vec![Method::GET], "CONNECT", true),
+            (vec![Method::CONNECT], "CONNECT", true),
+            (vec![Method::HEAD, Method::POST], "CONNECT", false),
+            (vec![Method::GET], "CONNECT tunnel", false),
+            (vec![Method::CONNECT], "CONNECT tunnel", true),
         ] {
-            let request = Request::builder().method(method).body(()).unwrap();
+            let (method, uri) = match method.strip_suffix(" tunnel") {
+                Some(method) => (method, "example.com:443"),
+                None => (method, "https://example.com/"),
+            };
+            let request = Request::builder().method(method).uri(uri).body(()).unwrap();
             let scope = Scope {
                 routes: Routes::All,
                 methods,
@@ -336,7 +356,7 @@ mod tests {
             assert_eq!(
                 scope.contains(&request.into_parts().0, Spelling::Either),
                 expected,
-                "{method} in {scope:?}"
+                "{method} {uri} in {scope:?}"
             );
         }
     }
