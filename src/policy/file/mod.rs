@@ -164,9 +164,10 @@ use crate::{ConfigError, key};
 /// # Routes
 ///
 /// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
-/// matched none, or either has a rest such as `/files/{*rest}`, the path is compared too: `{id}` is a segment. In gRPC it is
-/// `/shop.Accounts/SignIn`, also for a layer around one service. A warning is logged once for `/users/root` where axum has
-/// matched `/users/{id}`. `others` are the requests that no other policy of the file with `routes` or `methods` is for.
+/// matched none, or either has a rest such as `/files/{*rest}`, or the template is one of several in the matched one, such as
+/// `/users/root` in `/users/{id}`, the path is compared too: `{id}` is a segment. In gRPC it is `/shop.Accounts/SignIn`, also for a
+/// layer around one service. A template that matches none of the paths it looks like, such as `/users/:id` or `/admin/*`, is an error.
+/// `others` are the requests that no other policy of the file with `routes` or `methods` is for.
 ///
 /// A path is compared as written, decoded, and in normal form: without trailing slashes, `//`, dot segments, `%2F`, `\`,
 /// parameters (`;v=1`) and upper case. A policy or `[block]` applies if one of these matches, and `[skip]` if all do. So `/login/`

@@ -316,6 +316,64 @@ fn lists_that_cannot_be_meant_are_errors_with_their_place_and_the_fix() {
     }
 }
 
+/// In the syntax of other routers, globs, patterns and misspellings, they would block nothing.
+#[test]
+fn a_route_that_matches_none_of_the_paths_that_it_looks_like_is_an_error_with_the_fix() {
+    for (route, fix) in [
+        ("/admin/*", "`{*rest}`"),
+        ("/admin/**", "`{*rest}`"),
+        ("/admin/*rest", "`{*rest}`"),
+        ("/admin*", "`{*rest}`"),
+        ("/admin/{*rest}/logs", "at the end of the route"),
+        ("/admin/{*rest", "`{*rest}`"),
+        ("/admin/{rest*}", "`{*rest}`"),
+        ("/admin/{*}", "`{*rest}`"),
+        ("/admin/{**rest}", "`{*rest}`"),
+        ("/a{*rest}", "`{*rest}`"),
+        ("/users/:id", "`{id}`"),
+        ("/users/<id>", "`{id}`"),
+        ("/users/<int:id>", "`{id}`"),
+        ("/users/[id]", "`{id}`"),
+        ("/users/{}", "`{id}`"),
+        ("/users/{id", "`{id}`"),
+        ("/users/id}", "`{id}`"),
+        ("/users/{{id}}", "`{id}`"),
+        ("/users/{id:[0-9]+}", "`{id}`"),
+        ("/users/{id?}", "`{id}`"),
+        ("/users/{id}.json", "at the end of a segment"),
+        ("/users/\\d+", "`{id}`"),
+        ("/users/%7Bid%7D", "a brace"),
+        ("/users ", "white space"),
+        (" /users", "begin it with `/`"),
+        ("/users\n", "white space"),
+        ("/my users", "`%20`"),
+        ("/users?all", "query"),
+        ("/users#top", "fragment"),
+        ("users", "begin it with `/`"),
+        ("", "begin it with `/`"),
+        ("^/users", "begin it with `/`"),
+        ("https://example.com/users", "begin it with `/`"),
+    ] {
+        for list in ["block", "skip", "policies.of"] {
+            let limit = if list == "policies.of" {
+                "limit = '1/h'"
+            } else {
+                "methods = 'GET'"
+            };
+            let lines = format!("[{list}]\n{limit}\nroutes = {}", serde_json::json!([route, "/"]));
+            let error = Policies::from_toml(&file(&lines)).map(drop).unwrap_err().to_string();
+            assert!(
+                error.contains(fix) && error.contains("is not a route"),
+                "{route}: {error}"
+            );
+        }
+    }
+    let routes = "/ /a(b) /v1/users:batchGet /a//b/ /caf%C3%A9 /café /$count /@me /users/{user-id}/{*a_b} /user-{id}";
+    for route in routes.split(' ') {
+        let _ = described(&format!("block.routes = '{route}'"));
+    }
+}
+
 #[test]
 fn a_request_without_an_address_is_in_no_list_and_is_logged() {
     let policies = described("block.networks = \"10.0.0.0/8\"");
