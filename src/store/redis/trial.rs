@@ -98,7 +98,7 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
     }
     backend.set_reaches_several_slots(false);
     tracing::info!(
-        error = refused.map(cause),
+        error = refused.map(cause).map(|cause| cause.to_string()),
         "a script can use the keys of one slot of this cluster only; each call of the store contains checks of one slot"
     );
     Ok(())
@@ -208,7 +208,7 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeou
             }
             Err(failure) if !warned && started.elapsed() >= connect_timeout => {
                 warned = true;
-                tracing::warn!(error = %cause(failure), "Redis cannot be used yet; the store keeps connecting");
+                tracing::warn!(error = cause(failure).to_string(), "Redis cannot be used yet; the store keeps connecting");
             }
             Err(_) => {}
         }

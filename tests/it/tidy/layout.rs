@@ -167,3 +167,20 @@ fn a_rule_assigns_no_variable_of_the_whole_script() {
         }
     }
 }
+
+/// A subscriber escapes text that is a `str`, and writes what is recorded by `Display` as it is: a line break would forge a line.
+#[test]
+fn events_record_text_as_str() {
+    for (file, text) in files("src", ".rs") {
+        for (_, event) in text.match_indices("tracing::").filter_map(|(at, _)| {
+            let event = &text[at..];
+            let name = event["tracing::".len()..].split('!').next()?;
+            ["error", "warn", "info", "debug"].contains(&name).then(|| (at, event))
+        }) {
+            let event = &event[..event.find(");\n").unwrap_or(event.len())];
+            for odd in ["%", "field::display", "field::debug"] {
+                assert!(!event.contains(odd), "{file}: {odd} in {event}");
+            }
+        }
+    }
+}
