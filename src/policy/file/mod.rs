@@ -110,7 +110,7 @@ use crate::{ConfigError, key};
 /// | `route` | the [matched route](crate::key::route()) (feature `axum`) |
 /// | `path` | the [path](crate::key::path()), which the caller chooses: on a wildcard route every URL has a quota of its own |
 /// | `method` | the [method](crate::key::method()) |
-/// | `header:<name>` | a [header](fn@crate::key::header) |
+/// | `header:<name>` | a [header](fn@crate::key::header), hashed if it holds credentials, such as `header:x-api-key` |
 /// | `extension:<name>` | an [extension](crate::key::extension()) of the request that the application [registers](Self::with_extension) under this name |
 /// | `constant:<text>` | [nothing](crate::key::constant()): one limit for all requests |
 ///
