@@ -100,7 +100,8 @@ impl LimiterRequest<'_> {
     /// # Errors
     ///
     /// If a limit denies it, and as [`check`](Self::check).
-    pub async fn acquire(self) -> Result<Decision, AcquireError> {
+    pub async fn acquire(mut self) -> Result<Decision, AcquireError> {
+        let operation = self.operation(Operation::Wait);
         let Self {
             max_wait,
             turn_key,
@@ -112,7 +113,7 @@ impl LimiterRequest<'_> {
             priority,
             ..max_wait.map_or(waiting, |longest| waiting.up_to(longest))
         };
-        let decision = self.perform(Operation::Wait, wait).await?;
+        let decision = self.perform(operation, wait).await?;
         let is_line_full = decision
             .policies()
             .any(|policy| policy.denial() == Some(Denial::LineFull));
