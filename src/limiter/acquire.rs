@@ -4,6 +4,7 @@ use super::{Limiter, LimiterRequest};
 use crate::{
     Decision, Denial, Denied, Key,
     decision::{Waiting, turn_key},
+    error::write_with_cause,
     store::{Operation, StoreError},
 };
 
@@ -142,7 +143,9 @@ impl LimiterRequest<'_> {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+///
+/// [`Debug`](fmt::Debug) is the message and the cause, as `main` prints the error.
+#[derive(Clone)]
 #[non_exhaustive]
 pub enum AcquireError {
     /// A limit denies it: the wait would be too long.
@@ -162,6 +165,12 @@ impl From<Denied> for AcquireError {
 impl From<StoreError> for AcquireError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
+    }
+}
+
+impl fmt::Debug for AcquireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_with_cause(f, &self.to_string(), self.source())
     }
 }
 

@@ -175,7 +175,9 @@ fn events_record_text_as_str() {
         for (_, event) in text.match_indices("tracing::").filter_map(|(at, _)| {
             let event = &text[at..];
             let name = event["tracing::".len()..].split('!').next()?;
-            ["error", "warn", "info", "debug"].contains(&name).then(|| (at, event))
+            ["error", "warn", "info", "debug"]
+                .contains(&name)
+                .then_some((at, event))
         }) {
             let event = &event[..event.find(");\n").unwrap_or(event.len())];
             for odd in ["%", "field::display", "field::debug"] {
