@@ -183,10 +183,7 @@ impl StoreError {
 
 impl fmt::Debug for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreError")
-            .field("kind", &self.kind)
-            .field("message", &self.message)
-            .finish_non_exhaustive()
+        write_with_cause(f, &self.message, self.source())
     }
 }
 

@@ -109,6 +109,8 @@ mod admin;
 mod check;
 mod decision;
 mod error;
+#[cfg(any(feature = "_redis", feature = "file"))]
+mod file;
 #[cfg(doc)]
 pub mod guide;
 pub mod key;

@@ -109,7 +109,7 @@ impl Drop for AuditLine {
         let (action, outcome) = (self.action, self.outcome);
         let change = self.audited.change();
         let (actor, instance) = (&*self.actor, &*self.instance);
-        let error = self.error.as_ref().map(tracing::field::display);
+        let error = self.error.as_deref();
         let (policy, subject) = (&*change.policy, &*change.subject);
         let setting = Some(&*change.setting).filter(|setting| !setting.is_empty());
         // The level of an event is a constant.

@@ -150,7 +150,8 @@ use self::{audit::FindActor, router::AdminState, subject::SubjectNames, watched:
 /// [`actor`](Self::actor), the policy, the hash of the key as `subject`, the limit of an override as `setting`, the `instance`, and
 /// the `outcome`. It is `done` at the level `INFO`; or at the level `WARN` and with the `error`, `refused`, if nothing has changed,
 /// and `failed`, if the store has not confirmed the change, which may apply. `unknown` is the outcome for a client that has closed
-/// its connection before the response.
+/// its connection before the response. Text of a request is recorded as `str`, which a subscriber of `tracing` escapes: a line break
+/// in it begins no line.
 ///
 /// # What the router refuses
 ///

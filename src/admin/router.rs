@@ -147,10 +147,13 @@ async fn set_override(
     audited: Audited,
     Posted(new): Posted<NewOverride>,
 ) -> Result<Response, AdminError> {
-    let (limit, lasts) = new.limit()?;
-    audited.sets(format!("{limit} for {} s", lasts.as_secs()));
+    let setting = new.limit();
+    if let Ok((limit, lasts)) = &setting {
+        audited.sets(format!("{limit} for {} s", lasts.as_secs()));
+    }
     let selected = Selected::find(&shared, new.selection)?;
     audited.is_of(&shared, &selected);
+    let (limit, lasts) = setting?;
     subject::set_override(&selected, Some((limit, lasts))).await?;
     Ok(json(&selected.peek(&shared).await?))
 }

@@ -17,7 +17,7 @@ use super::bans;
 use crate::{
     Decision, PolicyDecision,
     decision::{
-        Completion, End, LostSettlements, Responses, Settlement, awaits_trailers, denied, grpc_status_in,
+        Completion, End, LostSettlements, Responses, Settlement, awaits_trailers, caught, denied, grpc_status_in,
         requested_pause, response::OwnRejection,
     },
     store::{Owed, OwedKind},
@@ -129,7 +129,7 @@ impl Drop for AwaitedCompletion {
             true => End::Body(None),
             false => End::Cancelled,
         };
-        self.end(end);
+        caught(|| self.end(end));
     }
 }
 
@@ -176,7 +176,8 @@ fn settlement(decision: &Decision, completion: &Completion<'_>) -> Settlement {
     let locally = decision.store_error().is_some();
     let mut settlement = Settlement::default();
     for policy in decision.as_slice() {
-        if policy.refund_condition().is_some_and(|refunds| refunds(completion)) {
+        let condition = policy.refund_condition();
+        if condition.is_some_and(|refunds| caught(|| refunds(completion)) == Some(true)) {
             settlement.refund(policy, locally);
         }
     }

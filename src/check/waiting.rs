@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     Decision, PolicyDecision,
-    decision::{Undecided, Waiting},
+    decision::{Undecided, Waiting, caught},
     limit::Arrival,
     observe::WaitMetrics,
     store::{Operation, StoreError},
@@ -173,7 +173,7 @@ impl Drop for Leaving {
         if let Ok(Outcome::Decided(Ok(decision))) = self.decided.try_recv()
             && decision.is_allowed()
         {
-            give_back(&decision);
+            caught(|| give_back(&decision));
         }
     }
 }

@@ -1,4 +1,8 @@
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    panic::{self, AssertUnwindSafe},
+    sync::Arc,
+};
 
 use http::{Extensions, HeaderMap, Response, StatusCode, header::CONTENT_TYPE};
 
@@ -231,6 +235,12 @@ impl fmt::Debug for Completion<'_> {
             .field("end", &self.end)
             .finish()
     }
+}
+
+/// Runs code that may be of the application where a handler may unwind: a second panic would abort the process. The panic
+/// hook has reported it.
+pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
+    panic::catch_unwind(AssertUnwindSafe(run)).ok()
 }
 
 /// A condition on completed requests.

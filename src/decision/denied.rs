@@ -82,7 +82,7 @@ assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "3600000");
 ///
 /// A layer around a handler does not add its fields to a response that is made of this error: the fields are those of the
 /// denial. Middleware finds the error in the extensions of the response, and as the source of a `Status`.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Denied(Decision);
 
 /// Denying from a handler.
@@ -203,6 +203,12 @@ pub(crate) fn made<B>(response: &Response<B>) -> bool {
     #[cfg(not(feature = "tonic"))]
     let source = None::<&(dyn Error + 'static)>;
     source.is_some_and(|source| source.is::<Denied>())
+}
+
+impl fmt::Debug for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for Denied {

@@ -44,7 +44,7 @@ pub use self::{
     slots::Slots,
 };
 pub(crate) use self::{
-    completion::{End, awaits_trailers, grpc_status_in},
+    completion::{End, awaits_trailers, caught, grpc_status_in},
     context::{CheckContext, PolicyContext, PolicyFile, RenderedLimit},
     headers::policy_item,
     per_thread::PerThread,

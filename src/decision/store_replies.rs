@@ -96,7 +96,7 @@ impl LostSettlements {
     fn add(&self, error: Option<&StoreError>) {
         if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
             tracing::warn!(
-                error = error.map(tracing::field::display),
+                error = error.map(ToString::to_string),
                 "a refund or a charge after the response was lost; `RateLimitLayer::lost_settlements` counts them"
             );
         }

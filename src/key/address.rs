@@ -126,9 +126,9 @@ impl Peer {
 }
 
 /// The error for a request without a peer.
-pub(super) const NO_PEER: &str = "no peer address on the request; axum needs \
+pub(super) const NO_PEER: &str = "no peer address on the request; axum 0.8 needs \
     `into_make_service_with_connect_info::<SocketAddr>()` and the feature `axum` of tower-quota, tonic the feature `tonic`, or \
-    `tonic-tls` with TLS, and other servers a `tower_quota::key::PeerAddr` in the extensions of the request";
+    `tonic-tls` with TLS, and other servers, such as axum 0.7, a `tower_quota::key::PeerAddr` in the extensions of the request";
 
 /// The networks whose addresses share a key.
 #[derive(Clone, Debug)]

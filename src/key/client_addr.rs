@@ -84,7 +84,7 @@ fn rejection(error: &KeyError) -> (StatusCode, String) {
         return (StatusCode::BAD_REQUEST, error.to_string());
     }
     if !LOGGED.swap(true, Ordering::Relaxed) {
-        tracing::error!(%error, "a handler cannot run");
+        tracing::error!(error = error.to_string(), "a handler cannot run");
     }
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }

@@ -252,7 +252,6 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
 /// assert!(error.to_string().starts_with("no peer address on the request"));
 /// # Ok::<(), http::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct KeyError {
     kind: Kind,
     message: Cow<'static, str>,
@@ -326,6 +325,12 @@ impl KeyError {
     #[must_use]
     pub fn is_misconfigured(&self) -> bool {
         self.kind == Kind::Misconfigured
+    }
+}
+
+impl fmt::Debug for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
     }
 }
 

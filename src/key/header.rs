@@ -15,6 +15,11 @@ use super::{
 /// value. The metadata of a gRPC call are headers too: `header("x-tenant")` is the value of
 /// `metadata_mut().insert("x-tenant", ..)` of a tonic client.
 ///
+/// The key of a header that holds credentials has a hash of the value, since the store keeps keys readable: of one whose name
+/// contains `authorization`, `cookie`, `apikey`, `token`, `secret`, `password`, `session` or `jwt`, or ends in `-key` or `-auth`, such as
+/// `x-api-key`. Short values can be guessed from a hash without a secret: `RedisStoreBuilder::hash_keys` has one. For another header
+/// that holds credentials, make a key of a hash by [`from_fn`](super::from_fn()).
+///
 /// # What an attacker can do
 ///
 /// A header that the client can set is not an identity. With such a key, alone or together with [`ip`](super::ip()), each new
@@ -81,24 +86,66 @@ pub(super) fn of_header(name: HeaderName) -> Extractor {
                 "the header `{name}` is longer than {MAX_VALUE} bytes"
             )));
         }
-        Ok(Some(Key::component("header:", name.as_str().as_bytes(), value)))
+        Ok(Some(Key::of_header(name.as_str(), value)))
     })
 }
 
 impl Key {
     /// The key that [`header`](fn@super::header) returns for a request.
     ///
-    /// The case of the name and the white space around the value do not matter.
+    /// The case of the name and the white space around the value do not matter. Credentials are hashed, as of a request.
     ///
     /// ```
     /// use tower_quota::Key;
     ///
     /// let key = Key::header("X-Gateway-User", " 42 ");
     /// assert_eq!(key.to_string(), "header:x-gateway-user=42");
+    ///
+    /// let key = Key::header("x-api-key", "sk-42");
+    /// assert!(key.to_string().starts_with("header:x-api-key=hash:"));
     /// ```
     pub fn header(name: &str, value: impl AsRef<[u8]>) -> Self {
-        Self::component("header:", name.to_ascii_lowercase().as_bytes(), trim(value.as_ref()))
+        Self::of_header(&name.to_ascii_lowercase(), trim(value.as_ref()))
     }
+
+    /// The key of a header whose name is in lower case.
+    pub(super) fn of_header(name: &str, value: &[u8]) -> Self {
+        if !holds_credentials(name) {
+            return Self::component("header:", name.as_bytes(), value);
+        }
+        let hash = blake3::hash(value).to_hex();
+        Self::formatted("header:", name.as_bytes(), format_args!("{HASH}{}", &hash[..32]))
+    }
+}
+
+/// Begins the value of a header that holds credentials.
+const HASH: &str = "hash:";
+
+/// Whether a key has the hash of the value of such a header: a store keeps keys readable, in memory and in backups, and shows
+/// them to its operators, as in `MONITOR`.
+fn holds_credentials(name: &str) -> bool {
+    const WORDS: [&str; 8] = [
+        "authorization",
+        "cookie",
+        "apikey",
+        "token",
+        "secret",
+        "password",
+        "session",
+        "jwt",
+    ];
+    const ENDS: [&str; 2] = ["-key", "-auth"];
+
+    WORDS.iter().any(|word| name.contains(word)) || ENDS.iter().any(|end| name.ends_with(end))
+}
+
+/// Whether a header holds credentials, and this value is not their hash.
+#[cfg(feature = "admin")]
+pub(super) fn is_readable_credential(name: &str, value: &[u8]) -> bool {
+    let is_hash = value.strip_prefix(HASH.as_bytes()).is_some_and(|digits| {
+        digits.len() == 32 && digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+    });
+    holds_credentials(name) && !is_hash
 }
 
 /// Without optional white space (RFC 9110 §5.6.3).

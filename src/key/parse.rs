@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{
-    form::{is_shown, shown},
+    form::{bytes, is_shown, shown},
+    header::is_readable_credential,
     key::Key,
 };
 use crate::ConfigError;
@@ -41,7 +42,16 @@ impl Key {
             }
         }
         escaped.split('|').try_for_each(validate)?;
-        Ok(Self::of_text(&escaped))
+        let components = escaped.split('|').map(|component| {
+            let header = component
+                .strip_prefix("header:")
+                .and_then(|header| header.split_once('='));
+            match header.map(|(name, value)| (name, bytes(value))) {
+                Some((name, value)) if is_readable_credential(name, &value) => Self::of_header(name, &value),
+                _ => Self::of_text(component),
+            }
+        });
+        Ok(components.fold(Self::empty(), Self::and))
     }
 
     /// The [text](Self::as_str) with printable characters in place of their escapes, such as `ext:user=张三`.
@@ -197,6 +207,20 @@ mod tests {
         ] {
             assert_eq!(key.readable().replace('é', "^C3^A9"), key.as_str());
         }
+    }
+
+    /// An operator enters the header of a complaint, or the hash of a list.
+    #[test]
+    fn credentials_are_hashed_unless_they_are() {
+        let key = Key::header("x-api-key", "sk live|1").and(Key::constant("all"));
+        assert_eq!(Key::parse("header:x-api-key=sk^20live^7C1|const=all").unwrap(), key);
+        assert_eq!(Key::parse(key.as_str()).unwrap(), key);
+        // A credential can be 32 digits.
+        let digits = "0123456789abcdef0123456789abcdef";
+        assert_eq!(
+            Key::parse(&format!("header:x-api-key={digits}")).unwrap(),
+            Key::header("x-api-key", digits)
+        );
     }
 
     #[test]

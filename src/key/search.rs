@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use super::{
     form,
     form::{Component, Form, KeyForm, Value},
+    header::is_readable_credential,
     key::Key,
 };
 use crate::ConfigError;
@@ -104,6 +105,9 @@ impl Component {
         let text = || std::str::from_utf8(value).ok();
         let path = || text().filter(|path| path.starts_with('/'));
         match &self.value {
+            Value::Text if self.kind == "header:" && is_readable_credential(&self.label, value) => {
+                Some(Key::of_header(&self.label, value))
+            }
             Value::Text => Some(Key::component(self.kind, self.label.as_bytes(), value)),
             Value::Path(rule) => path().map(|path| rule.key_of(path)),
             Value::Route => path().map(Key::route),

@@ -134,6 +134,7 @@ impl FixedWindow {
 /// Settings.
 impl FixedWindow {
     /// Opens windows by the clock: at multiples of their length since the Unix epoch, so hourly ones at each full hour of UTC.
+    /// Those of 7 days begin on Thursdays, as 1970-01-01 was one; those of a calendar on Mondays.
     ///
     /// It does not change windows of a calendar. The default is that a window opens with the first request.
     ///

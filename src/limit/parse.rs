@@ -51,6 +51,15 @@ impl FromStr for Limit {
     }
 }
 
+/// Parses the text.
+impl TryFrom<&str> for Limit {
+    type Error = ConfigError;
+
+    fn try_from(text: &str) -> Result<Self, ConfigError> {
+        text.parse()
+    }
+}
+
 const LOG: &str = "sliding-log 100/min";
 const COARSE_LOG: &str = "sliding-log 1000000/10s precision 1000";
 const COUNTER: &str = "sliding-counter 1000/h";

@@ -4,6 +4,7 @@ use super::{Limiter, LimiterRequest};
 use crate::{
     Decision, Denial, Denied, Key,
     decision::{Waiting, turn_key},
+    error::write_with_cause,
     store::{Operation, StoreError},
 };
 
@@ -100,7 +101,8 @@ impl LimiterRequest<'_> {
     /// # Errors
     ///
     /// If a limit denies it, and as [`check`](Self::check).
-    pub async fn acquire(self) -> Result<Decision, AcquireError> {
+    pub async fn acquire(mut self) -> Result<Decision, AcquireError> {
+        let operation = self.operation(Operation::Wait);
         let Self {
             max_wait,
             turn_key,
@@ -112,7 +114,7 @@ impl LimiterRequest<'_> {
             priority,
             ..max_wait.map_or(waiting, |longest| waiting.up_to(longest))
         };
-        let decision = self.perform(Operation::Wait, wait).await?;
+        let decision = self.perform(operation, wait).await?;
         let is_line_full = decision
             .policies()
             .any(|policy| policy.denial() == Some(Denial::LineFull));
@@ -141,7 +143,9 @@ impl LimiterRequest<'_> {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+///
+/// [`Debug`](fmt::Debug) is the message and the cause, as `main` prints the error.
+#[derive(Clone)]
 #[non_exhaustive]
 pub enum AcquireError {
     /// A limit denies it: the wait would be too long.
@@ -161,6 +165,12 @@ impl From<Denied> for AcquireError {
 impl From<StoreError> for AcquireError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
+    }
+}
+
+impl fmt::Debug for AcquireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_with_cause(f, &self.to_string(), self.source())
     }
 }
 

@@ -77,8 +77,8 @@ impl<'a> LimiterRequest<'a> {
     /// The cost for each policy, in units of its limit, in place of the cost of the policy.
     ///
     /// A cost above a limit is denied with [`Denial::CostAboveLimit`](crate::Denial::CostAboveLimit), without a call of the store.
-    /// A [`check`](Self::check) of cost 0 is a [`peek`](Self::peek), which is denied if a cost of 1 would be; a
-    /// [`charge`](Self::charge) of cost 0 counts nothing.
+    /// An operation of cost 0 is a [`peek`](Self::peek) of cost 1: it counts nothing, does not wait, and is denied if a cost of 1 would
+    /// be. A [`charge`](Self::charge) of cost 0 counts nothing. Beside a [`cost_of`](Self::cost_of), policies of cost 0 do not apply.
     ///
     /// ```
     /// use std::time::Duration;
@@ -199,7 +199,7 @@ impl LimiterRequest<'_> {
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed), or if the limiter has no policy of a name that
     /// was given.
     pub async fn check(mut self) -> Result<Decision, StoreError> {
-        let operation = self.check_operation();
+        let operation = self.operation(Operation::Check);
         self.perform(operation, identity).await
     }
 
@@ -230,7 +230,7 @@ impl LimiterRequest<'_> {
                 "the store does not reply at once; use `check(..).await`, or a `MemoryStore`",
             ));
         }
-        let (limiter, operation) = (self.limiter, self.check_operation());
+        let (limiter, operation) = (self.limiter, self.operation(Operation::Check));
         match self.begin(operation, identity)? {
             Check::Decided(decision) => limiter.observe(operation, decision),
             Check::Pending(_) => Err(StoreError::new(
@@ -278,8 +278,11 @@ impl LimiterRequest<'_> {
                 "units are taken one by one from policies with slots or bans; use `check`",
             ));
         }
-        self.units = units;
-        let operation = if units == 0 { Operation::Peek } else { Operation::Check };
+        let operation = match units {
+            0 => Operation::Peek,
+            _ => self.operation(Operation::Check),
+        };
+        self.units = if operation == Operation::Peek { 0 } else { units };
         self.perform(operation, identity).await
     }
 
@@ -314,17 +317,18 @@ impl LimiterRequest<'_> {
     /// # Errors
     ///
     /// As [`check`](Self::check).
-    pub async fn peek(self) -> Result<Decision, StoreError> {
-        self.perform(Operation::Peek, identity).await
+    pub async fn peek(mut self) -> Result<Decision, StoreError> {
+        let operation = self.operation(Operation::Peek);
+        self.perform(operation, identity).await
     }
 
-    /// A check of cost 0 is a peek.
-    fn check_operation(&mut self) -> Operation {
-        if self.cost == Some(0) && self.of_policies.is_empty() {
-            self.cost = None;
+    /// This operation, or a peek if it costs nothing.
+    pub(super) fn operation(&mut self, operation: Operation) -> Operation {
+        if self.cost == Some(0) && self.of_policies.iter().all(|of| of.cost.is_none()) {
+            self.cost = Some(1);
             return Operation::Peek;
         }
-        Operation::Check
+        operation
     }
 
     pub(super) async fn perform(

@@ -339,7 +339,7 @@ impl Warned {
         if !self.key.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 policy = &*named.name,
-                %error,
+                error = error.to_string(),
                 "requests are refused, or not observed: their key or limit cannot be determined"
             );
         }

@@ -127,8 +127,8 @@ impl<K> Policy<K> {
     /// `!is_success()` is also true for a [cancelled](Completion::is_cancelled) request. With that condition, a caller that
     /// disconnects before each response is never limited.
     ///
-    /// The condition is evaluated where the request ends, also while a dropped request is destroyed, so it must be quick and
-    /// must not panic. Setting it again replaces it. By default each admitted request counts. A
+    /// The condition is evaluated where the request ends, also while a dropped request is destroyed, so it must be quick. If
+    /// it panics, nothing is refunded. Setting it again replaces it. By default each admitted request counts. A
     /// [`Limiter`](crate::Limiter), whose decisions have receipts, does not take such a policy.
     ///
     /// ```

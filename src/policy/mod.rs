@@ -94,16 +94,19 @@ pub struct Policy<K = Arc<dyn KeyExtractor>> {
 impl Policy<()> {
     /// A policy without a key and with a cost of 1 for each request.
     ///
-    /// The limit is an algorithm or a [`Limit`]. A name is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, `.`
+    /// The limit is an algorithm, a [`Limit`], or its [text](crate::limit#limits-as-text), such as `"100/min"`. A name is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, `.`
     /// and `-`, 64 characters at most.
     ///
     /// # Panics
     ///
-    /// If the name is not such a word. What the settings are together is checked when a layer or a limiter is built, and by
+    /// If the name is not such a word, or the text not a limit; parse one from configuration, which gives an error. What the settings are together is checked when a layer or a limiter is built, and by
     /// [`validate`](Self::validate).
     #[track_caller]
-    pub fn new(name: impl Into<Arc<str>>, limit: impl Into<Limit>) -> Self {
-        Self::of_limit(PolicyLimit::new(valid_name(name), limit))
+    pub fn new(name: impl Into<Arc<str>>, limit: impl TryInto<Limit, Error: fmt::Display>) -> Self {
+        match limit.try_into() {
+            Ok(limit) => Self::of_limit(PolicyLimit::new(valid_name(name), limit)),
+            Err(error) => panic!("{error}"),
+        }
     }
 
     fn of_limit(policy_limit: PolicyLimit) -> Self {

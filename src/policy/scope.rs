@@ -1,6 +1,4 @@
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use http::{Method, request::Parts};
+use http::{Method, request::Parts, uri::PathAndQuery};
 
 use crate::{
     key,
@@ -38,7 +36,7 @@ pub(super) enum Spelling {
 /// A request in one spelling of its path.
 #[derive(Clone, Copy)]
 struct Spelled<'a> {
-    method: &'a Method,
+    methods: [&'a Method; 2],
     /// The template of the route that axum has matched.
     matched: Option<&'a Spellings<'a>>,
     form: Form,
@@ -65,14 +63,15 @@ impl Scope {
     }
 
     pub(super) fn contains(&self, parts: &Parts, rule: Spelling) -> bool {
-        if matches!(self.routes, Routes::All) || !self.has_method(&parts.method) {
-            return self.has_method(&parts.method);
+        let methods = methods(parts);
+        if matches!(self.routes, Routes::All) || !self.has_method(methods) {
+            return self.has_method(methods);
         }
         let spellings = Spellings::of(parts);
         let matched = matched(parts);
         let spelled = || {
             spellings.iter().map(|(form, path)| Spelled {
-                method: &parts.method,
+                methods,
                 matched: matched.as_ref(),
                 form,
                 path,
@@ -80,33 +79,30 @@ impl Scope {
             })
         };
         match rule {
-            Spelling::Either if spelled().any(|request| self.holds(request)) => true,
-            Spelling::Either => {
-                self.warn_of_missed(spelled());
-                false
-            }
+            Spelling::Either => spelled().any(|request| self.holds(request)),
             Spelling::Both => spelled().all(|request| self.holds(request)),
         }
     }
 
-    /// Warns of templates that do not apply to their path, since axum has matched another route.
-    fn warn_of_missed<'a>(&self, requests: impl Iterator<Item = Spelled<'a>>) {
-        if let Routes::These(templates) = &self.routes {
-            for request in requests.filter(|request| request.matched.is_some()) {
-                templates.iter().for_each(|template| template.warn_if_missed(request));
-            }
-        }
-    }
-
     fn holds(&self, request: Spelled<'_>) -> bool {
-        self.has_method(request.method) && self.routes.contain(request)
+        self.has_method(request.methods) && self.routes.contain(request)
     }
 
-    fn has_method(&self, method: &Method) -> bool {
-        // RFC 9110 §9.3.2: HEAD is GET without the content, so handlers of GET respond to it.
-        let same = if *method == Method::HEAD { &Method::GET } else { method };
-        self.methods.is_empty() || self.methods.iter().any(|one| one == method || one == same)
+    fn has_method(&self, methods: [&Method; 2]) -> bool {
+        self.methods.is_empty() || self.methods.iter().any(|one| methods.contains(&one))
     }
+}
+
+/// The method of a request, and the one that it counts as.
+fn methods(parts: &Parts) -> [&Method; 2] {
+    let counted = match parts.method {
+        // RFC 9110 §9.3.2: HEAD is GET without the content, so handlers of GET respond to it.
+        Method::HEAD => &Method::GET,
+        // RFC 8441 §4: a CONNECT with a path opens in HTTP/2 what a GET with `Upgrade` opens in HTTP/1.1.
+        Method::CONNECT if !parts.uri.path().is_empty() => &Method::GET,
+        _ => &parts.method,
+    };
+    [&parts.method, counted]
 }
 
 impl Routes {
@@ -120,23 +116,36 @@ impl Routes {
 }
 
 /// A template such as `/users/{id}` or `/files/{*rest}`, in the spellings of paths.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template {
     written: String,
     decoded: PathBytes,
     normalized: PathBytes,
-    warned: AtomicBool,
 }
 
 impl Template {
-    pub(super) fn new(written: &str) -> Self {
+    /// A template that is that of the paths which it looks like. The error is the fix.
+    pub(super) fn parse(written: &str) -> Result<Self, String> {
+        let Some(("", segments)) = written.split_once('/') else {
+            return Err("begin it with `/`, as in `/login`".to_owned());
+        };
+        let mut segments = segments.split('/').peekable();
+        while let Some(segment) = segments.next() {
+            validate_segment(segment, segments.peek().is_none())?;
+        }
+        if written.contains(['?', '#']) || PathAndQuery::try_from(written).is_err() {
+            return Err("a path has no white space, query or fragment; a space is `%20`".to_owned());
+        }
         let decoded = key::decoded(written);
-        Self {
+        let braces = |text: &[u8]| text.iter().filter(|byte| **byte == b'{').count();
+        if braces(&decoded) != braces(written.as_bytes()) {
+            return Err("a brace is that of a parameter".to_owned());
+        }
+        Ok(Self {
             written: written.to_owned(),
             normalized: key::normalized(&decoded, Segments::Merged),
             decoded,
-            warned: AtomicBool::new(false),
-        }
+        })
     }
 
     fn contains(&self, request: Spelled<'_>) -> bool {
@@ -147,8 +156,13 @@ impl Template {
         match request.rule {
             Spelling::Both => self.is_path(request) && (is_route || !request.is_matched_by(matched)),
             Spelling::Either => {
-                is_route
-                    || self.is_path(request) && (has_rest(self.written.as_bytes()) || !request.is_matched_by(matched))
+                // As axum prefers `/users/me` to `/users/{id}`.
+                let is_less_specific = || {
+                    !has_rest(self.written.as_bytes())
+                        && request.is_matched_by(matched)
+                        && matches(&self.normalized, matched.normalized())
+                };
+                is_route || self.is_path(request) && !is_less_specific()
             }
         }
     }
@@ -175,24 +189,26 @@ impl Template {
     }
 }
 
+/// Refuses a segment that is in the syntax of other routers, patterns and shells, and matches no such path in that of axum.
+fn validate_segment(segment: &str, is_last: bool) -> Result<(), String> {
+    let (literal, name) = match segment.strip_suffix('}').and_then(|text| text.split_once('{')) {
+        Some(("", name)) if is_last => ("", name.strip_prefix('*').unwrap_or(name)),
+        Some((prefix, name)) => (prefix, name),
+        None => (segment, "id"),
+    };
+    let is_name = |part: char| part.is_alphanumeric() || part == '_' || part == '-';
+    let is_valid = !name.is_empty() && name.chars().all(is_name);
+    if is_valid && !literal.starts_with(':') && !literal.contains(['*', '{', '}', '<', '>', '[', ']', '\\']) {
+        return Ok(());
+    }
+    Err(format!(
+        "in `{segment}`, write a parameter as `{{id}}` at the end of a segment, and a rest as `{{*rest}}` at the end of the route"
+    ))
+}
+
 /// Whether a template is one such as `/shop.Accounts/{*rest}`.
 fn has_rest(template: &[u8]) -> bool {
     template.windows(2).any(|pair| pair == b"{*")
-}
-
-impl Template {
-    /// Warns once if the path is that of this template, but axum has matched a route that is not one of it.
-    fn warn_if_missed(&self, request: Spelled<'_>) {
-        let Some(matched) = request.matched else { return };
-        let is_missed = self.is_path(request) && !matches(&self.normalized, matched.normalized());
-        if is_missed && !self.warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                route = self.written,
-                matched = %String::from_utf8_lossy(matched.written()),
-                "a route of a file does not apply to its path, since axum has matched another"
-            );
-        }
-    }
 }
 
 /// The route that axum has matched.
@@ -209,15 +225,17 @@ fn matched(parts: &Parts) -> Option<Spellings<'_>> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Segment<'a> {
     Literal(&'a [u8]),
-    Parameter,
+    /// After its prefix, as in `user-{id}`.
+    Parameter(&'a [u8]),
     Rest,
 }
 
 impl<'a> Segment<'a> {
     fn of(text: &'a [u8]) -> Self {
-        match text {
-            [b'{', b'*', .., b'}'] => Self::Rest,
-            [b'{', .., b'}'] => Self::Parameter,
+        let parameter = text.iter().position(|byte| *byte == b'{');
+        match parameter.map(|begin| text.split_at(begin)) {
+            Some((b"", [_, b'*', .., b'}'])) => Self::Rest,
+            Some((prefix, [_, .., b'}'])) => Self::Parameter(prefix),
             _ => Self::Literal(text),
         }
     }
@@ -230,7 +248,7 @@ fn matches(template: &[u8], path: &[u8]) -> bool {
         let Some(segment) = segments.next() else { return false };
         let is_same = match Segment::of(expected) {
             Segment::Rest => return !segment.is_empty() || segments.next().is_some(),
-            Segment::Parameter => !segment.is_empty(),
+            Segment::Parameter(prefix) => segment.len() > prefix.len() && segment.starts_with(prefix),
             Segment::Literal(text) => text == segment,
         };
         if !is_same {
@@ -262,10 +280,13 @@ mod tests {
             ("/files/{*rest}", "/files/", false),
             ("/files/{*rest}", "/files", false),
             ("/test.Echo/{method}", "/test.Echo/Once", true),
+            ("/user-{id}", "/user-42", true),
+            ("/user-{id}", "/user-", false),
+            ("/user-{id}", "/users", false),
         ] {
             let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
             let scope = Scope {
-                routes: Routes::These(vec![Template::new(template)]),
+                routes: Routes::These(vec![Template::parse(template).unwrap()]),
                 methods: vec![],
             };
             for spelling in [Spelling::Either, Spelling::Both] {
@@ -300,7 +321,7 @@ mod tests {
         ] {
             let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
             let scope = Scope {
-                routes: Routes::These(vec![Template::new(template)]),
+                routes: Routes::These(vec![Template::parse(template).unwrap()]),
                 methods: vec![],
             };
             assert!(scope.contains(&parts, Spelling::Either), "{template} of {path}");
@@ -317,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn get_is_also_for_head() {
+    fn get_is_also_for_head_and_for_websockets_of_http2() {
         for (methods, method, expected) in [
             (vec![], "DELETE", true),
             (vec![Method::POST], "POST", true),
@@ -327,8 +348,17 @@ mod tests {
             (vec![Method::HEAD], "HEAD", true),
             (vec![Method::HEAD], "GET", false),
             (vec![Method::PUT, Method::POST], "POST", true),
+            (vec![Method::GET], "CONNECT", true),
+            (vec![Method::CONNECT], "CONNECT", true),
+            (vec![Method::HEAD, Method::POST], "CONNECT", false),
+            (vec![Method::GET], "CONNECT tunnel", false),
+            (vec![Method::CONNECT], "CONNECT tunnel", true),
         ] {
-            let request = Request::builder().method(method).body(()).unwrap();
+            let (method, uri) = match method.strip_suffix(" tunnel") {
+                Some(method) => (method, "example.com:443"),
+                None => (method, "https://example.com/"),
+            };
+            let request = Request::builder().method(method).uri(uri).body(()).unwrap();
             let scope = Scope {
                 routes: Routes::All,
                 methods,
@@ -336,7 +366,7 @@ mod tests {
             assert_eq!(
                 scope.contains(&request.into_parts().0, Spelling::Either),
                 expected,
-                "{method} in {scope:?}"
+                "{method} {uri} in {scope:?}"
             );
         }
     }

@@ -13,8 +13,9 @@ use crate::{Decision, Limit, PolicyDecision, key::Secret};
 impl Fields {
     /// Adds the fields of a decision to a response, beside those of an inner layer.
     pub(crate) fn write(&self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) {
-        // The fields belong to the response that a redirect leads to.
-        if status.is_redirection() {
+        // The fields belong to the response that a redirect leads to. A client that polls receives 304 alone.
+        let is_redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
+        if is_redirect || is_for_shared_caches(headers) {
             return;
         }
         if self.observed {
@@ -47,6 +48,20 @@ impl Fields {
             Headers::None => {}
         }
     }
+}
+
+/// Whether shared caches are to store the response, and would send the fields of one caller to others (RFC 9111 §5.2.2, RFC 9213
+/// §3.1).
+fn is_for_shared_caches(headers: &HeaderMap) -> bool {
+    let has = |field: &str, directives: &[&str]| {
+        let lines = headers.get_all(field).iter().filter_map(|line| line.to_str().ok());
+        let mut names = lines
+            .flat_map(|line| line.split(','))
+            .map(|directive| directive.split('=').next());
+        names
+            .any(|name| name.is_some_and(|name| directives.iter().any(|other| name.trim().eq_ignore_ascii_case(other))))
+    };
+    has("cache-control", &["public", "s-maxage"]) || has("cdn-cache-control", &["public", "s-maxage", "max-age"])
 }
 
 fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &mut HeaderMap) {

@@ -67,7 +67,7 @@ where
             None => {
                 if !logged.swap(true, Ordering::Relaxed) {
                     tracing::error!(
-                        status = %rejection.status(),
+                        status = rejection.status().as_u16(),
                         "a format returned a body that is not ready at once; the response has no content"
                     );
                 }

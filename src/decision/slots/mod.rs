@@ -12,7 +12,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{PolicyDecision, store_replies::Responses};
+use super::{PolicyDecision, completion::caught, store_replies::Responses};
 use crate::{
     Decision,
     observe::HeldSlots,
@@ -175,7 +175,7 @@ impl Slots {
 impl Drop for Slots {
     fn drop(&mut self) {
         if !self.0.is_empty() {
-            drop(self.end());
+            caught(|| drop(self.end()));
         }
     }
 }

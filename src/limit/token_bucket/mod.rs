@@ -115,7 +115,7 @@ impl TokenBucket {
     ///
     /// # Panics
     ///
-    /// If the burst is 0; at compile time in a `const`.
+    /// If the burst is 0; at compile time in a `const`. [`try_burst`](Self::try_burst) returns an error.
     #[track_caller]
     pub const fn burst(mut self, burst: u64) -> Self {
         assert!(
@@ -126,10 +126,21 @@ impl TokenBucket {
         self
     }
 
-    /// Like [`burst`](Self::burst), with an error in place of a panic, for texts.
-    pub(crate) fn try_burst(self, burst: u64) -> Result<Self, ConfigError> {
+    /// Like [`burst`](Self::burst), with an error in place of a panic, for a number from configuration.
+    ///
+    /// ```
+    /// use tower_quota::TokenBucket;
+    ///
+    /// assert!(TokenBucket::per_second(10).try_burst(30).is_ok());
+    /// assert!(TokenBucket::per_second(10).try_burst(0).is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the burst is 0.
+    pub fn try_burst(self, burst: u64) -> Result<Self, ConfigError> {
         if burst == 0 {
-            return Err(ConfigError::new("a burst is at least 1"));
+            return Err(ConfigError::new("a burst is at least 1, such as 30"));
         }
         Ok(self.burst(burst))
     }

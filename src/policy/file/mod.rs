@@ -89,7 +89,7 @@ use crate::{ConfigError, key};
 /// | `plan`, `plans` | what selects the [plan](#plans) of a request, and the limits of plans by name | none |
 /// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; for [`unkeyed`](Self::unkeyed) |
 /// | `routes` | the [routes](#routes) that the policy is for: one, or a list; or `others` | all |
-/// | `methods` | the methods that the policy is for: one, or a list. `GET` is also for `HEAD` | all |
+/// | `methods` | the methods that the policy is for: one, or a list. `GET` is also for `HEAD`, and for WebSockets of HTTP/2. tonic calls a handler by every method, and axum one of `any`: leave it out there | all |
 /// | `cost` | the cost of a request | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
 /// | `wait` | how long a request may [wait](Policy::wait_up_to) until it fits, such as `2s` or `500ms` | it does not wait |
@@ -110,7 +110,7 @@ use crate::{ConfigError, key};
 /// | `route` | the [matched route](crate::key::route()) (feature `axum`) |
 /// | `path` | the [path](crate::key::path()), which the caller chooses: on a wildcard route every URL has a quota of its own |
 /// | `method` | the [method](crate::key::method()) |
-/// | `header:<name>` | a [header](fn@crate::key::header) |
+/// | `header:<name>` | a [header](fn@crate::key::header), hashed if it holds credentials, such as `header:x-api-key` |
 /// | `extension:<name>` | an [extension](crate::key::extension()) of the request that the application [registers](Self::with_extension) under this name |
 /// | `constant:<text>` | [nothing](crate::key::constant()): one limit for all requests |
 ///
@@ -164,9 +164,10 @@ use crate::{ConfigError, key};
 /// # Routes
 ///
 /// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
-/// matched none, or either has a rest such as `/files/{*rest}`, the path is compared too: `{id}` is a segment. In gRPC it is
-/// `/shop.Accounts/SignIn`, also for a layer around one service. A warning is logged once for `/users/root` where axum has
-/// matched `/users/{id}`. `others` are the requests that no other policy of the file with `routes` or `methods` is for.
+/// matched none, or either has a rest such as `/files/{*rest}`, or the template is one of several in the matched one, such as
+/// `/users/root` in `/users/{id}`, the path is compared too: `{id}` is a segment. In gRPC it is `/shop.Accounts/SignIn`, also for a
+/// layer around one service. A template that matches none of the paths it looks like, such as `/users/:id` or `/admin/*`, is an error.
+/// `others` are the requests that no other policy of the file with `routes` or `methods` is for.
 ///
 /// A path is compared as written, decoded, and in normal form: without trailing slashes, `//`, dot segments, `%2F`, `\`,
 /// parameters (`;v=1`) and upper case. A policy or `[block]` applies if one of these matches, and `[skip]` if all do. So `/login/`

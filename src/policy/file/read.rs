@@ -1,7 +1,7 @@
-use std::{fs, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use super::{Policies, config::Config, follow::File};
-use crate::ConfigError;
+use crate::{ConfigError, file::read_text};
 
 /// Constructors.
 impl Policies {
@@ -71,7 +71,8 @@ impl Policies {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or does not describe policies; the message shows the place.
+    /// If the file cannot be read, is not a regular file of at most 1 MiB, or does not describe policies; the message shows the
+    /// place.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
         let text = read(path)?;
@@ -103,7 +104,7 @@ impl Config {
 /// Reads a file of limits.
 pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
     format_of(path)?;
-    fs::read_to_string(path)
+    read_text(path)
         .map_err(|error| ConfigError::because(format!("`{}` cannot be read: {error}", path.display()), error))
 }
 

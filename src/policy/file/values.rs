@@ -36,7 +36,7 @@ impl<'de> Deserialize<'de> for Texts {
 pub(super) enum Routes {
     #[default]
     All,
-    These(Vec<String>),
+    These(Vec<Template>),
     /// Those that no other policy of the file is for.
     Others,
 }
@@ -48,13 +48,15 @@ impl TryFrom<Texts> for Routes {
         if matches!(&routes[..], [only] if only == "others") {
             return Ok(Self::Others);
         }
-        match routes.iter().find(|route| !route.starts_with('/')) {
-            Some(wrong) => Err(format!(
-                "`{wrong}` is not a route; one looks like `/login`, `/users/{{id}}` or, in gRPC, `/shop.Accounts/SignIn`; \
-                 `others` alone are those that no other policy has"
-            )),
-            None => Ok(Self::These(routes)),
-        }
+        let parse = |route: &String| {
+            Template::parse(route).map_err(|fix| {
+                format!(
+                    "`{route}` is not a route: {fix}; one looks like `/login`, `/users/{{id}}` or, in gRPC, \
+                     `/shop.Accounts/SignIn`; `others` alone are those that no other policy has"
+                )
+            })
+        };
+        routes.iter().map(parse).collect::<Result<_, _>>().map(Self::These)
     }
 }
 
@@ -63,7 +65,7 @@ impl Routes {
     pub(super) fn scope(&self, others: impl FnOnce() -> Vec<Scope>) -> scope::Routes {
         match self {
             Self::All => scope::Routes::All,
-            Self::These(routes) => scope::Routes::These(routes.iter().map(|route| Template::new(route)).collect()),
+            Self::These(routes) => scope::Routes::These(routes.clone()),
             Self::Others => scope::Routes::NoneOf(others()),
         }
     }

@@ -97,15 +97,11 @@ impl Reading {
     fn of(path: &Path) -> Self {
         let stamp = || -> io::Result<_> {
             let file = fs::metadata(path)?;
-            Ok((file.is_file(), (file.len(), file.modified().ok())))
+            Ok((file.len(), file.modified().ok()))
         };
         let before = stamp();
-        // Reading a FIFO would wait for its next writer.
-        if let Ok((false, _)) = before {
-            return Self::failed(format!("`{}` is not a regular file", path.display()));
-        }
         let content = read(path).map_err(|error| error.to_string());
-        let is_same = |((_, before), (_, after))| (before == after).then_some(after);
+        let is_same = |(before, after)| (before == after).then_some(after);
         Self {
             content,
             stamp: before.ok().zip(stamp().ok()).and_then(is_same),

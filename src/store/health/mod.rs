@@ -265,8 +265,8 @@ impl Node {
         let error = last_error.and_then(|error| lock(error).clone());
         let error = error.as_ref();
         let kind = error.map(|error| error.kind().name());
-        let source = error.and_then(|error| error.source());
-        let error = error.map(tracing::field::display);
+        let source = error.and_then(|error| error.source()).map(ToString::to_string);
+        let error = error.map(ToString::to_string);
         tracing::warn!(node, decided, failed, kind, error, source, "{text}");
     }
 }

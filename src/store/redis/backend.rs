@@ -214,7 +214,7 @@ impl Backend {
 
     pub(super) fn log_refusal(&self, refusal: &Refusal) {
         tracing::error!(
-            error = %refusal.explain(self.key_format.prefix()),
+            error = refusal.explain(self.key_format.prefix()),
             "Redis refuses a permission that the store requires; checks fail"
         );
     }

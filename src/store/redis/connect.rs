@@ -19,7 +19,7 @@ use super::{
     store::RedisStore,
     task::spawn,
     trial::{connect_in_background, connected},
-    url::Url,
+    url::{Url, shown},
 };
 use crate::{
     ConfigError,
@@ -33,7 +33,8 @@ impl RedisStore {
     ///
     /// It returns when checks can be made: it has run each command that a check requires, on a key with the
     /// [prefix](RedisStoreBuilder::prefix) of the store, in a cluster on every primary. A service that must start without
-    /// Redis uses [`connect_lazy`](Self::connect_lazy). The connection is closed when the last clone of the store is dropped.
+    /// Redis uses [`connect_lazy`](Self::connect_lazy). A Redis that starts meanwhile is waited for; a warning is logged at once if
+    /// nothing listens at its address. The connection is closed when the last clone of the store is dropped.
     ///
     /// ```
     /// use tower_quota::RedisStore;
@@ -108,9 +109,9 @@ impl RedisStoreBuilder {
     /// Those of [`RedisStore::connect`], and if a setting is out of its range, there is no source, or a client of the
     /// application cannot serve a limiter.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
-        let connect_timeout = self.connect_timeout;
+        let (connect_timeout, server) = (self.connect_timeout, self.server());
         let store = self.build()?;
-        connected(&store.queues().backend, connect_timeout).await?;
+        connected(&store.queues().backend, &server, connect_timeout).await?;
         if let Some(overrides) = Store::overrides(&store) {
             // While Redis is away, the task that follows them goes on.
             unless_refused(read_newest(overrides).await)?;
@@ -136,10 +137,10 @@ impl RedisStoreBuilder {
     /// Those of [`RedisStore::connect_lazy`], and if a setting is out of its range, there is no source, or a client of the
     /// application cannot serve a limiter.
     pub fn connect_lazy(self) -> Result<RedisStore, ConfigError> {
-        let connect_timeout = self.connect_timeout;
+        let (connect_timeout, server) = (self.connect_timeout, self.server());
         let store = self.build()?;
         let backend = Arc::downgrade(&store.queues().backend);
-        spawn(connect_in_background(backend, connect_timeout));
+        spawn(connect_in_background(backend, server, connect_timeout));
         Ok(store)
     }
 
@@ -181,12 +182,21 @@ impl RedisStoreBuilder {
                 return RedisRsClient::cluster(&nodes, settings).map(RedisClient::RedisRs);
             }
         };
-        let parsed = Url::parse(url, self.client_library, self.credentials.is_some())?;
-        match parsed.library {
+        let parsed = Url::parse(url, self.client_library, self.credentials.is_some());
+        let client = parsed.and_then(|parsed| match parsed.library {
             #[cfg(feature = "fred")]
             ClientLibrary::Fred => FredClient::connect(url, settings).map(RedisClient::Fred),
             #[cfg(feature = "cluster")]
             ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, settings).map(RedisClient::RedisRs),
+        });
+        client.map_err(|error| ConfigError::because(format!("`{}`: {error}", shown(url)), error))
+    }
+
+    /// Where Redis is, for errors and logs.
+    fn server(&self) -> String {
+        match &self.source {
+            Some(Source::Url(url)) => shown(url),
+            _ => "Redis".to_owned(),
         }
     }
 

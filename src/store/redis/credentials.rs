@@ -16,6 +16,7 @@ use tokio::{
 };
 
 use super::{builder::RedisStoreBuilder, failure::shortened, task::AbortOnDrop};
+use crate::file::read_text;
 
 /// A user of Redis with its password, or with a token in place of the password.
 ///
@@ -129,7 +130,7 @@ impl RedisStoreBuilder {
     /// Sets a file with the password of a user, in place of credentials in the [`url`](Self::url).
     ///
     /// It is read for each connection that is made, so a password that was rotated is used by new connections; spaces and line
-    /// breaks around the password are removed. The user is `default` where Redis has only a password (`requirepass`). Without
+    /// breaks around the password are removed. The file is a regular one of at most 1 MiB. The user is `default` where Redis has only a password (`requirepass`). Without
     /// the file there is no connection, and the error names it. For the rest it is a provider of
     /// [`credentials`](Self::credentials).
     ///
@@ -148,7 +149,7 @@ impl RedisStoreBuilder {
             let (user, path) = (user.clone(), path.clone());
             async move {
                 let file = path.clone();
-                let read = spawn_blocking(move || std::fs::read_to_string(&*file)).await;
+                let read = spawn_blocking(move || read_text(&file)).await;
                 let password = read.map_err(|error| error.to_string())?.map_err(|error| {
                     let path = path.display();
                     format!(

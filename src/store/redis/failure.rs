@@ -56,6 +56,11 @@ impl Failure {
         matches!(self, Self::Timeout | Self::Unreachable(_))
     }
 
+    /// Whether nothing listens where Redis should.
+    pub(super) fn is_refused_connection(&self) -> bool {
+        matches!(self, Self::Unreachable(cause) if cause.contains("refused"))
+    }
+
     /// Whether a cluster node has only some of the keys because their slot is being moved. Nothing was executed.
     pub(super) fn is_try_again(&self) -> bool {
         matches!(self, Self::Refused(error) if error.starts_with("TRYAGAIN"))

@@ -134,7 +134,10 @@ pub(super) async fn follow(overrides: Weak<OverrideTable>) {
         match read_newest(&overrides).await {
             Ok(()) => is_refused = false,
             Err(error) if error.kind() == ErrorKind::Refused && !is_refused => {
-                tracing::warn!(%error, "the overrides cannot be read; those that were read last apply");
+                tracing::warn!(
+                    error = error.to_string(),
+                    "the overrides cannot be read; those that were read last apply"
+                );
                 is_refused = true;
             }
             Err(_) => {}

@@ -103,7 +103,7 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
     }
     backend.set_reaches_several_slots(false);
     tracing::info!(
-        error = refused.map(cause),
+        error = refused.map(cause).map(|cause| cause.to_string()),
         "a script can use the keys of one slot of this cluster only; each call of the store contains checks of one slot"
     );
     Ok(())
@@ -130,14 +130,23 @@ async fn try_all(backend: &Backend) -> Result<(), Failure> {
 const TRIAL_PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
 /// Waits until a trial succeeds, at most for the connect timeout. A refusal is an error at once.
-pub(super) async fn connected(backend: &Backend, connect_timeout: Duration) -> Result<(), StoreError> {
+pub(super) async fn connected(backend: &Backend, server: &str, connect_timeout: Duration) -> Result<(), StoreError> {
     let mut last = Failure::Timeout;
-    let trials = until_success(backend, |failure| last = failure);
+    let mut warned = false;
+    let trials = until_success(backend, |failure| {
+        // A Redis that is starting refuses connections too; a wrong port is seen at once.
+        if failure.is_refused_connection() && !warned {
+            warned = true;
+            let error = cause(failure.clone()).to_string();
+            tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
+        }
+        last = failure;
+    });
     match timeout(connect_timeout, trials).await {
         Ok(tried) => tried.map_err(|refusal| explain(&refusal, backend)),
         Err(_) => {
             let message = format!(
-                "Redis could not be used within the connect timeout of {connect_timeout:?}; a service that must start \
+                "{server} could not be used within the connect timeout of {connect_timeout:?}; a service that must start \
                  without Redis uses `connect_lazy`"
             );
             Err(StoreError::new(last.kind(), message).with_source(cause(last)))
@@ -183,7 +192,7 @@ async fn until_success(backend: &Backend, mut failed: impl FnMut(Failure)) -> Re
 
 /// Runs trials until one succeeds or is refused, or the store is dropped. It logs a refusal, and a warning after the connect
 /// timeout.
-pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeout: Duration) {
+pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String, connect_timeout: Duration) {
     let [mut pause, longest] = TRIAL_PAUSES;
     let started = Instant::now();
     let mut warned = false;
@@ -204,7 +213,11 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeou
             }
             Err(failure) if !warned && started.elapsed() >= connect_timeout => {
                 warned = true;
-                tracing::warn!(error = %cause(failure), "Redis cannot be used yet; the store keeps connecting");
+                tracing::warn!(
+                    server,
+                    error = cause(failure).to_string(),
+                    "Redis cannot be used yet; the store keeps connecting"
+                );
             }
             Err(_) => {}
         }

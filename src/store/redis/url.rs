@@ -45,6 +45,12 @@ impl<'a> Url<'a> {
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         // The first database needs no `SELECT`, and no permission for it.
         let path = if path == "/0" { "" } else { path };
+        if let Some(delimiter) = unescaped_delimiter(authority, url) {
+            return Err(ConfigError::new(format!(
+                "`{delimiter}` in a password is written `%{:02X}`",
+                u32::from(delimiter)
+            )));
+        }
         let (credentials, host) = match authority.rsplit_once('@') {
             Some((credentials, host)) => (Some(credentials), host),
             None => (None, authority),
@@ -244,6 +250,36 @@ fn not_redis() -> ConfigError {
     ConfigError::new("this is not the URL of a Redis; one looks like `redis://:password@127.0.0.1:6379/0`")
 }
 
+/// The character that ends an authority within the credentials, which end with `@`.
+fn unescaped_delimiter(authority: &str, url: &str) -> Option<char> {
+    let (_, rest) = url.split_once(authority).filter(|(_, rest)| rest.contains('@'))?;
+    let (user, begin) = authority.rsplit_once(':')?;
+    let is_host = authority.ends_with(']') || !user.is_empty() && begin.bytes().all(|digit| digit.is_ascii_digit());
+    (!authority.contains('@') && !is_host).then(|| rest.chars().next())?
+}
+
+/// The scheme and the host of a URL, without what may be a password.
+pub(super) fn shown(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
+    let (hidden, host) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| ("..@", host));
+    let host = host.split(['/', '?', '#']).next().unwrap_or_default();
+    let (name, port) = host
+        .rsplit_once(':')
+        .filter(|_| !host.ends_with(']'))
+        .unwrap_or((host, ""));
+    let has_port = !port.is_empty() && port.bytes().all(|digit| digit.is_ascii_digit());
+    let is_host = !name.is_empty() && (has_port || name.len() == host.len() && !scheme.is_empty());
+    let delimiter = if scheme.is_empty() { "" } else { "://" };
+    format!(
+        "{scheme}{delimiter}{}",
+        if is_host {
+            format!("{hidden}{host}")
+        } else {
+            "..".to_owned()
+        }
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,6 +303,52 @@ mod tests {
             let error = parse(url).err().expect(url).to_string();
             assert!(error.contains(fix), "{url}: {error}");
             assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_password_with_delimiters_is_refused_with_their_escapes() {
+        for (url, fix) in [
+            ("redis://:sec#ret@127.0.0.1", "`%23`"),
+            ("redis://:12#34@127.0.0.1:6379/0", "`%23`"),
+            ("redis://user:sec/ret@127.0.0.1:6379", "`%2F`"),
+            ("rediss://user:sec?ret@redis.internal:6379", "`%3F`"),
+            ("redis-cluster://user:s#e/c?ret@redis.internal:6379?node=b", "`%23`"),
+        ] {
+            let error = parse(url).err().expect(url).to_string();
+            assert!(error.contains(fix) && error.contains("password"), "{url}: {error}");
+            assert!(!error.contains("sec") && !error.contains("ret@"), "{error}");
+        }
+        for url in [
+            "redis://:se@c@127.0.0.1",
+            "redis://127.0.0.1:6379/3?client=a@b",
+            "redis://[::1]/3?client=a@b",
+            "redis+unix:///run/redis@main.sock",
+        ] {
+            let error = parse(url).err().map(|error| error.to_string());
+            assert!(
+                error.is_none_or(|error| error.contains("feature `unix-sockets`")),
+                "{url}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_url_is_shown_without_what_may_be_a_password() {
+        for (url, expected) in [
+            ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379"),
+            ("http://[::1]:6379/0?a=b", "http://[::1]:6379"),
+            ("127.0.0.1:6379", "127.0.0.1:6379"),
+            ("rediss://user:sec@ret@redis.internal#x", "rediss://..@redis.internal"),
+            ("redis://:sec#/?ret@redis.internal:1", "redis://..@redis.internal:1"),
+            ("redis://user:secret", "redis://.."),
+            ("redis://:secret", "redis://.."),
+            ("secret", ".."),
+            ("sec/ret", ".."),
+            ("redis+unix:///run/redis.sock", "redis+unix://.."),
+            ("", ".."),
+        ] {
+            assert_eq!(shown(url), expected);
         }
     }
 

@@ -82,7 +82,7 @@ fn log_refusal(failure: &Failure, logged: &Mutex<bool>) {
     let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
     if !std::mem::replace(&mut logged, true) {
         tracing::info!(
-            %error,
+            error,
             "Redis refuses the messages that wake requests which wait; these wait up to a second longer"
         );
     }

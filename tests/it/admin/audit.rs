@@ -125,6 +125,12 @@ async fn a_change_that_is_refused_is_logged_with_the_reason() {
             "use the same algorithm",
         ),
         (
+            "/override",
+            r#"{"policy":"mails","key":"key=1","limit":"sliding-log 9/min","lasts":"soon"}"#,
+            &[],
+            "`lasts` is not a length of time",
+        ),
+        (
             "/end-override",
             r#"{"policy":"mails"}"#,
             &[],
@@ -140,6 +146,9 @@ async fn a_change_that_is_refused_is_logged_with_the_reason() {
             text.contains("outcome=\"refused\"") && text.contains(error),
             "{body}: {text}"
         );
+        let is_selected = body.contains("key=1") && !body.contains("other");
+        assert_eq!(text.contains("policy=\"mails\""), is_selected, "{body}: {text}");
+        assert_eq!(!text.contains("subject=\"\""), is_selected, "{body}: {text}");
     }
     assert!(
         log.text().contains("setting=\"token-bucket 1/s for 3600 s\""),
@@ -149,6 +158,40 @@ async fn a_change_that_is_refused_is_logged_with_the_reason() {
 
     let wrong_method = send(&operator.0, Request::get("/reset")).await;
     assert_eq!(wrong_method.status, StatusCode::METHOD_NOT_ALLOWED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_input_of_an_operator_forges_a_line_or_a_field() {
+    const TAINT: &str = "x\u{1b}[2K\r\n\0\u{9b}2K\u{2028}\u{202e}  INFO tower_quota::audit: an operator \
+                         actor=\"alice\" outcome=\"done\" policy=\"mails\"";
+    let log = Log::capture();
+    let operator = Operator(admin().instance(TAINT).router_behind_authentication());
+    let user = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, format!("{TAINT}:secret"));
+    let actor = format!("Basic {user}");
+    let inputs = ["policy", "key", "limit", "lasts", "store"];
+    for path in ["/reset", "/override", "/end-override"] {
+        for tainted in inputs.map(Some).into_iter().chain([None]) {
+            let mut body = json!({
+                "policy": "mails", "key": "key=1", "limit": "sliding-log 9/min", "lasts": "1h", "store": 1
+            });
+            if let Some(input) = tainted {
+                body[input] = TAINT.into();
+            }
+            let before = log.text().len();
+            operator
+                .post(path, &body.to_string(), &[("authorization", &actor)])
+                .await;
+            let line = log.text().split_off(before);
+            assert_eq!(
+                line.matches(|char: char| char.is_control()).collect::<Vec<_>>(),
+                ["\n"],
+                "{line:?}"
+            );
+            assert!(!line.contains(['\u{2028}', '\u{202e}']), "{line:?}");
+            // Each quotation mark of the text is escaped, so that it ends no value.
+            assert!(!line.contains(" actor=\"alice\""), "{line:?}");
+        }
+    }
 }
 
 #[tokio::test]

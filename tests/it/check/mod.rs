@@ -8,3 +8,4 @@ mod line;
 mod line_order;
 mod line_schedules;
 mod settlement;
+mod unwinding;

@@ -11,8 +11,10 @@ use axum::{
 };
 use http::{HeaderMap, Method, StatusCode, request::Parts};
 use tower_quota::{
-    Decision, Denied, FailureMode, Headers, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
+    AcquireError, Decision, Denied, FailureMode, Headers, Limit, Limiter, MemoryStore, Policy, RateLimitLayer,
+    SlidingLog, key,
     response::{self, Grpc, Rejection},
+    store::{ErrorKind, StoreError},
 };
 
 use crate::support::{Broken, Clock, Received, get, send};
@@ -347,4 +349,22 @@ async fn a_grpc_format_of_a_limiter_is_for_grpc_calls_only() {
     let denied = denial(&exports().format(Grpc::new())).await.into_response();
     assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(!denied.headers().contains_key("grpc-status"));
+}
+
+/// `main` prints the `Debug` of its error.
+#[tokio::test]
+async fn the_debug_of_an_error_is_its_message() {
+    let denied = denial(&exports()).await;
+    let message = "rate limit exceeded: exports; try again in 3600 s";
+    assert_eq!(format!("{denied:?}"), message);
+    assert_eq!(format!("{:?}", AcquireError::LineFull(denied)), message);
+
+    let cause = std::io::Error::other("connection refused");
+    let error = StoreError::new(ErrorKind::Unreachable, "there is no connection").with_source(cause);
+    let message = "there is no connection: connection refused";
+    assert_eq!(format!("{error:?}"), message);
+    assert_eq!(format!("{:?}", AcquireError::Store(error)), message);
+    assert_eq!(format!("{:?}", key::KeyError::absent("no tenant")), "no tenant");
+    let error = "sliding-log 5".parse::<Limit>().unwrap_err();
+    assert_eq!(format!("{error:?}"), error.to_string());
 }

@@ -1000,3 +1000,54 @@ async fn every_count_of_a_layer_can_be_reset_with_a_key_made_by_hand() {
         assert_eq!(send(&app, (twin.request)()).await.status, StatusCode::OK, "{name}");
     }
 }
+
+/// Who can read the keys in Redis, in `MONITOR`, in its slow log or in a backup, must not be able to use them.
+#[tokio::test]
+async fn credentials_are_hashed_in_keys() {
+    let secret = "Bearer sk-live-4242";
+    for name in [
+        "authorization",
+        "proxy-authorization",
+        "cookie",
+        "x-api-key",
+        "apikey",
+        "x-access-token",
+        "x-csrf-token",
+        "client-secret",
+        "x-session-id",
+        "cf-access-jwt-assertion",
+        "x-password",
+        "ocp-apim-subscription-key",
+        "x-amz-security-token",
+    ] {
+        let server = Server::reporting(key::header(name)).await;
+        let key = server.key("/", &[(name, secret.as_bytes())]).await;
+        let hash = key.strip_prefix(&format!("header:{name}=hash:")).expect(&key);
+        assert!(
+            hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()),
+            "{key}"
+        );
+        assert_eq!(
+            key,
+            Key::header(&name.to_ascii_uppercase(), format!(" {secret} ")).to_string()
+        );
+        assert_ne!(key, Key::header(name, format!("{secret}2")).to_string());
+    }
+    for name in ["x-user-id", "x-tenant", "x-monkey", "x-author"] {
+        assert_eq!(Key::header(name, "42").to_string(), format!("header:{name}=42"));
+    }
+    // In a file too, and the bytes in Redis.
+    let redis = Redis::start();
+    let policies = tower_quota::Policies::from_toml(
+        "[policies.api]\nlimit = '5/h'\nkey = ['header:cookie', 'header:x-api-key or ip']",
+    );
+    let layer = policies.unwrap().layer(patient_store(&redis).await, ["api"]).unwrap();
+    let app = Router::new().fallback(async || "hi").layer(layer);
+    let request = get_from("203.0.113.7", "/")
+        .header("cookie", "id=sk-live-1")
+        .header("x-api-key", "sk-live-2");
+    assert_eq!(send(&app, request).await.status, StatusCode::OK);
+    let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+    assert!(keys.iter().any(|key| key.contains("header:cookie=hash:")), "{keys:?}");
+    assert!(!keys.concat().contains("sk-live"), "{keys:?}");
+}

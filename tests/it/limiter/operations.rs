@@ -6,8 +6,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    Decision, Denial, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
-    store::Store,
+    AcquireError, Decision, Denial, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket,
+    key, store::Store,
 };
 
 use crate::support::{Counted, Received, each_store};
@@ -20,6 +20,7 @@ each_store! { with crate::support::Unclocked:
     a_charge_may_exceed_the_limit_and_later_checks_pay
     peek_counts_nothing
     a_check_of_a_cost_of_zero_is_a_peek
+    an_operation_of_a_cost_of_zero_is_a_peek_of_a_cost_of_1
     a_peek_of_a_cost_returns_what_its_check_would
     a_check_without_a_future_needs_a_store_that_replies_at_once
     a_request_has_keys_and_costs_for_single_policies
@@ -207,6 +208,49 @@ async fn a_check_of_a_cost_of_zero_is_a_peek(store: Arc<impl Store>) {
     assert_eq!((zero.is_allowed(), zero.limit(), zero.remaining()), (true, 5, 3));
     let _ = check_cost(&limiter, 3).await;
     assert_eq!(check_cost(&limiter, 0).await.remaining(), 0);
+}
+
+async fn an_operation_of_a_cost_of_zero_is_a_peek_of_a_cost_of_1(store: Arc<impl Store>) {
+    let policy = |name| Policy::new(name, SlidingLog::per_hour(5)).cost(2);
+    let limiter = Limiter::new(store.clone(), [policy("a"), policy("b")]);
+    let zero = || limiter.request("k").cost(0);
+    for left in (0..=5).rev() {
+        let mut decisions = vec![
+            zero().check().await,
+            zero().key_of("b", "other").check().await,
+            zero().peek().await,
+            zero().take_up_to(3).await,
+            zero().acquire().await.or_else(|error| match error {
+                AcquireError::Denied(denied) => Ok(denied.decision().clone()),
+                _ => panic!("{error}"),
+            }),
+        ];
+        if store.replies_at_once() {
+            decisions.push(zero().check_now());
+        }
+        for decision in decisions {
+            let decision = decision.expect("the store answers");
+            assert_eq!((decision.is_allowed(), decision.remaining()), (left > 0, left));
+            assert_eq!(decision.policies().count(), 2);
+            assert!(decision.take_receipt().is_empty());
+        }
+        let taken = zero().take_up_to(3).await.expect("the store answers").taken();
+        assert_eq!(taken, 0);
+        if left > 0 {
+            assert!(
+                limiter
+                    .request("k")
+                    .cost(1)
+                    .check()
+                    .await
+                    .expect("the store answers")
+                    .is_allowed()
+            );
+        }
+    }
+    // Beside the cost of a policy, the others do not apply.
+    let of_one = zero().cost_of("a", 1).check().await.expect("the store answers");
+    assert!(!of_one.is_allowed() && of_one.policies().count() == 1);
 }
 
 async fn a_peek_of_a_cost_returns_what_its_check_would(store: Arc<impl Store>) {

@@ -527,10 +527,59 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
 async fn hd_24_a_redirect_has_no_fields_in_any_dialect() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
         let layer = RateLimitLayer::new(s1(), default()).headers(style.clone().and(Headers::LegacyEpoch));
-        for status in [301, 304, 308] {
+        for status in [300, 301, 302, 303, 305, 307, 308] {
             let redirect = call_behind(layer.clone(), status, &[]).await;
             assert_eq!(redirect.status, status);
             assert!(lines(&redirect).is_empty(), "{style:?} {status}");
+        }
+    }
+}
+
+/// A client that polls with `If-None-Match` receives no other status.
+#[tokio::test]
+async fn a_304_has_fields() {
+    let layer = RateLimitLayer::new(s1(), default());
+    let unchanged = call_behind(layer, 304, &[("etag", "\"1\""), ("cache-control", "max-age=60")]).await;
+    assert_eq!(unchanged.field("ratelimit"), Some("\"default\";r=60;t=59"));
+}
+
+/// A shared cache would send the fields of one caller to others (RFC 9111 sections 3 and 5.2.2, RFC 9213).
+#[tokio::test]
+async fn a_response_for_shared_caches_has_no_fields_of_a_caller() {
+    let styles = [
+        Headers::Draft08,
+        Headers::Draft07,
+        Headers::Draft06,
+        Headers::LegacyDelta,
+        Headers::custom(|_, headers| {
+            headers.insert("ratelimit", 1.into());
+        }),
+    ];
+    for style in styles {
+        let call = async |status, fields: &[(&'static str, &'static str)]| {
+            let layer = RateLimitLayer::new(s1(), default()).headers(style.clone());
+            let layer = layer.partition_key("a secret of 26 characters!").expect("long");
+            lines(&call_behind(layer, status, fields).await)
+        };
+        for status in [200, 304, 404] {
+            for shared in [
+                &[("cache-control", "public")][..],
+                &[("cache-control", "max-age=60, Public")],
+                &[("cache-control", "max-age=60"), ("cache-control", "s-maxage=60")],
+                &[("cache-control", "S-MaxAge=\"60\" ,no-transform")],
+                &[("cdn-cache-control", "max-age=60"), ("cache-control", "no-store")],
+            ] {
+                assert!(call(status, shared).await.is_empty(), "{style:?} {status} {shared:?}");
+            }
+            for own in [
+                &[][..],
+                &[("cache-control", "private, max-age=60")],
+                &[("cache-control", "no-store")],
+                &[("cache-control", "max-age=60, x-public")],
+                &[("cdn-cache-control", "no-store")],
+            ] {
+                assert!(!call(status, own).await.is_empty(), "{style:?} {status} {own:?}");
+            }
         }
     }
 }

@@ -252,7 +252,7 @@ async fn the_warning_about_redis_names_the_cause_in_plain_words(library: ClientL
     for part in [
         " WARN ",
         "the rate limit store fails",
-        "error=there is no connection to Redis source=",
+        "error=\"there is no connection to Redis\" source=\"",
     ] {
         assert!(line.contains(part), "{line}");
     }

@@ -78,6 +78,18 @@ fn a_limit_of_nothing() {
 }
 
 #[test]
+fn a_limit_as_text() {
+    let of_text = Policy::new("api", "100/min").key(key::constant("all"));
+    assert_eq!(of_text.limit(), Some(&SlidingLog::per_minute(100).into()));
+    let wrong = std::panic::catch_unwind(|| Policy::new("api", "100")).unwrap_err();
+    let message = wrong.downcast_ref::<String>().expect("a message");
+    assert!(
+        message.contains("`100/min`") || message.contains("`sliding-log 100/min`"),
+        "{message}"
+    );
+}
+
+#[test]
 #[should_panic(expected = "costs at least 1; a policy with the limit `unlimited`")]
 fn a_request_that_costs_nothing() {
     assert!(policy("five").cost(5).validate().is_ok());

@@ -2,10 +2,21 @@
 
 use std::convert::Infallible;
 
-use axum::{Router, body::Body, routing::get as route};
+use axum::{
+    Extension, Router,
+    body::Body,
+    routing::{any, get as route},
+};
+use bytes::Bytes;
 use http::{Request, Response, request::Builder};
+use http_body_util::Empty;
+use hyper::ext::Protocol;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    service::TowerToHyperService,
+};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{Limiter, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key};
+use tower_quota::{Limiter, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key, key::PeerAddr};
 
 use crate::support::{Clock, Counted, Log, get, get_from, send};
 
@@ -69,6 +80,41 @@ async fn all_fields_of_a_table_hold_and_several_tables_are_alternatives() {
     ] {
         let request = || get_from(address, path).method(method);
         assert_eq!(statuses(&app, request).await, LIMITED, "{address} {method} {path}");
+    }
+}
+
+/// RFC 8441: a WebSocket of HTTP/2 is opened by `CONNECT` with a path, one of HTTP/1.1 by `GET`.
+#[tokio::test]
+async fn a_websocket_of_http2_is_a_get() {
+    let policies = described("[block]\nroutes = \"/admin\"\nmethods = \"GET\"");
+    let reads =
+        Policies::from_toml("[policies.reads]\nlimit = \"sliding-log 2/h\"\nkey = \"ip\"\nmethods = \"GET\"").unwrap();
+    let router = Router::new()
+        .route("/admin", any(async || ()))
+        .route("/socket", any(async || ()))
+        .layer(policies.layer(MemoryStore::new(), ["api"]).unwrap())
+        .layer(reads.layer(MemoryStore::new(), ["reads"]).unwrap())
+        .layer(Extension(PeerAddr(([203, 0, 113, 7], 4711).into())));
+    let (client, server) = tokio::io::duplex(65_536);
+    let mut http2 = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    http2.enable_connect_protocol();
+    tokio::spawn(http2.serve_connection(TokioIo::new(server), TowerToHyperService::new(router)));
+
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client));
+    let (mut client, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    // The settings of the server have arrived with its response.
+    let first = Request::get("http://localhost/admin")
+        .body(Empty::<Bytes>::new())
+        .unwrap();
+    assert_eq!(client.send_request(first).await.unwrap().status(), 403);
+
+    for (path, expected) in [("/admin", 403), ("/socket", 429)] {
+        let open = Request::connect(format!("http://localhost{path}"))
+            .extension(Protocol::from_static("websocket"))
+            .body(Empty::new())
+            .unwrap();
+        assert_eq!(client.send_request(open).await.unwrap().status(), expected, "{path}");
     }
 }
 
@@ -267,6 +313,64 @@ fn lists_that_cannot_be_meant_are_errors_with_their_place_and_the_fix() {
         let json = serde_json::to_string(&file(lines).parse::<toml::Table>().unwrap()).unwrap();
         let error = Policies::from_json(&json).unwrap_err().to_string();
         assert!(error.contains(fix), "{json}: {error}");
+    }
+}
+
+/// In the syntax of other routers, globs, patterns and misspellings, they would block nothing.
+#[test]
+fn a_route_that_matches_none_of_the_paths_that_it_looks_like_is_an_error_with_the_fix() {
+    for (route, fix) in [
+        ("/admin/*", "`{*rest}`"),
+        ("/admin/**", "`{*rest}`"),
+        ("/admin/*rest", "`{*rest}`"),
+        ("/admin*", "`{*rest}`"),
+        ("/admin/{*rest}/logs", "at the end of the route"),
+        ("/admin/{*rest", "`{*rest}`"),
+        ("/admin/{rest*}", "`{*rest}`"),
+        ("/admin/{*}", "`{*rest}`"),
+        ("/admin/{**rest}", "`{*rest}`"),
+        ("/a{*rest}", "`{*rest}`"),
+        ("/users/:id", "`{id}`"),
+        ("/users/<id>", "`{id}`"),
+        ("/users/<int:id>", "`{id}`"),
+        ("/users/[id]", "`{id}`"),
+        ("/users/{}", "`{id}`"),
+        ("/users/{id", "`{id}`"),
+        ("/users/id}", "`{id}`"),
+        ("/users/{{id}}", "`{id}`"),
+        ("/users/{id:[0-9]+}", "`{id}`"),
+        ("/users/{id?}", "`{id}`"),
+        ("/users/{id}.json", "at the end of a segment"),
+        ("/users/\\d+", "`{id}`"),
+        ("/users/%7Bid%7D", "a brace"),
+        ("/users ", "white space"),
+        (" /users", "begin it with `/`"),
+        ("/users\n", "white space"),
+        ("/my users", "`%20`"),
+        ("/users?all", "query"),
+        ("/users#top", "fragment"),
+        ("users", "begin it with `/`"),
+        ("", "begin it with `/`"),
+        ("^/users", "begin it with `/`"),
+        ("https://example.com/users", "begin it with `/`"),
+    ] {
+        for list in ["block", "skip", "policies.of"] {
+            let limit = if list == "policies.of" {
+                "limit = '1/h'"
+            } else {
+                "methods = 'GET'"
+            };
+            let lines = format!("[{list}]\n{limit}\nroutes = {}", serde_json::json!([route, "/"]));
+            let error = Policies::from_toml(&file(&lines)).map(drop).unwrap_err().to_string();
+            assert!(
+                error.contains(fix) && error.contains("is not a route"),
+                "{route}: {error}"
+            );
+        }
+    }
+    let routes = "/ /a(b) /v1/users:batchGet /a//b/ /caf%C3%A9 /café /$count /@me /users/{user-id}/{*a_b} /user-{id}";
+    for route in routes.split(' ') {
+        let _ = described(&format!("block.routes = '{route}'"));
     }
 }
 

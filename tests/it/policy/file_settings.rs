@@ -59,9 +59,14 @@ async fn a_policy_is_for_the_routes_that_axum_has_matched() {
         );
     }
 
-    // A template is compared with that of the route, and a path is none.
+    // Of a template within that of the route, the path is compared.
     let policy = described("routes = \"/users/42\"").get("api").unwrap();
-    send(&all_routes(layer(policy)), get("/users/42")).await.assert_silent();
+    let app = all_routes(layer(policy));
+    send(&app, get("/users/43")).await.assert_silent();
+    assert_eq!(
+        send(&app, get("/users/42")).await.field("ratelimit"),
+        Some("\"api\";r=9;t=60")
+    );
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! Files of limits.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    process::Command,
+    sync::{Arc, Mutex},
+};
 
 use axum::{Router, body::Body, routing::any};
 use http::{Request, StatusCode};
@@ -251,6 +254,32 @@ fn a_file_that_is_not_there_is_named() {
     for path in ["no/such/limits.toml", "limits.yaml"] {
         let error = Policies::from_file(path).unwrap_err().to_string();
         assert!(error.contains(path), "{error}");
+    }
+}
+
+/// A FIFO would be waited for, and a device never ends.
+#[test]
+fn a_file_that_is_not_regular_or_is_large_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, (make, fault)) in [
+        ("mkfifo", "not a regular file"),
+        ("mkdir", "not a regular file"),
+        ("ln -s /dev/null", "not a regular file"),
+        ("truncate -s 1048577", "more than 1 MiB"),
+        ("truncate -s 1048576", "expected value"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = folder.path().join(format!("{number}.json"));
+        let mut words = make.split(' ');
+        let made = Command::new(words.next().unwrap()).args(words).arg(&path).status();
+        assert!(made.unwrap().success(), "{make}");
+        let error = Policies::from_file(&path).unwrap_err().to_string();
+        assert!(
+            error.contains(fault) && error.contains(path.to_str().unwrap()),
+            "{make}: {error}"
+        );
     }
 }
 

@@ -818,7 +818,10 @@ async fn a_fifo_is_reported_and_the_file_is_followed_again_in_its_place() {
         readings(3).await;
         assert_eq!(quota(&app).await, before);
         let fault = policies.fault().expect("a fault");
-        assert!(fault.contains("limits.toml` is not a regular file"), "{fault}");
+        assert!(
+            fault.contains("limits.toml` cannot be read: it is not a regular file"),
+            "{fault}"
+        );
 
         fs::write(&beside, api(limit)).unwrap();
         fs::rename(&beside, file.path()).unwrap();

@@ -176,12 +176,18 @@ async fn connect_in_vain(library: ClientLibrary, url: &str) -> (ConnectError, Du
 }
 
 async fn a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout(library: ClientLibrary) {
-    let redis = Redis::not_started();
+    let (log, redis) = (Log::capture(), Redis::not_started());
     let started = Instant::now();
     let (error, timeout) = connect_in_vain(library, &url(&redis, "user")).await;
     assert!(started.elapsed() >= timeout, "{:?}", started.elapsed());
     assert!(error.to_string().contains(&format!("{timeout:?}")), "{error}");
     assert!(error.to_string().contains("`connect_lazy`"), "{error}");
+    let server = format!("redis://..@127.0.0.1:{}", redis.port());
+    assert!(error.to_string().contains(&server), "{error}");
+    let warning =
+        format!("Redis cannot be used yet; the store keeps connecting server=\"{server}\" error=\"Connection refused");
+    assert!(log.text().contains(&warning), "{}", log.text());
+    assert!(!error.to_string().contains("password"), "{error}");
     assert!(cause(&error).starts_with("Connection refused"), "{}", cause(&error));
     assert_eq!(kind(&error), Some(ErrorKind::Unreachable));
 }
@@ -501,4 +507,17 @@ async fn a_store_on_a_client_of_redis_rs_starts_before_its_redis() {
 #[should_panic(expected = "such as 5 s")]
 fn a_connect_timeout_of_zero_is_an_error() {
     let _ = RedisStore::builder().connect_timeout(Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_wrong_url_is_shown_without_its_password() {
+    for (url, shown) in [
+        ("http://user:secret@localhost:1/", "`http://..@localhost:1`: "),
+        ("redis://user:sec#secret@localhost", "`redis://..@localhost`: "),
+        ("redis://localhost:99999", "`redis://localhost:99999`: "),
+    ] {
+        let error = RedisStore::connect_lazy(url).unwrap_err();
+        assert!(error.to_string().starts_with(shown), "{error}");
+        assert!(!format!("{error:?} {error}").contains("sec"), "{error:?}");
+    }
 }

@@ -5,6 +5,7 @@ use std::{
     fs,
     future::{pending, ready},
     iter,
+    process::Command,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -195,6 +196,27 @@ async fn a_file_that_rotates_is_read_for_each_connection(library: ClientLibrary)
         error.contains(&format!("{}` cannot be read: No such file", file.display())),
         "{error}"
     );
+
+    for (make, fault) in [
+        ("mkfifo", "not a regular file"),
+        ("mkdir", "not a regular file"),
+        ("ln -s /dev/null", "not a regular file"),
+        ("truncate -s 2M", "more than 1 MiB"),
+    ] {
+        let mut words = make.split(' ');
+        let made = Command::new(words.next().expect("a program"))
+            .args(words)
+            .arg(&file)
+            .status();
+        assert!(made.expect(make).success(), "{make}");
+        let builder = builder.clone().connect_timeout(Duration::from_secs(1));
+        let error = in_full(&builder.connect().await.unwrap_err());
+        assert!(error.contains(fault), "{make}: {error}");
+        match make {
+            "mkdir" => fs::remove_dir(&file).expect("the folder"),
+            _ => fs::remove_file(&file).expect("the file"),
+        }
+    }
 
     redis.command::<()>("CONFIG", ["SET", "requirepass", "old"]).await;
     fs::write(&file, "old\n").expect("the file");

@@ -468,7 +468,7 @@ async fn there_is_one_line_for_each_change_of_state() {
     for part in [
         "the rate limit store fails; until it replies",
         "decided=0 failed=",
-        r#"kind="unreachable" error=the store is away"#,
+        r#"kind="unreachable" error="the store is away""#,
     ] {
         assert!(lines[0].contains(part), "{text}");
     }

@@ -8,7 +8,7 @@ use std::{
 use super::{read, root};
 
 /// The folders of `src/` and the files beside them, from top to bottom.
-const ROOMS: &str = "admin middleware limiter policy check decision store key limit observe error sync";
+const ROOMS: &str = "admin middleware limiter policy check decision store key limit observe error file sync";
 
 /// The files that read the arguments, decide which request is next, and reply. The others are rules, and what rules call.
 const NO_RULES: &str = "again driver log_members numbers prelude runs single trial";
@@ -163,6 +163,25 @@ fn a_rule_assigns_no_variable_of_the_whole_script() {
         for (left, _) in assignments.filter(|(left, _)| !left.starts_with("local ")) {
             for name in names(left) {
                 assert!(own.contains(&name) || !shared.contains(&name), "{file}: {name}");
+            }
+        }
+    }
+}
+
+/// A subscriber escapes text that is a `str`, and writes what is recorded by `Display` as it is: a line break would forge a line.
+#[test]
+fn events_record_text_as_str() {
+    for (file, text) in files("src", ".rs") {
+        for (_, event) in text.match_indices("tracing::").filter_map(|(at, _)| {
+            let event = &text[at..];
+            let name = event["tracing::".len()..].split('!').next()?;
+            ["error", "warn", "info", "debug"]
+                .contains(&name)
+                .then_some((at, event))
+        }) {
+            let event = &event[..event.find(");\n").unwrap_or(event.len())];
+            for odd in ["%", "field::display", "field::debug"] {
+                assert!(!event.contains(odd), "{file}: {odd} in {event}");
             }
         }
     }
