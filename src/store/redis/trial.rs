@@ -63,7 +63,7 @@ async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure
     })?;
 
     let [command, error] = &*reply.errors else {
-        return teach(backend, &call).await;
+        return teach(backend, &call).await.map_err(Failure::Forbidden);
     };
     Err(match Refusal::of_trial(command, error) {
         Some(refusal) => Failure::Forbidden(refusal),
@@ -71,12 +71,14 @@ async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure
     })
 }
 
-/// Calls each script of checks without a check, so that Redis knows it before the first one.
-async fn teach(backend: &Backend, trial: &ScriptCall) -> Result<(), Failure> {
+/// Calls each script of checks without a check, so that Redis knows it before the first one. It fails if Redis refuses a script.
+async fn teach(backend: &Backend, trial: &ScriptCall) -> Result<(), Refusal> {
     for script in ScriptName::of_checks() {
         let call = ScriptCall::empty(script, trial.keys.clone());
         let text = backend.scripts.get(script);
-        backend.client.run(text, &call, Deadline::new(TRIAL_DEADLINE)).await?;
+        if let Err(Failure::Forbidden(refusal)) = backend.client.run(text, &call, Deadline::new(TRIAL_DEADLINE)).await {
+            return Err(refusal);
+        }
     }
     Ok(())
 }

@@ -143,7 +143,7 @@ fn timelines() -> Vec<Timeline> {
             "0: charge 2 -> 0 left, full in 10_000_000
              1: charge 1 -> 0 left, full in 10_000_000
              2: charge 1 -> 0 left, full in 10_000_000
-             2: refund 3 from 0 -> 1 left, full in 10_000_000
+             2: refund 3 from 0 -> 0 left, full in 10_000_000
              2: refund 3 from 1 -> 2 left, full in 0",
         ),
         // A lowered and a raised quota keep the count.

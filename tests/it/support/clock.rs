@@ -51,12 +51,12 @@ impl Clock {
 
     /// A store in this Redis, which uses the clock after [`write_to`](Self::write_to).
     pub(crate) async fn redis_store(&self, redis: &Redis) -> RedisStore {
+        // A script that reads a clock fails while there is none.
+        self.write_to(redis).await;
         // On the client that the test has already: connecting another one takes long.
         let client = redis.client().await.clone();
-        Self::builder()
-            .client(client)
-            .connect_lazy()
-            .expect("the client will do")
+        let store = Self::builder().client(client).connect().await;
+        store.expect("the client will do")
     }
 
     /// The same with a deny cache, which uses the clock of tokio.
