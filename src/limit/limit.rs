@@ -1,8 +1,8 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, shape::ShapeText, sliding_counter::SlidingCounter,
-    sliding_log::SlidingLog, token_bucket::TokenBucket,
+    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, shape::ShapeText,
+    sliding_counter::SlidingCounter, sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 use crate::ConfigError;
 

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::{
-    concurrency::Concurrency, fixed_window::FixedWindow, limit::Limit, rate::LengthText, sliding_counter::SlidingCounter,
-    sliding_log::SlidingLog, token_bucket::TokenBucket,
+    concurrency::Concurrency, fixed_window::FixedWindow, limit::Limit, rate::LengthText,
+    sliding_counter::SlidingCounter, sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 
 /// The algorithm of a limit with the numbers that shape what it stores: the window, the grain and the rate, and neither the quota nor the

@@ -287,7 +287,12 @@ impl<'a> Advanced<'a> {
             | Operation::Ban { .. } => Change::Nothing,
         };
         let effect = limit.change(self.state, now, change, cost, self.charge.lease_id());
-        let Effect { changed, reset, lasts, room } = effect;
+        let Effect {
+            changed,
+            reset,
+            lasts,
+            room,
+        } = effect;
         let room = match change {
             Change::Add { .. } => self.room.saturating_sub(weight),
             Change::Nothing => self.room,

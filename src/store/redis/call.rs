@@ -8,7 +8,8 @@ use super::{
     key_format::slot_of,
     reply::Bounds,
     request::{Entry, MergedRequest, OwnedBans, OwnedCharge, OwnedLine},
-    script::{ScriptName, rule_name, rule_of},
+    rules::{boundaries, parameters, rule_name, rule_of},
+    script::ScriptName,
 };
 use crate::{
     Ban, Limit,
@@ -250,7 +251,9 @@ fn process_time_us() -> u64 {
 /// The time that the boundaries of all calendars enclose.
 fn enclosed<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> BytesMut {
     let boundaries = limits.filter_map(|limit| boundaries(limit, now_us));
-    let (from, until) = boundaries.fold((0, MAX_EXACT), |all, [from, .., until]| (all.0.max(from), all.1.min(until)));
+    let (from, until) = boundaries.fold((0, MAX_EXACT), |all, [from, .., until]| {
+        (all.0.max(from), all.1.min(until))
+    });
     let mut buffer = BytesMut::new();
     write_numbers(&mut buffer, [from, until]);
     buffer
@@ -258,7 +261,9 @@ fn enclosed<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> BytesMu
 
 /// The charge of one check, which has a script of its own, and how many callers send it.
 fn single<'a>(merged: &[MergedRequest<'a>]) -> Option<(&'a OwnedCharge, u64)> {
-    let [MergedRequest { request, times }] = merged else { return None };
+    let [MergedRequest { request, times }] = merged else {
+        return None;
+    };
     let [charge] = &*request.charges else { return None };
     let has_calendar = boundaries(&charge.limit, 0).is_some();
     let is_single = request.is_check() && charge.bans.is_none() && charge.line.is_none() && !has_calendar;
@@ -343,66 +348,6 @@ pub(super) fn are_in_several_slots<'a>(charges: impl IntoIterator<Item = &'a Own
     charges.any(|charge| slot_of(&charge.key) != *slot.get_or_insert_with(|| slot_of(&first.key)))
 }
 
-/// The parameters of a limit besides its quota, in the order in which the Lua file of the algorithm reads them.
-pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
-    match limit {
-        Limit::SlidingLog(log) => [log.window_us(), log.grain_us(), 0],
-        Limit::SlidingCounter(counter) => [counter.window_us(), counter.tick(), counter.cap()],
-        Limit::FixedWindow(fixed) => {
-            let (window, aligned) = fixed.length().unwrap_or((0, true));
-            [window, u64::from(!aligned), 0]
-        }
-        Limit::TokenBucket(bucket) => {
-            let (rate, period) = bucket.reduced();
-            [rate, period, bucket.cap()]
-        }
-        Limit::Concurrency(slots) => {
-            let [high, low] = lease.unwrap_or_else(LeaseId::random).parts();
-            [slots.lease_us(), high, low]
-        }
-        Limit::Unlimited | Limit::DenyAll => [0; 3],
-    }
-}
-
-/// The boundaries of the windows of a calendar around an approximate time of Redis in microseconds; `None` without a calendar.
-pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
-    match limit {
-        Limit::FixedWindow(fixed) => fixed.boundaries(now_us),
-        Limit::SlidingLog(_)
-        | Limit::SlidingCounter(_)
-        | Limit::TokenBucket(_)
-        | Limit::Concurrency(_)
-        | Limit::Unlimited
-        | Limit::DenyAll => None,
-    }
-}
-
-/// Whether the outcome of each of several equal checks can be computed from that of the last one.
-pub(super) fn merges(limit: &Limit) -> bool {
-    match limit {
-        // Only if each token takes a whole number of microseconds.
-        Limit::TokenBucket(bucket) => bucket.reduced().0 == 1,
-        Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::FixedWindow(_) | Limit::Unlimited | Limit::DenyAll => {
-            true
-        }
-        // Each has a lease of its own.
-        Limit::Concurrency(_) => false,
-    }
-}
-
-/// How much later the quota of a key in use is fully restored because of one more charge of this weight.
-pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
-    match limit {
-        Limit::TokenBucket(bucket) => Duration::from_micros(bucket.time(weight)),
-        Limit::SlidingLog(_)
-        | Limit::SlidingCounter(_)
-        | Limit::FixedWindow(_)
-        | Limit::Concurrency(_)
-        | Limit::Unlimited
-        | Limit::DenyAll => Duration::ZERO,
-    }
-}
-
 /// Writes a word and a zero byte.
 pub(super) fn write_word(buffer: &mut BytesMut, word: &str) {
     buffer.extend_from_slice(word.as_bytes());
@@ -473,7 +418,10 @@ mod tests {
                 packed("log\0", &[cost, 5, 60_000_000, 0, 0]),
             ]
         };
-        assert_eq!(call.arguments[..], [header(0), once(2, 1).concat(), once(1, 3).concat()]);
+        assert_eq!(
+            call.arguments[..],
+            [header(0), once(2, 1).concat(), once(1, 3).concat()]
+        );
 
         let call = ScriptCall::at(&[merged(&on_a, 1), merged(&on_b, 30)], 0);
         assert_eq!(call.keys[..], on_a_and_b);

@@ -105,15 +105,7 @@ impl KeyFormat {
 
     fn parts<'a>(&'a self, shape: &'a str, charge: &Charge<'a>, stored_key: &'a Key) -> [&'a [u8]; 7] {
         let (head, policy) = (self.head.as_bytes(), charge.policy().as_bytes());
-        [
-            head,
-            shape.as_bytes(),
-            b":",
-            policy,
-            b":{",
-            stored_key.as_bytes(),
-            b"}",
-        ]
+        [head, shape.as_bytes(), b":", policy, b":{", stored_key.as_bytes(), b"}"]
     }
 }
 

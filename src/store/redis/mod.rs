@@ -16,6 +16,7 @@ mod prefetch;
 mod queues;
 mod reply;
 mod request;
+mod rules;
 mod script;
 #[cfg(test)]
 mod simulation;

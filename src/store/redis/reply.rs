@@ -4,14 +4,14 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{
-    call,
     call::{ReplyShape, ScriptCall},
     failure::{CallFailure, Failure, error_of_request, shortened_bytes},
     request::{Entry, OwnedCharge, OwnedRequest},
+    rules::{longest, reset_delay},
 };
 use crate::{
-    Ban, Limit,
-    limit::{LEVELS, LONGEST_WAIT_US, MAX_BAN, MAX_EXACT, MAX_QUOTA, RETRY_US, SLACK},
+    Ban,
+    limit::{LEVELS, LONGEST_WAIT_US, MAX_BAN, MAX_EXACT, SLACK},
     store::{ChargeState, Operation, Outcome},
 };
 
@@ -187,7 +187,7 @@ impl RequestReply {
             let weight = admitted_later.saturating_mul(charge.cost);
             state.remaining = state.remaining.saturating_add(weight);
             state.retry_after = None;
-            let delay = call::reset_delay(&charge.limit, weight);
+            let delay = reset_delay(&charge.limit, weight);
             state.reset_after = state.reset_after.saturating_sub(delay);
         }
         Outcome::new(true, states)
@@ -268,36 +268,14 @@ impl Bounds {
     }
 }
 
-/// How far ahead of the clock an entry of a clock that is gone may be: 31 years.
-const FAR_US: u64 = MAX_QUOTA;
-/// A leap year, and a day for a time zone that changes sides of the date line.
-const LONGEST_PERIOD_US: u64 = 367 * 86_400 * 1_000_000;
-
-/// The longest wait of a denied charge, and the longest time until nothing counts, in microseconds.
-fn longest(limit: &Limit) -> [u64; 2] {
-    match limit {
-        // An entry counts for a window. One may be ahead: one of many of a clock that is gone, of which a call removes a part.
-        Limit::SlidingLog(log) => [log.window_us() + FAR_US; 2],
-        // The current window may be ahead by the slack. Its count is the previous one of the next window.
-        Limit::SlidingCounter(counter) => [2 * counter.window_us() + SLACK; 2],
-        // The window may be ahead by the slack.
-        Limit::FixedWindow(fixed) => [fixed.length().map_or(LONGEST_PERIOD_US, |(window, _)| window) + SLACK; 2],
-        // A debt is at most the cap, and may have begun ahead by the slack.
-        Limit::TokenBucket(bucket) => [bucket.time(bucket.cap()) + SLACK; 2],
-        // Leases of a clock that is gone stay until a request is denied.
-        Limit::Concurrency(_) => [RETRY_US, FAR_US],
-        Limit::Unlimited | Limit::DenyAll => [0; 2],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        Ban, Key, SlidingLog, TokenBucket,
+        Ban, Key, Limit, SlidingLog, TokenBucket,
         store::{
             Charge, ErrorKind, StoreRequest,
-            redis::{key_format::KeyFormat, request::MergedRequest},
+            redis::{key_format::KeyFormat, request::MergedRequest, rules::FAR_US},
         },
     };
 

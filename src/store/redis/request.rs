@@ -2,8 +2,8 @@ use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::{
-    call,
     key_format::{KeyFormat, RedisKey},
+    rules::merges,
 };
 use crate::{
     Ban, Limit,
@@ -193,7 +193,7 @@ impl OwnedRequest {
             && self
                 .charges
                 .iter()
-                .all(|charge| charge.bans.is_none() && call::merges(&charge.limit))
+                .all(|charge| charge.bans.is_none() && merges(&charge.limit))
     }
 }
 

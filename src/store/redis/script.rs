@@ -1,11 +1,8 @@
 use std::{fmt::Write, sync::LazyLock};
 
-use crate::{
-    Limit,
-    limit::{
-        BOUND, BUDGET, FEW, HEAVIEST, LEVELS, LONGEST_WAIT_US, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE, PLACE_US, RETRY_US,
-        SLACK, SOON_US, STEPS,
-    },
+use crate::limit::{
+    BOUND, BUDGET, FEW, HEAVIEST, LEVELS, LONGEST_WAIT_US, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE, PLACE_US, RETRY_US,
+    SLACK, SOON_US, STEPS,
 };
 
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.
@@ -99,23 +96,6 @@ const CONSTANTS: [(&str, u64); 16] = [
     ("SOON_US", SOON_US),
     ("STEPS", STEPS),
 ];
-
-/// The rule of a limit, by its position in [`RULES`].
-pub(super) fn rule_of(limit: &Limit) -> usize {
-    match limit {
-        Limit::SlidingLog(log) if log.grain_us() == 0 => 0,
-        Limit::SlidingLog(_) => 1,
-        Limit::SlidingCounter(_) => 2,
-        Limit::FixedWindow(_) => 3,
-        Limit::TokenBucket(_) | Limit::Unlimited | Limit::DenyAll => 4,
-        Limit::Concurrency(_) => 5,
-    }
-}
-
-/// The name of a rule in a call.
-pub(super) fn rule_name(limit: &Limit) -> &'static str {
-    RULES[rule_of(limit)].0
-}
 
 impl Scripts {
     /// The scripts with their texts changed, such as the tests do that set the time.

@@ -603,7 +603,10 @@ async fn hashed_keys_reveal_nothing_without_the_secret() {
         assert_eq!(hash.len(), 32, "128 bits");
         assert!(hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{key}");
         let (name, _) = key.split_once('{').expect("a tag");
-        assert_eq!(name, "quota:1:fixed/1d:default:", "the rest holds no value of the request");
+        assert_eq!(
+            name, "quota:1:fixed/1d:default:",
+            "the rest holds no value of the request"
+        );
     }
     assert_eq!(
         keys,

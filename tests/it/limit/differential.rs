@@ -471,7 +471,9 @@ async fn a_sliding_log_with_merged_checks_decides_alike_in_rust_and_in_lua() {
 
     // A charge of a log reads its size once, for all callers that are merged.
     let stats: String = redis.command("INFO", ["commandstats"]).await;
-    let sizes = stats.lines().find_map(|line| line.strip_prefix("cmdstat_zrevrank:calls="));
+    let sizes = stats
+        .lines()
+        .find_map(|line| line.strip_prefix("cmdstat_zrevrank:calls="));
     let sizes = sizes.and_then(|line| line.split(',').next()?.parse::<usize>().ok());
     let sizes = sizes.expect("logs have sizes");
     assert!(sizes < requests * 9 / 10, "{sizes} of {requests} requests");

@@ -82,15 +82,19 @@ async fn the_docs_of_the_algorithms_state_what_a_key_needs() {
         let stated = &table[&limit.to_string()];
         let measured = Usage::of(&limit, &redis).await;
         let cells = measured.to_string();
-        let are_close = stated.iter().zip(cells.split(" | ")).enumerate().map(|(column, (stated, measured))| {
-            let number = |text: &str| text.replace(',', "").parse::<f64>().expect("a number");
-            let (stated, measured) = (number(stated), number(measured));
-            match column {
-                ..3 if valkey => measured <= 1.2 * stated,
-                ..3 => (0.8 * stated..=1.2 * stated).contains(&measured),
-                _ => measured == stated,
-            }
-        });
+        let are_close = stated
+            .iter()
+            .zip(cells.split(" | "))
+            .enumerate()
+            .map(|(column, (stated, measured))| {
+                let number = |text: &str| text.replace(',', "").parse::<f64>().expect("a number");
+                let (stated, measured) = (number(stated), number(measured));
+                match column {
+                    ..3 if valkey => measured <= 1.2 * stated,
+                    ..3 => (0.8 * stated..=1.2 * stated).contains(&measured),
+                    _ => measured == stated,
+                }
+            });
         if !are_close.fold(true, |all, close| all && close) {
             wrong.push(format!("`{limit}` | {cells}"));
         }

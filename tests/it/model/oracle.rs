@@ -232,7 +232,8 @@ impl Log {
         if terms.precision == 0 && at + terms.window <= now {
             return;
         }
-        let counts = |entry: &&mut Entry| entry.first <= at && (at..end).contains(&entry.at) && entry.at + terms.window > now;
+        let counts =
+            |entry: &&mut Entry| entry.first <= at && (at..end).contains(&entry.at) && entry.at + terms.window > now;
         for entry in self.0.iter_mut().filter(counts) {
             let taken = weight.min(entry.weight);
             (entry.weight, weight) = (entry.weight - taken, weight - taken);

@@ -36,9 +36,7 @@ async fn bytes_of_a_million(precision: u32) -> u64 {
     assert_eq!(last.map(|admitted| admitted.states()[0].remaining), Some(0));
     assert!(!decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
     let key = redis_key("test", &limit, &Key::from("k"));
-    let members: u32 = redis
-        .command("ZCOUNT", [key.as_str(), "(0", "+inf"])
-        .await;
+    let members: u32 = redis.command("ZCOUNT", [key.as_str(), "(0", "+inf"]).await;
     assert!((precision..=precision + 2).contains(&members), "{members} members");
     bytes(&redis, &key).await
 }

@@ -75,7 +75,10 @@ async fn call_single(redis: &Redis, limit: &str, key: &str) -> Result<[i64; 4], 
     let mut words = vec![script.into(), b"1".to_vec(), key.into()];
     words.push(packed(&format!("1 1 {numbers}")));
     let reply: Result<Value, fred::error::Error> = redis.try_command_of_bytes("EVAL", words).await;
-    let reply = reply.map_err(|error| error.to_string())?.into_bytes().expect("packed numbers");
+    let reply = reply
+        .map_err(|error| error.to_string())?
+        .into_bytes()
+        .expect("packed numbers");
     let numbers = reply.chunks(8).skip(1);
     let numbers = numbers.map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")) as i64);
     Ok(numbers.collect::<Vec<_>>().try_into().expect("four numbers"))
@@ -443,7 +446,10 @@ async fn a_call_with_a_calendar_that_does_not_fit_has_done_nothing() {
     let calendar = format!("fixed 1 9 0 0 0 {boundaries}");
     let log = "log 1 5 60000000 0 0";
     let calls = [
-        (2, vec![format!("check 1 1 1 0 {log}"), format!("check 1 1 1 0 {calendar}")]),
+        (
+            2,
+            vec![format!("check 1 1 1 0 {log}"), format!("check 1 1 1 0 {calendar}")],
+        ),
         (
             2,
             vec![
@@ -560,7 +566,10 @@ async fn a_value_that_is_not_ours_counts_for_nothing() {
         "not a number, 32 bytes..........",
         "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}",
     ];
-    for limit in LIMITS.iter().filter(|limit| !limit.starts_with("precise") && !limit.starts_with("log")) {
+    for limit in LIMITS
+        .iter()
+        .filter(|limit| !limit.starts_with("precise") && !limit.starts_with("log"))
+    {
         for value in values {
             redis.command::<()>("FLUSHALL", ["SYNC"]).await;
             redis.command::<()>("SET", ["bad", value]).await;

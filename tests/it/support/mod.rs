@@ -125,7 +125,6 @@ pub(crate) fn redis_key(policy: &str, limit: &Limit, key: &Key) -> String {
     format!("quota:1:{}:{policy}:{{{key}}}", charge.shape_text())
 }
 
-
 /// cargo, without the variables that it sets for the program of a test: build scripts of dependencies run again, and all that
 /// depends on them is built again, if one of these changes.
 pub(crate) fn cargo() -> Command {

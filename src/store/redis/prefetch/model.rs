@@ -285,7 +285,10 @@ impl Rules {
         if self.limit.read(&mut state, now, units) < units {
             return None;
         }
-        let reset = self.limit.change(&mut state, now, Change::Add { count: 1 }, units, None).reset;
+        let reset = self
+            .limit
+            .change(&mut state, now, Change::Add { count: 1 }, units, None)
+            .reset;
         Some(Grant {
             units,
             unused: units,

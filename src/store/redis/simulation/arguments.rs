@@ -119,7 +119,9 @@ impl ReceivedCall {
                 spans: false,
             }]);
         }
-        let [header, runs @ ..] = &*self.arguments else { return None };
+        let [header, runs @ ..] = &*self.arguments else {
+            return None;
+        };
         let [from, until, _] = Reader(header).numbers();
         (from..until).contains(&now).then(|| parse_requests(runs, now))
     }
