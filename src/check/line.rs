@@ -9,7 +9,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    mem, ptr,
+    ptr,
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -25,13 +25,13 @@ use tokio::{
 use super::line_report::LineSubject;
 use super::{
     group::{Group, send},
-    waiting::{Lacking, Phase, Waiter},
+    waiting::{Lacking, Waiter},
 };
 use crate::{
     PolicyDecision,
     decision::Undecided,
-    limit::{Arrival, PLACE_SIZE, PLACE_US},
-    store::{Charge, ChargeLine, ErrorKind, Operation, OwedKind, StoreError, wakes::LineSignal},
+    limit::{PLACE_SIZE, PLACE_US},
+    store::{Charge, ChargeLine, ErrorKind, Operation, StoreError, wakes::LineSignal},
 };
 
 /// The longest time after which the first request of a line is checked again.
@@ -72,6 +72,8 @@ pub(super) struct State {
     is_stale: bool,
     /// Until when the place is in the store.
     stored_until: Option<Instant>,
+    /// The number of the request that was last checked in place of the first one.
+    tried: Option<u64>,
     /// The last request that has left, with whose charges the place is removed when no other waits.
     left: Option<Undecided>,
     /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
@@ -235,7 +237,15 @@ impl Line {
         if now < due && !is_woken {
             return Next::WaitUntil(due);
         }
-        match state.take_group() {
+        let first = state.waiting.first_key_value();
+        let first = first.map(|(rank, (waiter, _))| (*rank, waiter.clone()));
+        // No task locks two lines.
+        drop(state);
+        let earlier = first.and_then(|(rank, first)| self.earlier(&rank, &first));
+        let mut state = self.state();
+        let earlier = earlier.filter(|earlier| state.tried != Some(earlier.number));
+        state.tried = earlier.as_ref().map(|earlier| earlier.number);
+        match state.take_group(earlier) {
             Some(group) => {
                 state.is_stale = false;
                 state.sent_at = Some(now);
@@ -249,6 +259,21 @@ impl Line {
                 Next::WaitUntil(now + REFRESH)
             }
         }
+    }
+
+    /// A request equal to the first one that has arrived before, and waits for other keys than that of this line. When all have room
+    /// at once, it is to be checked before.
+    fn earlier(&self, rank: &Rank, first: &Waiter) -> Option<Arc<Waiter>> {
+        let others = first.needs.iter().filter(|(line, _)| *line != self.id);
+        let lines = others.filter_map(|(line, _)| lock(&LINES).get(line).cloned());
+        let earlier = lines.filter_map(|line| {
+            let state = line.state();
+            let mut before = state.waiting.range(..rank).take(PLACE_SIZE);
+            let (rank, (waiter, _)) = before.find(|(_, (waiter, _))| waiter.needs == first.needs)?;
+            Some((*rank, waiter.clone()))
+        });
+        let (_, earliest) = earlier.min_by_key(|(rank, _)| *rank)?;
+        Some(earliest)
     }
 
     /// Removes the line unless a request has entered it meanwhile; returns whether it was removed.
@@ -295,33 +320,26 @@ impl State {
         self.waiting.keys().nth(PLACE_SIZE).is_none_or(|behind| rank < behind)
     }
 
-    /// The first request, and those behind it that are equal.
-    fn take_group(&self) -> Option<Group> {
+    /// The first request, and those behind it that are equal; before them, one that stands in the lines of other keys.
+    fn take_group(&self, earlier: Option<Arc<Waiter>>) -> Option<Group> {
         let mut group = Group {
             requests: SmallVec::new(),
             arrivals: SmallVec::new(),
         };
+        let (_, (_, cost)) = self.waiting.first_key_value()?;
+        let is_other = |earlier: &Arc<Waiter>| !self.waiting.values().any(|(waiter, _)| Arc::ptr_eq(waiter, earlier));
+        if let Some(earlier) = earlier.filter(is_other)
+            && let Some(taken) = earlier.take(None)
+        {
+            group.arrivals.push(earlier.arrival(*cost));
+            group.requests.push(taken);
+        }
         let mut is_equal = true;
-        for (waiter, cost) in self.waiting.values().take(PLACE_SIZE) {
-            group.arrivals.push(Arrival {
-                at: waiter.arrived,
-                weight: *cost,
-            });
-            if !is_equal {
-                continue;
-            }
-            let mut phase = lock(&waiter.phase);
-            is_equal = match &*phase {
-                Phase::Standing(undecided) => group
-                    .requests
-                    .first()
-                    .is_none_or(|(_, first, _)| first.merges_with(undecided)),
-                Phase::Checked | Phase::Over => false,
-            };
-            if is_equal && let Phase::Standing(undecided) = mem::replace(&mut *phase, Phase::Checked) {
-                let owed = undecided.owe(OwedKind::Settlement);
-                group.requests.push((waiter.clone(), undecided, owed));
-            }
+        for (waiter, cost) in self.waiting.values().take(PLACE_SIZE - group.arrivals.len()) {
+            group.arrivals.push(waiter.arrival(*cost));
+            let taken = is_equal.then(|| waiter.take(group.requests.first())).flatten();
+            is_equal = taken.is_some();
+            group.requests.extend(taken);
         }
         (!group.requests.is_empty()).then_some(group)
     }

@@ -22,7 +22,8 @@ use tokio::{
 #[cfg(feature = "admin")]
 use super::line_report::LineSubject;
 use super::{
-    Check, Held, Sent, give_back, group,
+    Check, Held, Sent, give_back,
+    group::{self, Checked},
     line::{self, Line, NO_LINE, ORPHANED, Rank, ended, lock},
 };
 use crate::{
@@ -30,7 +31,7 @@ use crate::{
     decision::{Undecided, Waiting},
     limit::Arrival,
     observe::WaitMetrics,
-    store::{Operation, StoreError},
+    store::{Operation, OwedKind, StoreError},
 };
 
 /// The lines in which a request stands.
@@ -41,6 +42,8 @@ pub(super) struct Waiter {
     pub(super) number: u64,
     /// By the clock of the store, in microseconds.
     pub(super) arrived: u64,
+    /// The lines of its keys, and its costs there.
+    pub(super) needs: SmallVec<[(u64, u64); 1]>,
     /// Until when it may wait.
     pub(super) until: Instant,
     pub(super) phase: Mutex<Phase>,
@@ -134,7 +137,7 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
     drop(leaving);
     let decision = match outcome {
         Outcome::Decided(decision) => decision?,
-        Outcome::Expired(undecided) => match check_last(undecided, waiter.arrived) {
+        Outcome::Expired(undecided) => match check_last(undecided, waiter.arrival(0)) {
             Check::Decided(decision) => decision?,
             Check::Pending(check) => check.await?,
         },
@@ -147,8 +150,7 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
 }
 
 /// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
-fn check_last(mut undecided: Undecided, arrived: u64) -> Check {
-    let arrival = Arrival { at: arrived, weight: 0 };
+fn check_last(mut undecided: Undecided, arrival: Arrival) -> Check {
     undecided.lead(NO_LINE, &[arrival], 1);
     undecided.renew_tickets();
     match group::send(Operation::Wait, &undecided) {
@@ -225,15 +227,40 @@ impl Waiter {
         outcome: oneshot::Sender<Outcome>,
         metrics: WaitMetrics,
     ) -> Self {
+        let policies = denied.as_slice().iter();
+        let needs = policies.filter_map(|policy| Some((policy.line()?, policy.cost)));
         Self {
             number,
             arrived: denied.server_time().as_micros() as u64,
+            needs: needs.collect(),
             until,
             phase: Mutex::new(Phase::Over),
             standing: Mutex::default(),
             is_last: AtomicBool::new(false),
             outcome: Mutex::new(Some(outcome)),
             metrics,
+        }
+    }
+
+    pub(super) fn arrival(&self, weight: u64) -> Arrival {
+        Arrival {
+            at: self.arrived,
+            weight,
+        }
+    }
+
+    /// Takes the request to be checked, if it stands in lines and can be decided with the first one.
+    pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>) -> Option<Checked> {
+        let mut phase = lock(&self.phase);
+        match mem::replace(&mut *phase, Phase::Checked) {
+            Phase::Standing(undecided) if first.is_none_or(|(_, first, _)| first.merges_with(&undecided)) => {
+                let owed = undecided.owe(OwedKind::Settlement);
+                Some((self.clone(), undecided, owed))
+            }
+            other => {
+                *phase = other;
+                None
+            }
         }
     }
 

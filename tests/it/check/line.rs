@@ -188,6 +188,27 @@ async fn slots_in_two_orders_are_taken_as_in_one() {
     }
 }
 
+/// One waits for a slot of `y`, and an equal one behind it for slots of both. Then all slots are free at once.
+#[tokio::test(start_paused = true)]
+async fn a_request_is_not_overtaken_by_an_equal_one_that_lacks_more() {
+    let policies = [("x", 1), ("y", 2)];
+    let policies = policies.map(|(name, slots)| Policy::new(name, Concurrency::new(slots)).wait_up_to(20 * SECOND));
+    for order in [[0, 1], [1, 0]] {
+        let store = MemoryStore::new();
+        let [x, y] = policies.clone().map(|policy| Limiter::new(store.clone(), policy));
+        let both = Limiter::new(store, order.map(|nth: usize| policies[nth].clone()));
+        let _y = (y.acquire("k").await, y.acquire("k").await);
+        let first = waiting(&both, 1).await.remove(0);
+        let _x = x.acquire("k").await;
+        let mut second = Box::pin(both.acquire("k"));
+        begin(&mut second).await;
+        both.reset("k").await.expect("in memory");
+        sleep(MILLISECOND).await;
+        assert!(first.is_finished(), "{order:?}");
+        begin(&mut second).await;
+    }
+}
+
 #[tokio::test]
 async fn processes_are_admitted_in_the_order_of_arrival() {
     let redis = Redis::start();
