@@ -30,8 +30,8 @@ use super::{
 use crate::{
     PolicyDecision,
     decision::Undecided,
-    limit::{PLACE_SIZE, PLACE_US},
-    store::{Charge, ChargeLine, ErrorKind, Operation, StoreError, wakes::LineSignal},
+    limit::{PLACE_SIZE, PLACE_US, SOON_US},
+    store::{Charge, ChargeLine, ErrorKind, Operation, StoreError, StoreResponse, wakes::LineSignal},
 };
 
 /// The longest time after which the first request of a line is checked again.
@@ -74,6 +74,8 @@ pub(super) struct State {
     stored_until: Option<Instant>,
     /// The number of the request that was last checked in place of the first one.
     tried: Option<u64>,
+    /// The last denial since the line is full, of this request, until when others are denied by it.
+    denied: Option<(Undecided, StoreResponse, Instant)>,
     /// The last request that has left, with whose charges the place is removed when no other waits.
     left: Option<Undecided>,
     /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
@@ -101,8 +103,7 @@ pub(super) fn charge_in_line<'a>(charge: Charge<'a>, undecided: &Undecided) -> C
 
 /// The cost of the requests in a line that its place does not contain.
 fn cost_behind_place(id: u64) -> u64 {
-    let line = lock(&LINES).get(&id).cloned();
-    line.map_or(0, |line| {
+    find(id).map_or(0, |line| {
         let state = line.state();
         let in_place = state.waiting.values().take(PLACE_SIZE).map(|(_, cost)| cost);
         state.weight - in_place.sum::<u64>()
@@ -121,10 +122,45 @@ pub(super) fn replace_place(id: u64) {
 #[cold]
 pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
     policies.iter().any(|policy| {
-        let line = policy.line().and_then(|line| lock(&LINES).get(&line).cloned());
-        let waiting = line.map_or(0, |line| line.state().weight);
+        let waiting = policy.line().and_then(find).map_or(0, |line| line.state().weight);
         policy.waits() && policy.cost.saturating_add(waiting) > policy.policy().settings.most_waiting()
     })
+}
+
+/// The denial of an equal request since a line is full. What gets free is for those that wait, so it is valid for a while.
+#[cold]
+pub(super) fn known_denial(undecided: &Undecided) -> Option<StoreResponse> {
+    let line = first_line(undecided)?;
+    let state = line.state();
+    let (denied, response, until) = state.denied.as_ref()?;
+    let is_valid = Instant::now() < *until && denied.is_equal(undecided);
+    is_valid.then(|| StoreResponse::without_reply(response.server_time, response.outcomes().iter().cloned()))
+}
+
+/// Keeps the reply to a request that is denied since a line is full, unless a ban counts each denial.
+#[cold]
+pub(super) fn keep_denial(undecided: &Undecided, reply: &StoreResponse) {
+    let is_cheap = |policy: &PolicyDecision| policy.context.store.replies_at_once();
+    let is_counted = |policy: &PolicyDecision| policy.policy().settings.ban.is_some();
+    if !reply.outcomes().iter().any(|outcome| outcome.allowed)
+        && !undecided
+            .as_slice()
+            .iter()
+            .any(|policy| is_cheap(policy) || is_counted(policy))
+        && let Some(line) = first_line(undecided)
+    {
+        let until = Instant::now() + Duration::from_micros(SOON_US);
+        line.state().denied = Some((undecided.again(), reply.clone(), until));
+    }
+}
+
+/// The first line of a key of a request.
+fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
+    undecided.as_slice().iter().find_map(|policy| find(policy.line()?))
+}
+
+fn find(id: u64) -> Option<Arc<Line>> {
+    lock(&LINES).get(&id).cloned()
 }
 
 impl Line {
@@ -239,8 +275,7 @@ impl Line {
         }
         let first = state.waiting.first_key_value();
         let first = first.map(|(rank, (waiter, _))| (*rank, waiter.clone()));
-        // No task locks two lines.
-        drop(state);
+        drop(state); // no task locks two lines
         let earlier = first.and_then(|(rank, first)| self.earlier(&rank, &first));
         let mut state = self.state();
         let earlier = earlier.filter(|earlier| state.tried != Some(earlier.number));
@@ -265,15 +300,14 @@ impl Line {
     /// at once, it is to be checked before.
     fn earlier(&self, rank: &Rank, first: &Waiter) -> Option<Arc<Waiter>> {
         let others = first.needs.iter().filter(|(line, _)| *line != self.id);
-        let lines = others.filter_map(|(line, _)| lock(&LINES).get(line).cloned());
-        let earlier = lines.filter_map(|line| {
+        let earlier = others.filter_map(|(line, _)| {
+            let line = find(*line)?;
             let state = line.state();
             let mut before = state.waiting.range(..rank).take(PLACE_SIZE);
             let (rank, (waiter, _)) = before.find(|(_, (waiter, _))| waiter.needs == first.needs)?;
             Some((*rank, waiter.clone()))
         });
-        let (_, earliest) = earlier.min_by_key(|(rank, _)| *rank)?;
-        Some(earliest)
+        Some(earlier.min_by_key(|(rank, _)| *rank)?.1)
     }
 
     /// Removes the line unless a request has entered it meanwhile; returns whether it was removed.

@@ -46,19 +46,13 @@ pub(super) struct Waiter {
     pub(super) needs: SmallVec<[(u64, u64); 1]>,
     /// Until when it may wait.
     pub(super) until: Instant,
-    pub(super) phase: Mutex<Phase>,
+    /// While it stands in lines, and is not being checked.
+    pub(super) undecided: Mutex<Option<Undecided>>,
     standing: Mutex<Places>,
     /// Whether it may not wait any longer.
     pub(super) is_last: AtomicBool,
     outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
     pub(super) metrics: WaitMetrics,
-}
-
-pub(super) enum Phase {
-    Standing(Undecided),
-    /// The task of a line checks it.
-    Checked,
-    Over,
 }
 
 pub(super) enum Outcome {
@@ -234,7 +228,7 @@ impl Waiter {
             arrived: denied.server_time().as_micros() as u64,
             needs: needs.collect(),
             until,
-            phase: Mutex::new(Phase::Over),
+            undecided: Mutex::default(),
             standing: Mutex::default(),
             is_last: AtomicBool::new(false),
             outcome: Mutex::new(Some(outcome)),
@@ -251,17 +245,10 @@ impl Waiter {
 
     /// Takes the request to be checked, if it stands in lines and can be decided with the first one.
     pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>) -> Option<Checked> {
-        let mut phase = lock(&self.phase);
-        match mem::replace(&mut *phase, Phase::Checked) {
-            Phase::Standing(undecided) if first.is_none_or(|(_, first, _)| first.merges_with(&undecided)) => {
-                let owed = undecided.owe(OwedKind::Settlement);
-                Some((self.clone(), undecided, owed))
-            }
-            other => {
-                *phase = other;
-                None
-            }
-        }
+        let is_equal = |one: &mut Undecided| first.is_none_or(|(_, first, _)| first.merges_with(one));
+        let undecided = lock(&self.undecided).take_if(is_equal)?;
+        let owed = undecided.owe(OwedKind::Settlement);
+        Some((self.clone(), undecided, owed))
     }
 
     /// Stands in the lines of the keys that deny the request, and in no others, as in the store.
@@ -274,7 +261,7 @@ impl Waiter {
     ) {
         // A caller that leaves from now on waits for this lock, so that no line keeps the request.
         let mut standing = lock(&self.standing);
-        *lock(&self.phase) = Phase::Standing(undecided);
+        *lock(&self.undecided) = Some(undecided);
         standing.retain(|(line, rank)| {
             let stays = lacking.iter().any(|lacking| lacking.line == line.id);
             if !stays {
@@ -292,18 +279,9 @@ impl Waiter {
 
     /// Leaves the lines, unless it is being checked.
     fn leave(&self) -> Option<Undecided> {
-        let mut phase = lock(&self.phase);
-        match mem::replace(&mut *phase, Phase::Over) {
-            Phase::Standing(undecided) => {
-                drop(phase);
-                self.leave_lines(Some(&undecided));
-                Some(undecided)
-            }
-            checked @ (Phase::Checked | Phase::Over) => {
-                *phase = checked;
-                None
-            }
-        }
+        let undecided = lock(&self.undecided).take()?;
+        self.leave_lines(Some(&undecided));
+        Some(undecided)
     }
 
     pub(super) fn leave_lines(&self, left: Option<&Undecided>) {
@@ -314,7 +292,6 @@ impl Waiter {
 
     /// Ends the wait. If the caller has left, what was counted is given back.
     pub(super) fn finish(&self, decided: Result<Decision, StoreError>) {
-        *lock(&self.phase) = Phase::Over;
         // The store has removed an admitted request from its place.
         let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
         let left = decided.as_ref().ok().filter(|_| !is_admitted).map(Decision::again);
