@@ -9,7 +9,7 @@ use super::{
     composite,
     line::{ended, lock},
     settle,
-    waiting::{Lacking, Outcome, Phase, Waiter},
+    waiting::{Lacking, Outcome, Waiter},
 };
 use crate::{
     Decision,
@@ -84,7 +84,7 @@ impl Group {
             }) {
                 // Another one of the group has just been admitted.
                 Some(lacking) if lacking.is_empty() && !waiter.has_left() => {
-                    *lock(&waiter.phase) = Phase::Standing(denied.again());
+                    *lock(&waiter.undecided) = Some(denied.again());
                 }
                 Some(_) if waiter.has_left() => {
                     waiter.metrics.left();
@@ -93,7 +93,6 @@ impl Group {
                 Some(_) if waiter.is_last.load(Ordering::Relaxed) => {
                     let again = denied.again();
                     waiter.leave_lines(Some(&again));
-                    *lock(&waiter.phase) = Phase::Over;
                     waiter.send(Outcome::Expired(again));
                 }
                 Some(lacking) => {

@@ -9,7 +9,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    mem, ptr,
+    ptr,
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -25,13 +25,13 @@ use tokio::{
 use super::line_report::LineSubject;
 use super::{
     group::{Group, send},
-    waiting::{Lacking, Phase, Waiter},
+    waiting::{Lacking, Waiter},
 };
 use crate::{
     PolicyDecision,
     decision::Undecided,
-    limit::{Arrival, PLACE_SIZE, PLACE_US},
-    store::{Charge, ChargeLine, ErrorKind, Operation, OwedKind, StoreError, wakes::LineSignal},
+    limit::{PLACE_SIZE, PLACE_US, SOON_US},
+    store::{Charge, ChargeLine, ErrorKind, Operation, StoreError, StoreResponse, wakes::LineSignal},
 };
 
 /// The longest time after which the first request of a line is checked again.
@@ -72,6 +72,10 @@ pub(super) struct State {
     is_stale: bool,
     /// Until when the place is in the store.
     stored_until: Option<Instant>,
+    /// The number of the request that was last checked in place of the first one.
+    tried: Option<u64>,
+    /// The last denial since the line is full, of this request, until when others are denied by it.
+    denied: Option<(Undecided, StoreResponse, Instant)>,
     /// The last request that has left, with whose charges the place is removed when no other waits.
     left: Option<Undecided>,
     /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
@@ -99,8 +103,7 @@ pub(super) fn charge_in_line<'a>(charge: Charge<'a>, undecided: &Undecided) -> C
 
 /// The cost of the requests in a line that its place does not contain.
 fn cost_behind_place(id: u64) -> u64 {
-    let line = lock(&LINES).get(&id).cloned();
-    line.map_or(0, |line| {
+    find(id).map_or(0, |line| {
         let state = line.state();
         let in_place = state.waiting.values().take(PLACE_SIZE).map(|(_, cost)| cost);
         state.weight - in_place.sum::<u64>()
@@ -119,10 +122,45 @@ pub(super) fn replace_place(id: u64) {
 #[cold]
 pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
     policies.iter().any(|policy| {
-        let line = policy.line().and_then(|line| lock(&LINES).get(&line).cloned());
-        let waiting = line.map_or(0, |line| line.state().weight);
+        let waiting = policy.line().and_then(find).map_or(0, |line| line.state().weight);
         policy.waits() && policy.cost.saturating_add(waiting) > policy.policy().settings.most_waiting()
     })
+}
+
+/// The denial of an equal request since a line is full. What gets free is for those that wait, so it is valid for a while.
+#[cold]
+pub(super) fn known_denial(undecided: &Undecided) -> Option<StoreResponse> {
+    let line = first_line(undecided)?;
+    let state = line.state();
+    let (denied, response, until) = state.denied.as_ref()?;
+    let is_valid = Instant::now() < *until && denied.is_equal(undecided);
+    is_valid.then(|| StoreResponse::without_reply(response.server_time, response.outcomes().iter().cloned()))
+}
+
+/// Keeps the reply to a request that is denied since a line is full, unless a ban counts each denial.
+#[cold]
+pub(super) fn keep_denial(undecided: &Undecided, reply: &StoreResponse) {
+    let is_cheap = |policy: &PolicyDecision| policy.context.store.replies_at_once();
+    let is_counted = |policy: &PolicyDecision| policy.policy().settings.ban.is_some();
+    if !reply.outcomes().iter().any(|outcome| outcome.allowed)
+        && !undecided
+            .as_slice()
+            .iter()
+            .any(|policy| is_cheap(policy) || is_counted(policy))
+        && let Some(line) = first_line(undecided)
+    {
+        let until = Instant::now() + Duration::from_micros(SOON_US);
+        line.state().denied = Some((undecided.again(), reply.clone(), until));
+    }
+}
+
+/// The first line of a key of a request.
+fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
+    undecided.as_slice().iter().find_map(|policy| find(policy.line()?))
+}
+
+fn find(id: u64) -> Option<Arc<Line>> {
+    lock(&LINES).get(&id).cloned()
 }
 
 impl Line {
@@ -235,7 +273,14 @@ impl Line {
         if now < due && !is_woken {
             return Next::WaitUntil(due);
         }
-        match state.take_group() {
+        let first = state.waiting.first_key_value();
+        let first = first.map(|(rank, (waiter, _))| (*rank, waiter.clone()));
+        drop(state); // no task locks two lines
+        let earlier = first.and_then(|(rank, first)| self.earlier(&rank, &first));
+        let mut state = self.state();
+        let earlier = earlier.filter(|earlier| state.tried != Some(earlier.number));
+        state.tried = earlier.as_ref().map(|earlier| earlier.number);
+        match state.take_group(earlier) {
             Some(group) => {
                 state.is_stale = false;
                 state.sent_at = Some(now);
@@ -249,6 +294,20 @@ impl Line {
                 Next::WaitUntil(now + REFRESH)
             }
         }
+    }
+
+    /// A request equal to the first one that has arrived before, and waits for other keys than that of this line. When all have room
+    /// at once, it is to be checked before.
+    fn earlier(&self, rank: &Rank, first: &Waiter) -> Option<Arc<Waiter>> {
+        let others = first.needs.iter().filter(|(line, _)| *line != self.id);
+        let earlier = others.filter_map(|(line, _)| {
+            let line = find(*line)?;
+            let state = line.state();
+            let mut before = state.waiting.range(..rank).take(PLACE_SIZE);
+            let (rank, (waiter, _)) = before.find(|(_, (waiter, _))| waiter.needs == first.needs)?;
+            Some((*rank, waiter.clone()))
+        });
+        Some(earlier.min_by_key(|(rank, _)| *rank)?.1)
     }
 
     /// Removes the line unless a request has entered it meanwhile; returns whether it was removed.
@@ -295,33 +354,26 @@ impl State {
         self.waiting.keys().nth(PLACE_SIZE).is_none_or(|behind| rank < behind)
     }
 
-    /// The first request, and those behind it that are equal.
-    fn take_group(&self) -> Option<Group> {
+    /// The first request, and those behind it that are equal; before them, one that stands in the lines of other keys.
+    fn take_group(&self, earlier: Option<Arc<Waiter>>) -> Option<Group> {
         let mut group = Group {
             requests: SmallVec::new(),
             arrivals: SmallVec::new(),
         };
+        let (_, (_, cost)) = self.waiting.first_key_value()?;
+        let is_other = |earlier: &Arc<Waiter>| !self.waiting.values().any(|(waiter, _)| Arc::ptr_eq(waiter, earlier));
+        if let Some(earlier) = earlier.filter(is_other)
+            && let Some(taken) = earlier.take(None)
+        {
+            group.arrivals.push(earlier.arrival(*cost));
+            group.requests.push(taken);
+        }
         let mut is_equal = true;
-        for (waiter, cost) in self.waiting.values().take(PLACE_SIZE) {
-            group.arrivals.push(Arrival {
-                at: waiter.arrived,
-                weight: *cost,
-            });
-            if !is_equal {
-                continue;
-            }
-            let mut phase = lock(&waiter.phase);
-            is_equal = match &*phase {
-                Phase::Standing(undecided) => group
-                    .requests
-                    .first()
-                    .is_none_or(|(_, first, _)| first.merges_with(undecided)),
-                Phase::Checked | Phase::Over => false,
-            };
-            if is_equal && let Phase::Standing(undecided) = mem::replace(&mut *phase, Phase::Checked) {
-                let owed = undecided.owe(OwedKind::Settlement);
-                group.requests.push((waiter.clone(), undecided, owed));
-            }
+        for (waiter, cost) in self.waiting.values().take(PLACE_SIZE - group.arrivals.len()) {
+            group.arrivals.push(waiter.arrival(*cost));
+            let taken = is_equal.then(|| waiter.take(group.requests.first())).flatten();
+            is_equal = taken.is_some();
+            group.requests.extend(taken);
         }
         (!group.requests.is_empty()).then_some(group)
     }

@@ -102,7 +102,10 @@ impl Sent {
 /// Checks a request that may not wait, since too much waits already.
 #[cold]
 fn begin_at_a_full_line(mut undecided: Undecided) -> Check {
-    undecided.find_line_full();
+    undecided.is_line_full = true;
+    if let Some(known) = line::known_denial(&undecided) {
+        return decide(&Ok(known), Operation::Check, undecided, None, None);
+    }
     begin(Operation::Check, undecided)
 }
 
@@ -354,6 +357,12 @@ fn settle(
             }
             if undecided.has_leases() {
                 undecided.hold_slots(None);
+            }
+            if undecided.is_line_full
+                && is_reply
+                && let Ok(reply) = response
+            {
+                line::keep_denial(&undecided, reply);
             }
             Ok(undecided.decided())
         }

@@ -22,7 +22,8 @@ use tokio::{
 #[cfg(feature = "admin")]
 use super::line_report::LineSubject;
 use super::{
-    Check, Held, Sent, give_back, group,
+    Check, Held, Sent, give_back,
+    group::{self, Checked},
     line::{self, Line, NO_LINE, ORPHANED, Rank, ended, lock},
 };
 use crate::{
@@ -30,7 +31,7 @@ use crate::{
     decision::{Undecided, Waiting, caught},
     limit::Arrival,
     observe::WaitMetrics,
-    store::{Operation, StoreError},
+    store::{Operation, OwedKind, StoreError},
 };
 
 /// The lines in which a request stands.
@@ -41,21 +42,17 @@ pub(super) struct Waiter {
     pub(super) number: u64,
     /// By the clock of the store, in microseconds.
     pub(super) arrived: u64,
+    /// The lines of its keys, and its costs there.
+    pub(super) needs: SmallVec<[(u64, u64); 1]>,
     /// Until when it may wait.
     pub(super) until: Instant,
-    pub(super) phase: Mutex<Phase>,
+    /// While it stands in lines, and is not being checked.
+    pub(super) undecided: Mutex<Option<Undecided>>,
     standing: Mutex<Places>,
     /// Whether it may not wait any longer.
     pub(super) is_last: AtomicBool,
     outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
     pub(super) metrics: WaitMetrics,
-}
-
-pub(super) enum Phase {
-    Standing(Undecided),
-    /// The task of a line checks it.
-    Checked,
-    Over,
 }
 
 pub(super) enum Outcome {
@@ -134,7 +131,7 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
     drop(leaving);
     let decision = match outcome {
         Outcome::Decided(decision) => decision?,
-        Outcome::Expired(undecided) => match check_last(undecided, waiter.arrived) {
+        Outcome::Expired(undecided) => match check_last(undecided, waiter.arrival(0)) {
             Check::Decided(decision) => decision?,
             Check::Pending(check) => check.await?,
         },
@@ -147,8 +144,7 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
 }
 
 /// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
-fn check_last(mut undecided: Undecided, arrived: u64) -> Check {
-    let arrival = Arrival { at: arrived, weight: 0 };
+fn check_last(mut undecided: Undecided, arrival: Arrival) -> Check {
     undecided.lead(NO_LINE, &[arrival], 1);
     undecided.renew_tickets();
     match group::send(Operation::Wait, &undecided) {
@@ -225,16 +221,34 @@ impl Waiter {
         outcome: oneshot::Sender<Outcome>,
         metrics: WaitMetrics,
     ) -> Self {
+        let policies = denied.as_slice().iter();
+        let needs = policies.filter_map(|policy| Some((policy.line()?, policy.cost)));
         Self {
             number,
             arrived: denied.server_time().as_micros() as u64,
+            needs: needs.collect(),
             until,
-            phase: Mutex::new(Phase::Over),
+            undecided: Mutex::default(),
             standing: Mutex::default(),
             is_last: AtomicBool::new(false),
             outcome: Mutex::new(Some(outcome)),
             metrics,
         }
+    }
+
+    pub(super) fn arrival(&self, weight: u64) -> Arrival {
+        Arrival {
+            at: self.arrived,
+            weight,
+        }
+    }
+
+    /// Takes the request to be checked, if it stands in lines and can be decided with the first one.
+    pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>) -> Option<Checked> {
+        let is_equal = |one: &mut Undecided| first.is_none_or(|(_, first, _)| first.merges_with(one));
+        let undecided = lock(&self.undecided).take_if(is_equal)?;
+        let owed = undecided.owe(OwedKind::Settlement);
+        Some((self.clone(), undecided, owed))
     }
 
     /// Stands in the lines of the keys that deny the request, and in no others, as in the store.
@@ -247,7 +261,7 @@ impl Waiter {
     ) {
         // A caller that leaves from now on waits for this lock, so that no line keeps the request.
         let mut standing = lock(&self.standing);
-        *lock(&self.phase) = Phase::Standing(undecided);
+        *lock(&self.undecided) = Some(undecided);
         standing.retain(|(line, rank)| {
             let stays = lacking.iter().any(|lacking| lacking.line == line.id);
             if !stays {
@@ -265,18 +279,9 @@ impl Waiter {
 
     /// Leaves the lines, unless it is being checked.
     fn leave(&self) -> Option<Undecided> {
-        let mut phase = lock(&self.phase);
-        match mem::replace(&mut *phase, Phase::Over) {
-            Phase::Standing(undecided) => {
-                drop(phase);
-                self.leave_lines(Some(&undecided));
-                Some(undecided)
-            }
-            checked @ (Phase::Checked | Phase::Over) => {
-                *phase = checked;
-                None
-            }
-        }
+        let undecided = lock(&self.undecided).take()?;
+        self.leave_lines(Some(&undecided));
+        Some(undecided)
     }
 
     pub(super) fn leave_lines(&self, left: Option<&Undecided>) {
@@ -287,7 +292,6 @@ impl Waiter {
 
     /// Ends the wait. If the caller has left, what was counted is given back.
     pub(super) fn finish(&self, decided: Result<Decision, StoreError>) {
-        *lock(&self.phase) = Phase::Over;
         // The store has removed an admitted request from its place.
         let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
         let left = decided.as_ref().ok().filter(|_| !is_admitted).map(Decision::again);

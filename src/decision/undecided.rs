@@ -23,7 +23,7 @@ pub(crate) struct Undecided {
     decision: Decision,
     led: Option<Box<Led>>,
     /// Whether the request may not wait since too much waits already.
-    is_line_full: bool,
+    pub(crate) is_line_full: bool,
 }
 
 /// The line in which a request is checked, and the place of the process in it, in which the request is the first.
@@ -49,11 +49,6 @@ impl Undecided {
             true => self.decision.for_a_full_line(),
             false => self.decision,
         }
-    }
-
-    /// Lets a denial be one for a full line.
-    pub(crate) fn find_line_full(&mut self) {
-        self.is_line_full = true;
     }
 
     /// The decision to admit a request that no policy applies to.
@@ -154,11 +149,15 @@ impl Undecided {
 
     /// Whether both are the same check, so that the store can decide them together.
     pub(crate) fn merges_with(&self, other: &Self) -> bool {
+        !self.has_leases() && self.is_equal(other)
+    }
+
+    /// The same, though slots have leases of their own.
+    pub(crate) fn is_equal(&self, other: &Self) -> bool {
         let same = |(one, other): (&PolicyDecision, &PolicyDecision)| {
             one.context.is_same(&other.context)
                 && one.position == other.position
                 && one.cost == other.cost
-                && one.lease.is_none()
                 && one.named() == other.named()
                 && one.key == other.key
         };

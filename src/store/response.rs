@@ -112,7 +112,6 @@ impl StoreResponse {
     }
 
     /// The same for requests that this process has decided without the store.
-    #[cfg(feature = "_redis")]
     pub(crate) fn without_reply(server_time: Duration, outcomes: impl IntoIterator<Item = Outcome>) -> Self {
         let cached = |outcome| Outcome {
             is_cached: true,

@@ -62,8 +62,8 @@ use crate::store::{
 /// With both libraries built in, fred connects if it supports the URL with the features that are on, else redis-rs;
 /// [`client_library`](crate::RedisStoreBuilder::client_library) sets one.
 ///
-/// The first request that waits for [slots](crate::Concurrency#waiting-for-a-slot) adds a connection, to one server, which receives
-/// the messages that wake such requests.
+/// The first request that [waits](crate::Policy::wait_up_to) adds a connection, to one server, which receives the messages that wake
+/// such requests.
 ///
 /// The connections belong to the runtime in which the store was built, and end with it. Checks can be made in other runtimes, and
 /// a runtime that ends delays no check of another.
@@ -113,7 +113,7 @@ use crate::store::{
 /// denial by a policy with [bans](crate::Policy::ban) is cached only while a ban is in force.
 ///
 /// Denials by policies with [waits](crate::Policy::wait_up_to) are not cached, since a request that leaves the line makes room at any
-/// time.
+/// time. While the line of this process is [full](crate::Policy::max_waiting), equal requests share a denial for 10 ms.
 ///
 /// A [reset](crate::Limiter::reset) or [refund](crate::Receipt::refund) by this process removes the cached denial at once.
 /// After a reset by another process, a key deleted in Redis, or a clock that was set, it remains for at most 1 s. The cache has
@@ -131,8 +131,6 @@ use crate::store::{
 /// whose slot has moved, or is moving, is not executed there, and is sent once more with all of its keys declared, as the
 /// redirections of a cluster require. Redis since 6.2 and Valkey permit this. The store tries it when it connects; if a server
 /// refuses it, each call contains checks of one slot, and one line in the log says so (level `INFO`).
-///
-/// A request that [waits](crate::Policy::wait_up_to) needs all of its keys in one slot; else its check fails with an error.
 ///
 /// # Keys in Redis
 ///

@@ -152,7 +152,7 @@ fn a_settlement_continues_without_its_caller() {
 }
 
 #[test]
-fn a_request_that_reserves_is_refunded_if_its_caller_leaves() {
+fn a_request_that_waits_is_refunded_if_its_caller_leaves() {
     explore(|store, network| async move {
         let callers = [1, 2, 9].map(|polls| {
             let limiter = limiter(&store, SlidingLog::per_hour(2));

@@ -188,6 +188,27 @@ async fn slots_in_two_orders_are_taken_as_in_one() {
     }
 }
 
+/// One waits for a slot of `y`, and an equal one behind it for slots of both. Then all slots are free at once.
+#[tokio::test(start_paused = true)]
+async fn a_request_is_not_overtaken_by_an_equal_one_that_lacks_more() {
+    let policies = [("x", 1), ("y", 2)];
+    let policies = policies.map(|(name, slots)| Policy::new(name, Concurrency::new(slots)).wait_up_to(20 * SECOND));
+    for order in [[0, 1], [1, 0]] {
+        let store = MemoryStore::new();
+        let [x, y] = policies.clone().map(|policy| Limiter::new(store.clone(), policy));
+        let both = Limiter::new(store, order.map(|nth: usize| policies[nth].clone()));
+        let _y = (y.acquire("k").await, y.acquire("k").await);
+        let first = waiting(&both, 1).await.remove(0);
+        let _x = x.acquire("k").await;
+        let mut second = Box::pin(both.acquire("k"));
+        begin(&mut second).await;
+        both.reset("k").await.expect("in memory");
+        sleep(MILLISECOND).await;
+        assert!(first.is_finished(), "{order:?}");
+        begin(&mut second).await;
+    }
+}
+
 #[tokio::test]
 async fn processes_are_admitted_in_the_order_of_arrival() {
     let redis = Redis::start();
@@ -516,6 +537,44 @@ async fn an_admission_that_waited_takes_few_calls() {
 }
 
 #[tokio::test]
+async fn denials_at_a_full_line_share_checks() {
+    const DENIALS: u64 = 3_000;
+
+    let redis = Redis::start();
+    for limit in [SlidingLog::per_hour(1).into(), Limit::from(Concurrency::new(1))] {
+        let policy = || {
+            let policy = Policy::new(limit.algorithm(), limit.clone());
+            policy.wait_up_to(7_200 * SECOND).max_waiting(2)
+        };
+        let limiter = redis_limiter(&redis, policy).await;
+        let _permit = limiter.acquire("k").await.expect("it is free");
+        let callers = waiting(&limiter, 2).await;
+        let [before, _] = commands(&redis).await;
+        let start = Instant::now();
+        for _ in 0..DENIALS {
+            let Err(AcquireError::LineFull(denied)) = limiter.acquire("k").await else {
+                panic!("two wait");
+            };
+            let wait = denied.decision().retry_after().expect("it has a wait");
+            assert!(!wait.is_zero() && wait <= 3 * 3_600 * SECOND, "{wait:?}");
+        }
+        let milliseconds = start.elapsed().as_millis() as u64;
+        let [after, _] = commands(&redis).await;
+        // One in ten milliseconds, and those of the line.
+        assert!(
+            after - before <= 10 + milliseconds / 5,
+            "{} calls in {milliseconds} ms",
+            after - before
+        );
+
+        // Another one may wait as soon as one has left.
+        callers.into_iter().for_each(|caller| caller.abort());
+        tokio::task::yield_now().await;
+        assert!(timeout(SECOND / 10, limiter.acquire("k")).await.is_err());
+    }
+}
+
+#[tokio::test]
 async fn a_check_of_a_policy_with_waits_takes_one_command_more() {
     let redis = Redis::start();
     let mut taken = Vec::new();
@@ -664,7 +723,8 @@ async fn callers_that_leave_during_their_first_check_take_nothing_with_them() {
     let policy = || Policy::new("p", SlidingLog::per_second(1)).wait_up_to(20 * SECOND);
     let [limiter, other] = [redis_limiter(&redis, policy).await, redis_limiter(&redis, policy).await];
     assert!(other.acquire("k").await.is_ok());
-    for _ in 0..30 {
+    // Less than may be before one that waits for 20 s.
+    for _ in 0..15 {
         begin(&mut Box::pin(limiter.acquire("k"))).await;
     }
     let start = Instant::now();

@@ -831,7 +831,7 @@ async fn the_buckets_of_the_example_and_of_the_docs_cover_the_documented_waits()
     let mails = Policy::new("mails", SlidingLog::per_minute(1)).wait_up_to(longest);
     let mails = Limiter::new(MemoryStore::new(), mails);
     for _ in 0..2 {
-        let _ = mails.acquire("42").await.expect("its turn comes");
+        let _ = mails.acquire("42").await.expect("it is admitted");
     }
     let page = recorder.handle().render();
     for bucket in documented {

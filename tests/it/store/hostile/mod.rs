@@ -56,7 +56,7 @@ enum Outcome {
 
 use Outcome::{Aborts, Fails};
 
-/// The time that each check may take: it and a reservation have a deadline, may wait once, and the machine may be busy.
+/// The time that each check may take: it has a deadline, may wait once, and the machine may be busy.
 const IN_TIME: Duration = Duration::from_secs(30);
 const MAX_TEXT: usize = 4_000;
 
