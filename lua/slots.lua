@@ -81,10 +81,6 @@ function slots.read(charge, needed)
     charge.newest = tonumber(last_at)
     if first and tonumber(first_at) <= now or charge.total + needed > charge.quota then
       charge.ended = ended_of(charge, charge.quota - needed, last)
-      -- A key that loses its last member cannot be created again on a node from which its slot is moving: then a lease is added first.
-      if charge.total > 0 then
-        remove(charge)
-      end
     end
   end
   return math.max(0, charge.quota - charge.total)
@@ -102,7 +98,6 @@ end
 function slots.add(charge)
   charge.total, charge.extra = charge.total + charge.weight, charge.extra + charge.weight - 1
   slots.extend(charge)
-  remove(charge)
 end
 
 -- Sets the expiry of the lease.
@@ -146,6 +141,8 @@ function slots.wait()
   return RETRY_US
 end
 
+-- It is called last. A key that loses its last member cannot be created again on a node from which its slot is moving.
 function slots.reset(charge)
+  remove(charge)
   return charge.newest > now and charge.newest - now or 0
 end

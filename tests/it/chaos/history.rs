@@ -183,17 +183,14 @@ impl FromStr for Check {
 /// The weight that a log holds, by its time.
 pub(super) type Held = BTreeMap<u64, u64>;
 
-/// The members of a log, which are named `<time>`, or `<time>:a<weight>` with a letter for the digits, and either with `-<number>`.
+/// The members of a log, which are named `<time>`, `<time>-<number>`, `<time>:<weight>` or `<time>~<span>:<weight>`.
 pub(super) fn held(members: &str) -> Held {
     let mut held = Held::new();
     for member in members.lines().filter(|member| member.starts_with(char::is_numeric)) {
-        let name = member.split('-').next().unwrap_or(member);
-        let (time, weight) = name.split_once(':').unwrap_or((name, "a1"));
-        let (time, weight): (u64, u64) = (
-            time.parse().expect("a member begins with a time"),
-            weight[1..].parse().expect("a weight"),
-        );
-        *held.entry(time).or_default() += weight;
+        let (name, weight) = member.split_once(':').unwrap_or((member, "1"));
+        let time = name.split(['-', '~']).next().unwrap_or(name);
+        let time: u64 = time.parse().expect("a member begins with a time");
+        *held.entry(time).or_default() += weight.parse::<u64>().expect("a weight");
     }
     held
 }
@@ -308,7 +305,7 @@ mod tests {
             admitted(7 + 3_600 * SECOND),
             check(8, Reply::Denied),
         ];
-        for members in ["7\n7-2\n3600000007", "#\n7:a2\n3600000007", "#\n7\n7-3\n3600000007"] {
+        for members in ["7\n7-2\n3600000007", "#\n7:2\n3600000007", "#\n7\n7-3\n3600000007"] {
             assert_eq!(verdict(&checks, members), Verdict::default());
         }
     }
@@ -348,7 +345,7 @@ mod tests {
     #[test]
     fn a_charge_applied_twice_is_found() {
         assert_eq!(verdict(&[admitted(7)], "7\n9").twice, 1);
-        assert_eq!(verdict(&[admitted(7)], "7:a2").twice, 1);
+        assert_eq!(verdict(&[admitted(7)], "7:2").twice, 1);
         assert_eq!(verdict(&[admitted(7), check(8, Reply::Refused)], "7\n9").twice, 1);
         assert_eq!(verdict(&[admitted(7), check(8, Reply::NotSent)], "7\n9").twice, 1);
     }
@@ -358,7 +355,7 @@ mod tests {
         let checks = [admitted(7), check(8, Reply::Missing)];
         assert_eq!(verdict(&checks, "7"), Verdict::default());
         assert_eq!(verdict(&checks, "7\n9"), Verdict::default());
-        assert_eq!(verdict(&checks, "7\n9:a2").twice, 1);
+        assert_eq!(verdict(&checks, "7\n9:2").twice, 1);
     }
 
     #[test]
