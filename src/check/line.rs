@@ -28,9 +28,8 @@ use super::{
     waiting::{Lacking, Waiter},
 };
 use crate::{
-    PolicyDecision,
     decision::Undecided,
-    limit::{PLACE_SIZE, PLACE_US, SOON_US},
+    limit::{PLACE_SIZE, PLACE_US},
     store::{Charge, ChargeLine, ErrorKind, Operation, StoreError, StoreResponse, wakes::LineSignal},
 };
 
@@ -62,7 +61,7 @@ pub(super) struct State {
     /// The requests with their costs, in the order in which they are checked.
     waiting: BTreeMap<Rank, (Arc<Waiter>, u64)>,
     /// The sum of these costs.
-    weight: u64,
+    pub(super) weight: u64,
     has_task: bool,
     /// When the first request is to be checked.
     due: Option<Instant>,
@@ -75,7 +74,7 @@ pub(super) struct State {
     /// The number of the request that was last checked in place of the first one.
     tried: Option<u64>,
     /// The last denial since the line is full, of this request, until when others are denied by it.
-    denied: Option<(Undecided, StoreResponse, Instant)>,
+    pub(super) denied: Option<(Undecided, StoreResponse, Instant)>,
     /// The last request that has left, with whose charges the place is removed when no other waits.
     left: Option<Undecided>,
     /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
@@ -118,48 +117,7 @@ pub(super) fn replace_place(id: u64) {
     }
 }
 
-/// Whether too much waits in this process for one of the policies that a request may wait for.
-#[cold]
-pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
-    policies.iter().any(|policy| {
-        let waiting = policy.line().and_then(find).map_or(0, |line| line.state().weight);
-        policy.waits() && policy.cost.saturating_add(waiting) > policy.policy().settings.most_waiting()
-    })
-}
-
-/// The denial of an equal request since a line is full. What gets free is for those that wait, so it is valid for a while.
-#[cold]
-pub(super) fn known_denial(undecided: &Undecided) -> Option<StoreResponse> {
-    let line = first_line(undecided)?;
-    let state = line.state();
-    let (denied, response, until) = state.denied.as_ref()?;
-    let is_valid = Instant::now() < *until && denied.is_equal(undecided);
-    is_valid.then(|| StoreResponse::without_reply(response.server_time, response.outcomes().iter().cloned()))
-}
-
-/// Keeps the reply to a request that is denied since a line is full, unless a ban counts each denial.
-#[cold]
-pub(super) fn keep_denial(undecided: &Undecided, reply: &StoreResponse) {
-    let is_cheap = |policy: &PolicyDecision| policy.context.store.replies_at_once();
-    let is_counted = |policy: &PolicyDecision| policy.policy().settings.ban.is_some();
-    if !reply.outcomes().iter().any(|outcome| outcome.allowed)
-        && !undecided
-            .as_slice()
-            .iter()
-            .any(|policy| is_cheap(policy) || is_counted(policy))
-        && let Some(line) = first_line(undecided)
-    {
-        let until = Instant::now() + Duration::from_micros(SOON_US);
-        line.state().denied = Some((undecided.again(), reply.clone(), until));
-    }
-}
-
-/// The first line of a key of a request.
-fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
-    undecided.as_slice().iter().find_map(|policy| find(policy.line()?))
-}
-
-fn find(id: u64) -> Option<Arc<Line>> {
+pub(super) fn find(id: u64) -> Option<Arc<Line>> {
     lock(&LINES).get(&id).cloned()
 }
 

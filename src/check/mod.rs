@@ -70,8 +70,8 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
         return Check::Decided(Ok(denied));
     }
 
-    if operation == Operation::Wait && line::is_full(policies) {
-        return begin_at_a_full_line(undecided);
+    if operation == Operation::Wait && waiting::is_full(policies) {
+        return waiting::begin_at_a_full_line(undecided);
     }
 
     match send(operation, &undecided) {
@@ -97,16 +97,6 @@ impl Sent {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
         })
     }
-}
-
-/// Checks a request that may not wait, since too much waits already.
-#[cold]
-fn begin_at_a_full_line(mut undecided: Undecided) -> Check {
-    undecided.is_line_full = true;
-    if let Some(known) = line::known_denial(&undecided) {
-        return decide(&Ok(known), Operation::Check, undecided, None, None);
-    }
-    begin(Operation::Check, undecided)
 }
 
 /// Sends the charges of policies that are enforced and have no bans; `None` if there are none.
@@ -358,11 +348,8 @@ fn settle(
             if undecided.has_leases() {
                 undecided.hold_slots(None);
             }
-            if undecided.is_line_full
-                && is_reply
-                && let Ok(reply) = response
-            {
-                line::keep_denial(&undecided, reply);
+            if undecided.is_line_full && is_reply {
+                waiting::keep_denial(&undecided, response);
             }
             Ok(undecided.decided())
         }

@@ -22,16 +22,16 @@ use tokio::{
 #[cfg(feature = "admin")]
 use super::line_report::LineSubject;
 use super::{
-    Check, Held, Sent, give_back,
+    Check, Held, Sent, begin, decide, give_back,
     group::{self, Checked},
     line::{self, Line, NO_LINE, ORPHANED, Rank, ended, lock},
 };
 use crate::{
     Decision, PolicyDecision,
     decision::{Undecided, Waiting, caught},
-    limit::Arrival,
+    limit::{Arrival, SOON_US},
     observe::WaitMetrics,
-    store::{Operation, OwedKind, StoreError},
+    store::{Operation, OwedKind, StoreError, StoreResponse},
 };
 
 /// The lines in which a request stands.
@@ -77,12 +77,65 @@ pub(super) fn wait(denied: Decision, sent: Sent) -> Result<Held, Decision> {
     let Some(lacking) = Lacking::of(&denied, |policy| policy.may_wait()) else {
         return Err(denied);
     };
-    if line::is_full(denied.as_slice()) {
+    if is_full(denied.as_slice()) {
         // Others have entered since the check was sent, which has added this request to the places.
         lacking.iter().for_each(|lacking| line::replace_place(lacking.line));
         return Err(denied.for_a_full_line());
     }
     Ok(Box::pin(stand(denied, lacking, sent)))
+}
+
+/// Whether too much waits in this process for one of the policies that a request may wait for.
+#[cold]
+pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
+    policies.iter().any(|policy| {
+        let waiting = policy.line().and_then(line::find).map_or(0, |line| line.state().weight);
+        policy.waits() && policy.cost.saturating_add(waiting) > policy.policy().settings.most_waiting()
+    })
+}
+
+/// Checks a request that may not wait, since too much waits already.
+#[cold]
+pub(super) fn begin_at_a_full_line(mut undecided: Undecided) -> Check {
+    undecided.is_line_full = true;
+    if let Some(known) = known_denial(&undecided) {
+        return decide(&Ok(known), Operation::Check, undecided, None, None);
+    }
+    begin(Operation::Check, undecided)
+}
+
+/// The denial of an equal request since a line is full. What gets free is for those that wait, so it is valid for a while.
+#[cold]
+fn known_denial(undecided: &Undecided) -> Option<StoreResponse> {
+    let line = first_line(undecided)?;
+    let state = line.state();
+    let (denied, response, until) = state.denied.as_ref()?;
+    let is_valid = Instant::now() < *until && denied.is_equal(undecided);
+    is_valid.then(|| StoreResponse::without_reply(response.server_time, response.outcomes().iter().cloned()))
+}
+
+/// Keeps the reply to a request that is denied since a line is full, unless a ban counts each denial.
+#[cold]
+pub(super) fn keep_denial(undecided: &Undecided, reply: &Result<StoreResponse, StoreError>) {
+    let mut policies = undecided.as_slice().iter();
+    let is_cheap = |policy: &PolicyDecision| policy.context.store.replies_at_once();
+    let is_counted = |policy: &PolicyDecision| policy.policy().settings.ban.is_some();
+    if let Ok(reply) = reply
+        && !reply.outcomes().iter().any(|outcome| outcome.allowed)
+        && !policies.any(|policy| is_cheap(policy) || is_counted(policy))
+        && let Some(line) = first_line(undecided)
+    {
+        let until = Instant::now() + Duration::from_micros(SOON_US);
+        line.state().denied = Some((undecided.again(), reply.clone(), until));
+    }
+}
+
+/// The first line of a key of a request.
+fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
+    undecided
+        .as_slice()
+        .iter()
+        .find_map(|policy| line::find(policy.line()?))
 }
 
 /// Waits until a request is admitted, or until it may not wait any longer.
