@@ -152,11 +152,7 @@ impl<'a> Advanced<'a> {
     ) -> Self {
         let saved = state.saved();
         let (limit, cost) = (charge.limit(), charge.cost());
-        let needed = if operation.compares_room() {
-            cost.saturating_mul(units)
-        } else {
-            0
-        };
+        let needed = u64::from(operation.compares_room()) * cost.saturating_mul(units);
         let room = limit.read(state, now, needed);
         let held = operation == Operation::RenewLease && limit.holds(state, charge.lease_id(), cost);
         let fitting = match &line {

@@ -330,7 +330,7 @@ mod tests {
             let checks: Vec<_> = checks.map(|(check, cost)| Check { cost, ..check }).collect();
             let verdict = verdict(
                 &checks,
-                &format!("7:a{}\n{}:a{}", costs[0], 7 + later * SECOND, costs[1]),
+                &format!("7:{}\n{}:{}", costs[0], 7 + later * SECOND, costs[1]),
             );
             assert_eq!((verdict.lost, verdict.twice), (0, 0));
             verdict.over
