@@ -9,7 +9,7 @@ use super::{
     constructors::constructors,
     limit::Share,
     prefetch::{PrefetchText, prefetch},
-    rate::{LengthText, WindowText},
+    rate::WindowText,
     rule::{MAX_TOTAL, Rule, SLACK},
 };
 #[cfg(feature = "calendar")]
@@ -185,10 +185,11 @@ impl FixedWindow {
     }
 
     /// The same in the keys of Redis, such as `1h/aligned` or `day/Europe/Berlin`.
+    #[cfg(feature = "_redis")]
     pub(super) fn write_shape(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            Kind::Anchored(window) => write!(f, "{}", LengthText(*window)),
-            Kind::Aligned(window) => write!(f, "{}/aligned", LengthText(*window)),
+            Kind::Anchored(window) => write!(f, "{}", super::rate::LengthText(*window)),
+            Kind::Aligned(window) => write!(f, "{}/aligned", super::rate::LengthText(*window)),
             #[cfg(feature = "calendar")]
             Kind::Calendar(calendar, zone) => write!(f, "{}/{}", calendar.name(), name_of(zone)),
         }

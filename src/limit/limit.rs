@@ -1,8 +1,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "_redis")]
+use super::shape::ShapeText;
 use super::{
-    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, shape::ShapeText,
-    sliding_counter::SlidingCounter, sliding_log::SlidingLog, token_bucket::TokenBucket,
+    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 use crate::ConfigError;
 
@@ -274,6 +276,7 @@ pub(crate) struct NamedLimit {
     /// The hash of the name by [`hash_text`].
     pub(crate) name_hash: u64,
     /// The [`ShapeText`] of the limit.
+    #[cfg(feature = "_redis")]
     pub(crate) shape_text: Box<str>,
 }
 
@@ -281,6 +284,7 @@ impl NamedLimit {
     pub(crate) fn new(name: Arc<str>, limit: Limit) -> Self {
         Self {
             name_hash: hash_text(&name),
+            #[cfg(feature = "_redis")]
             shape_text: ShapeText(&limit).to_string().into(),
             name,
             limit,

@@ -227,7 +227,7 @@ pub(crate) use self::{
     line::{Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
     rate::LengthText,
     rule::{Change, Effect, MAX_QUOTA, Saved, State},
-    shape::{Shape, ShapeText},
+    shape::Shape,
 };
 #[cfg(feature = "_redis")]
 pub(crate) use self::{
@@ -235,6 +235,7 @@ pub(crate) use self::{
     concurrency::{HEAVIEST, RETRY_US},
     line::LONGEST_WAIT_US,
     rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
+    shape::ShapeText,
     sliding_log::{BUDGET, FEW, STEPS},
 };
 

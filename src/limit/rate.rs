@@ -207,6 +207,7 @@ impl fmt::Display for WindowText {
 /// Displays a length of time with its number of units.
 pub(crate) struct LengthText(pub(crate) Duration);
 
+#[cfg(feature = "_redis")]
 impl LengthText {
     pub(super) fn of_us(micros: u64) -> Self {
         Self(Duration::from_micros(micros))

@@ -1,10 +1,13 @@
 //! What shapes the state of a limit.
 
+#[cfg(feature = "_redis")]
 use std::fmt;
 
+use super::limit::Limit;
+#[cfg(feature = "_redis")]
 use super::{
-    concurrency::Concurrency, fixed_window::FixedWindow, limit::Limit, rate::LengthText,
-    sliding_counter::SlidingCounter, sliding_log::SlidingLog, token_bucket::TokenBucket,
+    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 
 /// The algorithm of a limit with the numbers that shape what it stores: the window, the grain and the rate, and neither the quota nor the
@@ -32,8 +35,10 @@ impl Limit {
 }
 
 /// The [shape](Limit::shape) of a limit as it is written in the keys of Redis, such as `log/30s`.
+#[cfg(feature = "_redis")]
 pub(crate) struct ShapeText<'a>(pub(crate) &'a Limit);
 
+#[cfg(feature = "_redis")]
 impl fmt::Display for ShapeText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = LengthText::of_us;

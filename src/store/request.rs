@@ -109,7 +109,7 @@ pub struct Charge<'a> {
     line: Option<ChargeLine>,
     lease: Option<LeaseId>,
     /// The shape of the limit as a text, if it is known.
-    #[cfg_attr(not(feature = "_redis"), expect(dead_code, reason = "a part of the keys of Redis"))]
+    #[cfg(feature = "_redis")]
     shape_text: Option<&'a str>,
 }
 
@@ -143,6 +143,7 @@ impl<'a> Charge<'a> {
             ban: None,
             line: None,
             lease: None,
+            #[cfg(feature = "_redis")]
             shape_text: None,
         }
     }
@@ -159,6 +160,7 @@ impl<'a> Charge<'a> {
             ban: None,
             line: None,
             lease: None,
+            #[cfg(feature = "_redis")]
             shape_text: Some(&named.shape_text),
         }
     }
@@ -214,6 +216,7 @@ impl<'a> Charge<'a> {
         Self {
             limit,
             cost: cost.clamp(1, MAX_QUOTA),
+            #[cfg(feature = "_redis")]
             shape_text: None,
             ..self
         }

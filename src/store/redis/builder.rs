@@ -292,7 +292,7 @@ impl RedisStoreBuilder {
 
     /// Changes the texts of the scripts, which are never freed. For the tests of this crate, which set the time of the scripts.
     #[doc(hidden)]
-    pub fn scripts(mut self, change: impl Fn(String) -> String) -> Self {
+    pub fn scripts(mut self, change: impl Fn(&str) -> String) -> Self {
         self.scripts = Box::leak(Box::new(Scripts::new(change)));
         self
     }

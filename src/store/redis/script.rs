@@ -42,7 +42,7 @@ pub(super) struct Scripts {
     overrides: Script,
 }
 
-pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(|text| text));
+pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(str::to_owned));
 
 macro_rules! lua {
     ($name:literal) => {
@@ -99,13 +99,13 @@ const CONSTANTS: [(&str, u64); 16] = [
 
 impl Scripts {
     /// The scripts with their texts changed, such as the tests do that set the time.
-    pub(super) fn new(change: impl Fn(String) -> String) -> Self {
+    pub(super) fn new(change: impl Fn(&str) -> String) -> Self {
         let script = |parts: &[&str]| {
             let mut text = parts.concat();
             for (name, value) in CONSTANTS {
                 text = text.replace(name, &value.to_string());
             }
-            Script::new(change(text).leak())
+            Script::new(change(&text).leak())
         };
         let single = RULES.map(|(_, table, files)| {
             let mut choice = String::new();

@@ -328,10 +328,7 @@ mod tests {
         let costs = |costs: [u64; 2], later: u64| {
             let checks = [7, 7 + later * SECOND].map(admitted).into_iter().zip(costs);
             let checks: Vec<_> = checks.map(|(check, cost)| Check { cost, ..check }).collect();
-            let verdict = verdict(
-                &checks,
-                &format!("7:{}\n{}:{}", costs[0], 7 + later * SECOND, costs[1]),
-            );
+            let verdict = verdict(&checks, &format!("7:{}\n{}:{}", costs[0], 7 + later * SECOND, costs[1]));
             assert_eq!((verdict.lost, verdict.twice), (0, 0));
             verdict.over
         };

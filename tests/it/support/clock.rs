@@ -92,7 +92,7 @@ impl Clock {
 
     /// A script of the store, with the time from Redis keys, and keys that expire [`LATER`](Self::LATER), since the time of the test is
     /// not that of Redis.
-    fn script(script: String) -> String {
+    fn script(script: &str) -> String {
         let [seconds, micros] = Self::KEYS;
         let with_time = script.replacen("call('TIME')", &format!("call('MGET', '{seconds}', '{micros}')"), 1);
         assert_ne!(with_time, script, "the script reads the time");
