@@ -82,7 +82,7 @@ async fn the_docs_of_the_algorithms_state_what_a_key_needs() {
         let stated = &table[&limit.to_string()];
         let measured = Usage::of(&limit, &redis).await;
         let cells = measured.to_string();
-        let are_close = stated
+        let mut are_close = stated
             .iter()
             .zip(cells.split(" | "))
             .enumerate()
@@ -95,7 +95,7 @@ async fn the_docs_of_the_algorithms_state_what_a_key_needs() {
                     _ => measured == stated,
                 }
             });
-        if !are_close.fold(true, |all, close| all && close) {
+        if !are_close.all(|close| close) {
             wrong.push(format!("`{limit}` | {cells}"));
         }
     }
