@@ -163,8 +163,9 @@
 //! With [`prefetch`](SlidingLog::prefetch), a process takes units of a hot key from Redis ahead, for a time of some milliseconds, and
 //! admits requests by them without a call. It adapts: a key that has used less than 8 units within that time is checked as without
 //! it. A hotter one is granted as many as it has used, and at most a quarter of what is left, so that near the limit Redis decides
-//! each request. What was not used when the time ends is returned; to a token bucket, as far as a
-//! [refund](TokenBucket#refunds) returns it. What a process that dies has taken stays counted until it expires.
+//! each request. Only admitted requests count for that: a caller that is only denied takes no units from other processes. What was not
+//! used when the time ends is returned; to a token bucket, as far as a [refund](TokenBucket#refunds) returns it. What a process that
+//! dies has taken stays counted until it expires.
 //!
 //! The limit holds as without it, at each instant and for all processes together:
 //!
@@ -179,13 +180,18 @@
 //!
 //! The time is counted by the clock of the process, from before the call, and ends a 64th earlier, so the clocks of processes and of
 //! Redis may run at rates that differ by 1 %. It does not hold for a process that is suspended with its clock, as in a snapshot of a
-//! virtual machine, and then uses what it had: the units of one grant. All processes of a service need the same setting: one without it
-//! does not see what others may still use. A reset takes effect at once in its process, and in others when their units have ended; what
-//! these return then may make room for as much more in a [`FixedWindow`] that is aligned or of a calendar.
+//! virtual machine, and then uses what it had: the units of one grant. A reset takes effect at once in its process, and in others when
+//! their units have ended; what these return then may make room for as much more in a [`FixedWindow`] that is aligned or of a calendar.
 //!
-//! `remaining` of a request that is admitted so is what this process has left: a lower bound. A denial is always by Redis or its cached
-//! denial, and its `retry_after` is that of Redis: units that are returned may make room earlier. Requests of several policies, bans, waits and slots are decided by Redis.
-//! [`MemoryStore`](crate::MemoryStore) needs no units ahead, and applies the same numbers.
+//! Set the same time in all processes of a service. With another one, or none, a log has [counts of its own](#when-a-limit-changes), so
+//! that each setting admits the quota. A bucket is shared: the processes without the setting also use the tokens that the others leave,
+//! so these are denied first, and the limit may be exceeded by the units that are taken ahead. A fixed window holds with any mix.
+//!
+//! `remaining` of a request that is admitted so is an estimate of what all processes have left: what was left in Redis by its last reply
+//! to this process, and the units that this process has, at most the quota. Units that others have in hand count as used. A
+//! denial is always by Redis or its cached denial, and its `retry_after` is that of Redis: units that are returned may make room earlier.
+//! Requests of several policies, bans, waits and slots are decided by Redis. [`MemoryStore`](crate::MemoryStore) needs no units ahead,
+//! and applies the same numbers.
 //!
 //! # Implementation
 //!

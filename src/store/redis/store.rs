@@ -247,19 +247,20 @@ impl Store for RedisStore {
         let queues = &self.queues;
         let (cache, key_format) = (queues.deny_cache.as_deref(), &queues.backend.key_format);
         let made_at = Instant::now();
-        let mut prefetched = None;
+        let mut noted = None;
         let owned: Vec<_> = match requests {
             [request] => {
                 if let Some(limited) = Prefetch::charge_of(request) {
                     let hash = key_format.hash(limited.0);
-                    let (response, more) = self.prefetch.use_for(limited, hash, key_format, made_at);
-                    if let Some(more) = more {
-                        self.prefetch.ask(queues, more);
+                    match self.prefetch.use_for(limited, hash, key_format, made_at) {
+                        Ok((response, more)) => {
+                            if let Some(more) = more {
+                                self.prefetch.ask(queues, more);
+                            }
+                            return StoreFuture::ready(Ok(response));
+                        }
+                        Err(sent) => noted = sent.map(|sent| (self.prefetch.clone(), sent)),
                     }
-                    if let Some(response) = response {
-                        return StoreFuture::ready(Ok(response));
-                    }
-                    prefetched = Some((self.prefetch.clone(), hash));
                 }
                 let hashed = HashedRequest::new(key_format, request);
                 if let Some(response) = cache.and_then(|cache| cache.get(key_format, &hashed, made_at)) {
@@ -291,8 +292,8 @@ impl Store for RedisStore {
         let queues = Arc::downgrade(queues); // a waiting caller keeps no connection open
         StoreFuture::pending(async move {
             let response = finish(queue.decide(owned, made_at, generation).await?, &queues, made_at).await?;
-            if let Some((prefetch, hash)) = prefetched
-                && let Some(more) = prefetch.note(hash, &response, Instant::now())
+            if let Some((prefetch, sent)) = noted
+                && let Some(more) = prefetch.note(sent, &response, Instant::now())
                 && let Some(queues) = queues.upgrade()
             {
                 prefetch.ask(&queues, more);

@@ -341,6 +341,19 @@ async fn admitted_requests_near_the_limit_are_counted() {
     }
 }
 
+#[tokio::test]
+async fn requests_without_a_call_are_near_the_limit_by_what_all_processes_have_left() {
+    let (metrics, redis) = (Metrics::install(), Redis::start());
+    let store = connected(patient(), &redis.url()).await;
+    let limit = SlidingLog::per_hour(1_000).prefetch(Duration::from_secs(1));
+    let limiter = Limiter::new(store, Policy::new("hot", limit));
+    while limiter.check("k").await.expect("Redis answers").is_allowed() {
+        tokio::task::yield_now().await;
+    }
+    let near = metrics.value("tower_quota_near_limit_total{policy=\"hot\"}");
+    assert!((150.0..400.0).contains(&near), "{near}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_check_takes_the_time_until_the_reply_of_the_store() {
     let metrics = Metrics::install();

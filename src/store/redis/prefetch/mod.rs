@@ -59,17 +59,25 @@ struct HotKey {
     request: OwnedRequest,
     /// For how long units are taken ahead.
     time: Duration,
-    /// What requests have used in the time that began then, and in the time before.
+    /// What requests that were admitted have used in the time that began then, and in the time before.
     began: Instant,
     used: u64,
     used_before: u64,
     /// The oldest first.
     grants: Vec<Grant>,
-    /// What was left by the last reply of Redis, or 0 if that is not known.
+    /// What was left in Redis by its last reply, which has counted the grants; 0 if that is not known.
     left: u64,
     /// When the grant was asked for that is to come, if there is one.
     asked_at: Option<Instant>,
     reset_at: Option<Instant>,
+}
+
+/// A request that Redis decides, and whose reply is to be [noted](Prefetch::note).
+#[derive(Clone, Copy)]
+pub(super) struct Sent {
+    hash: u64,
+    cost: u64,
+    at: Instant,
 }
 
 /// Units that were charged in Redis, as far as no request has used them.
@@ -120,43 +128,53 @@ impl Prefetch {
     }
 
     /// Uses units for a request, if there are enough. It returns also the request for more of them, if it is time for that.
+    ///
+    /// # Errors
+    ///
+    /// The request, if Redis has to decide it and its reply is to be noted.
     pub(super) fn use_for(
         &self,
         (charge, time): (&Charge<'_>, Duration),
         hash: u64,
         key_format: &KeyFormat,
         now: Instant,
-    ) -> (Option<StoreResponse>, Option<OwnedRequest>) {
-        let mut shard = self.lock(hash);
+    ) -> Result<(StoreResponse, Option<OwnedRequest>), Option<Sent>> {
+        let (mut shard, cost) = (self.lock(hash), charge.cost());
+        let sent = Some(Sent { hash, cost, at: now });
         match shard.keys.get_mut(&hash) {
             Some(key) if key.is_of(charge) => {
-                key.count(charge.cost(), now);
-                let response = key.take(charge.cost(), now);
-                (response, key.ask(now))
+                let response = key.take(cost, now).ok_or(sent)?;
+                key.count(cost, now);
+                Ok((response, key.ask(now)))
             }
             Some(key) => {
                 // Its limit was changed, or another key has this hash. The units that were taken are refunded at their end.
                 if key.is_idle(now) {
                     shard.keys.remove(&hash);
                 }
-                (None, None)
+                Err(None)
             }
             None => {
-                if shard.has_room(time, now) {
-                    let mut key = HotKey::new(charge, key_format, time, now);
-                    key.count(charge.cost(), now);
-                    shard.keys.insert(hash, key);
+                let has_room = shard.has_room(time, now);
+                if has_room {
+                    shard.keys.insert(hash, HotKey::new(charge, key_format, time, now));
                 }
-                (None, None)
+                Err(sent.filter(|_| has_room))
             }
         }
     }
 
-    /// Notes the reply of Redis to a request of this key. It returns the request for units, if it is time for that.
-    pub(super) fn note(&self, hash: u64, response: &StoreResponse, now: Instant) -> Option<OwnedRequest> {
-        let mut shard = self.lock(hash);
-        let key = shard.keys.get_mut(&hash)?;
-        key.left = left_by(response);
+    /// Notes the reply of Redis to a request. It returns the request for units, if it is time for that.
+    pub(super) fn note(&self, sent: Sent, response: &StoreResponse, now: Instant) -> Option<OwnedRequest> {
+        // A denied request takes nothing from other processes, so it must not let this one take units either.
+        let is_admitted = response.outcomes().first().is_some_and(|outcome| outcome.allowed);
+        let mut shard = self.lock(sent.hash);
+        let key = shard.keys.get_mut(&sent.hash).filter(|_| is_admitted)?;
+        // An earlier request may have been counted before the last grant.
+        if key.grants.last().is_none_or(|grant| sent.at >= grant.asked_at) {
+            key.left = left_by(response);
+        }
+        key.count(sent.cost, now);
         key.ask(now)
     }
 
@@ -315,7 +333,7 @@ impl HotKey {
         self.asked_at.is_some_and(|asked_at| now < asked_at + LOST_AFTER)
     }
 
-    /// Counts what a request uses.
+    /// Counts what a request that was admitted has used.
     fn count(&mut self, cost: u64, now: Instant) {
         if now >= self.began + self.time {
             let is_next = now < self.began + 2 * self.time;
@@ -332,12 +350,10 @@ impl HotKey {
         let grant = self.grants.iter_mut().find(usable)?;
         grant.units -= cost;
         let grant = *grant;
-        // Only what this process can admit is known to fit.
-        let state = ChargeState::new(
-            self.available(now),
-            None,
-            grant.resets_at.saturating_duration_since(now),
-        );
+        let quota = self.request.charges.first().map_or(0, |charge| charge.limit.quota());
+        let remaining = (self.left + self.available(now)).min(quota);
+        let reset_after = grant.resets_at.saturating_duration_since(now);
+        let state = ChargeState::new(remaining, None, reset_after);
         let outcome = Outcome::new(true, [state.at(grant.charged_at)]);
         let server_time = grant.charged_at + now.saturating_duration_since(grant.asked_at);
         Some(StoreResponse::without_reply(server_time, [outcome]))
@@ -618,8 +634,11 @@ mod tests {
         let outcome = Outcome::new(true, [ChargeState::new(QUOTA / 2, None, WINDOW)]);
         let response = StoreResponse::new(Duration::ZERO, [outcome]);
         (0..times).fold(None, |asked, _| {
-            let (_, more) = prefetch.use_for((&charge, TIME), HASH, &key_format, Instant::now());
-            asked.or(more).or(prefetch.note(HASH, &response, Instant::now()))
+            let more = match prefetch.use_for((&charge, TIME), HASH, &key_format, Instant::now()) {
+                Ok((_, more)) => more,
+                Err(sent) => prefetch.note(sent.expect("it is noted"), &response, Instant::now()),
+            };
+            asked.or(more)
         })
     }
 
@@ -685,6 +704,88 @@ mod tests {
         let calls = network.calls();
         assert!(send_one(&store, limit, 1, started).await.is_some());
         assert!(network.calls() > calls, "Redis has decided");
+    }
+
+    /// Limits with a window that does not end, without units ahead and with them.
+    fn long_limits() -> impl Iterator<Item = Limit> {
+        let texts = [
+            "sliding-log 500/h",
+            "sliding-log 500/h precision 20",
+            "fixed-window 500/h",
+            "fixed-window 500/h aligned",
+            "token-bucket 500/h",
+        ];
+        let parse = |text: String| text.parse().expect("a limit");
+        ["", " prefetch 40ms"]
+            .into_iter()
+            .flat_map(move |ahead| texts.map(|text| parse(format!("{text}{ahead}"))))
+    }
+
+    /// Which requests of random costs three processes admit, in which others are denied if there are free riders.
+    async fn admitted_beside(free_riders: bool, limit: &Limit, seed: u64) -> Vec<bool> {
+        let (network, started, mut rng) = (Network::new(seed, false), Instant::now(), Rng::with_seed(seed));
+        let stores = [(); 3].map(|()| store(&network));
+        let (mut all, mut used) = (Vec::new(), 0);
+        for number in 1..=30 {
+            let (at, cost) = (started + number * 5 * TIME, rng.u64(1..=60));
+            sleep_until(at - TIME / 2).await;
+            let mut riders = JoinSet::new();
+            for _ in 0..if free_riders && used > 0 { 12 } else { 0 } {
+                let (store, limit) = (fastrand::choice(&stores).expect("three").clone(), limit.clone());
+                let too_much = fastrand::u64(limit.quota() - used / 2..=limit.quota());
+                riders.spawn(async move { send_one(&store, &limit, too_much, started).await });
+            }
+            for rider in riders.join_all().await {
+                assert_eq!(rider, None, "{limit}: denied");
+            }
+            sleep_until(at).await;
+            let store = rng.choice(&stores).expect("three");
+            let is_admitted = send_one(store, limit, cost, started).await.is_some();
+            used += if is_admitted { cost } else { 0 };
+            all.push(is_admitted);
+        }
+        all
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_is_only_denied_changes_nothing_that_another_process_admits() {
+        for limit in long_limits() {
+            for seed in 0..4 {
+                let [alone, beside] = [
+                    admitted_beside(false, &limit, seed).await,
+                    admitted_beside(true, &limit, seed).await,
+                ];
+                assert_eq!(beside, alone, "{limit}, seed {seed}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn remaining_of_a_request_without_a_call_is_about_what_all_processes_have_left() {
+        for limit in long_limits() {
+            for processes in [1, 3] {
+                let network = Network::new(1, false);
+                let stores: Vec<_> = (0..processes).map(|_| store(&network)).collect();
+                let (key, mut without_call, quota) = (Key::from("hot"), 0, limit.quota());
+                for number in 1..=120 {
+                    let charges = [Charge::new("p", &limit, &key, 3)];
+                    let request = [StoreRequest::new(Operation::Check, &charges)];
+                    let response = stores[number as usize % processes].decide(&request).await;
+                    let response = response.expect("the network is good");
+                    if !response.is_reply() {
+                        without_call += 1;
+                        let (remaining, left) = (response.outcomes()[0].states()[0].remaining, quota - 3 * number);
+                        let error = remaining.abs_diff(left);
+                        // Units that other processes have in hand count as used.
+                        let unknown = if processes == 1 { quota / 50 } else { quota / 4 };
+                        assert!(error <= unknown, "{limit}: {remaining} of {left}");
+                    }
+                    sleep(Duration::from_micros(300)).await;
+                }
+                let is_ahead = limit.prefetch_time().is_some();
+                assert_eq!(without_call > 20, is_ahead, "{limit}: {without_call} without a call");
+            }
+        }
     }
 
     #[test]
