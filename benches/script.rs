@@ -30,7 +30,7 @@ const TEXTBOOK: &str = include_str!("whole/sliding_log.lua");
 const MINUTE: u64 = 60_000_000;
 const DAY: u64 = 24 * 60 * MINUTE;
 
-/// The rules in the order of their scripts for one check; the script for all other calls follows.
+/// The rules in the order of their scripts for one check, after which those for other requests of one rule follow.
 const RULES: [&str; 6] = ["log", "precise", "counter", "fixed", "bucket", "concurrency"];
 
 /// A charge of cost 1 against a quota, as the scripts read it.
@@ -165,10 +165,8 @@ impl Server {
         let is_across = self.clustered && checks > 1;
         let (rule, numbers) = parts.split_once(' ').expect("a rule and its numbers");
         let is_single = checks == 1 && size == 1;
-        let sha1 = match RULES.iter().position(|name| *name == rule) {
-            Some(single) if is_single => &scripts[single],
-            _ => &scripts[RULES.len()],
-        };
+        let of_rule = RULES.iter().position(|name| *name == rule).expect("a rule");
+        let sha1 = &scripts[if is_single { of_rule } else { RULES.len() + of_rule }];
         let runs: Vec<Vec<u8>> = match is_single {
             true => vec![packed(&format!("{callers} {numbers}"))],
             false => vec![

@@ -24,19 +24,6 @@ if now < from or now >= til then
   return pack('<d', now)
 end
 
-local rules = {
-  log = log,
-  precise = precise,
-  counter = counter,
-  fixed = window,
-  bucket = bucket,
-  concurrency = slots,
-  ban = ban,
-}
--- The operations that are denied without room, and those that add.
-local requires_room = { check = true, wait = true, peek = true, renew = true }
-local adds = { check = true, wait = true, charge = true }
-
 -- The keys, and how many of the first of them belong to requests that were decided; the next key of a line.
 local keys, passed, next_line = KEYS, 0, 1
 -- The packed numbers of the reply, and the errors.
@@ -62,11 +49,21 @@ local function read_charges(run, text, position)
           end
         end
       end
-      local charge = { rule = rules[rule], cost = cost, quota = quota, x = x, y = y, z = z, line = own_line, key = '' }
+      local charge = {
+        rule = rules[rule],
+        cost = cost,
+        quota = quota,
+        x = x,
+        y = y,
+        z = z,
+        key = '',
+        room = 0,
+        total = 0,
+      }
       if rule == 'ban' then
         bans = charge
       else
-        charge.bans, bans, own_line = bans, nil, nil
+        charge.bans, charge.line, bans, own_line = bans, own_line, nil, nil
       end
       run.charges[#run.charges + 1] = charge
     end
@@ -76,7 +73,23 @@ end
 
 -- Reads a run of requests.
 local function read_run(text)
-  local run, position, is_in_several, process, count = { charges = {}, lines = 0, nth = 0 }, nil, nil, nil, nil
+  local run, position, is_in_several, process, count = {
+    operation = '',
+    requests = 0,
+    size = 0,
+    times = 0,
+    charges = {},
+    lines = 0,
+    nth = 0,
+    text = text,
+    position = 0,
+    spans = false,
+    first_line = 0,
+    callers = 0,
+    may_wait = true,
+    leads = false,
+    is_alone = false,
+  }, nil, nil, nil, nil
   run.operation, run.requests, run.size, run.times, is_in_several, position = unpack_numbers('<sdddd', text)
   run.spans = is_in_several == 1
   if run.operation == 'refund' then
@@ -89,7 +102,8 @@ local function read_run(text)
     end
   end
   position = read_charges(run, text, position)
-  run.text, run.position = text, position
+  run.position = position
+  run.is_alone = run.operation == 'check' and run.size == 1 and run.lines == 0
   return run
 end
 
@@ -117,7 +131,7 @@ local function read(run, charge, times)
   local room = charge.rule.read(charge, (operation == 'refund' or operation == 'end') and 0 or times * cost)
   if operation == 'renew' and charge.rule.held_until then
     charge.expires = charge.rule.held_until(charge)
-    room = charge.expires and math.max(room, cost) or room
+    room = charge.expires and max(room, cost) or room
   end
   local fits = times
   if room < times * cost then
@@ -127,25 +141,29 @@ local function read(run, charge, times)
   if charge.line then
     fits = find_line(run, charge, fits)
   end
-  charge.lacks = fits < times
-  run.may_wait = run.may_wait and (not charge.lacks or charge.line)
+  if fits < times then
+    charge.lacks = true
+    run.may_wait = run.may_wait and charge.line
+  elseif charge.lacks then
+    charge.lacks = false
+  end
   return fits
 end
 
 -- 2. Adds a charge for those that are admitted, or does what else the operation does.
 local function change(run, charge, admitted)
   local rule, operation = charge.rule, run.operation
-  if adds[operation] then
+  if operation == 'check' or operation == 'wait' or operation == 'charge' then
     if admitted > 0 then
       rule.add(charge, admitted * charge.cost, admitted)
-      charge.room = math.max(0, charge.room - admitted * charge.cost)
+      charge.room = max(0, charge.room - admitted * charge.cost)
     end
   elseif operation == 'refund' or operation == 'end' and rule.held_until then
     rule.give_back(charge, run.admitted_at, charge.cost)
-    charge.room = rule.held_until and math.max(0, charge.quota - charge.total) or rule.read(charge, 0)
+    charge.room = rule.held_until and max(0, charge.quota - charge.total) or rule.read(charge, 0)
   elseif operation == 'renew' and rule.held_until and not charge.lacks then
     rule.renew(charge, charge.expires)
-    charge.room = math.max(0, charge.quota - charge.total)
+    charge.room = max(0, charge.quota - charge.total)
   end
 end
 
@@ -164,11 +182,12 @@ local function decide(run, times)
       banned = banned or charge.is_in_force
       run.may_wait = run.may_wait and not banned
     else
-      admitted = math.min(admitted, read(run, charge, times))
+      admitted = min(admitted, read(run, charge, times))
     end
   end
   admitted = banned and 0 or admitted
-  if not requires_room[operation] or operation == 'peek' and admitted > 0 then
+  local requires_room = operation == 'check' or operation == 'wait' or operation == 'renew'
+  if not requires_room and (operation ~= 'peek' or admitted > 0) then
     admitted = times
   end
   -- Whether a denial is not followed by another check.
@@ -210,6 +229,42 @@ local function decide(run, times)
   end
 end
 
+-- How many callers send a request of a run.
+local function callers_of(run, nth)
+  if run.times > 0 then
+    return run.times
+  end
+  local times = unpack_numbers('<d', run.text, run.position + 8 * nth)
+  return times
+end
+
+-- Decides checks of one charge, as most are: as `single.lua` does.
+local function check_each(run)
+  local charge, cost = run.charges[1], run.charges[1].cost
+  local rule = charge.rule
+  for nth = run.nth, run.requests - 1 do
+    local times, wait = callers_of(run, nth), 0
+    charge.key = keys[passed + 1]
+    local room, fits = rule.read(charge, times * cost), times
+    if room < times * cost then
+      fits = (room - room % cost) / cost
+    end
+    if fits > 0 then
+      rule.add(charge, fits * cost, fits)
+      room = room - fits * cost
+    end
+    local reset = rule.reset(charge)
+    if fits < times then
+      wait = rule.wait(charge, cost)
+      if fits == 0 then
+        keep(charge.key, now + reset)
+      end
+    end
+    passed, run.nth = passed + 1, nth + 1
+    reply[passed + 1] = pack('<dddd', fits, room, wait, reset)
+  end
+end
+
 -- Removes the counts and the bans of a request. Nothing reads a key afterwards: where its slot is moving to another node, that would be
 -- an error.
 local function reset(run)
@@ -231,15 +286,14 @@ end
 
 -- Decides what is left of a run.
 local function decide_run(run)
+  if run.is_alone then
+    return check_each(run)
+  end
   while run.nth < run.requests do
-    local times = run.times
-    if times == 0 then
-      times = unpack_numbers('<d', run.text, run.position + 8 * run.nth)
-    end
     if run.operation == 'reset' then
       reset(run)
     else
-      decide(run, times)
+      decide(run, callers_of(run, run.nth))
     end
     passed, run.nth = passed + run.size, run.nth + 1
     next_line = run.first_line + run.nth * run.lines
@@ -270,7 +324,7 @@ for _, run in ipairs(runs) do
       errors = errors or {}
       local message = tostring(failure)
       -- From its code on, which may follow the line of the script.
-      errors[#errors + 1] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
+      errors[#errors + 1] = match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
       for place = passed + 2, passed + 1 + run.size do
         reply[place] = pack('<dddd', -#errors, 0, 0, 0)
       end

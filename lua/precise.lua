@@ -5,6 +5,7 @@ local precise = { wait = log.wait, reset = log.reset }
 
 function precise.read(charge, needed)
   charge.first, charge.newest, charge.budget = 1, nil, BUDGET
+  charge.til = charge.til or digits(now - charge.x)
   read_weights(charge)
   return room_of(charge, needed)
 end
@@ -13,8 +14,10 @@ function precise.add(charge, weight)
   merge(charge, weight, now - now % charge.y, false)
 end
 
+-- What only the driver needs.
+
 function precise.give_back(charge, at, cost)
   local expired = now - charge.x
   -- An admission that is older than the window may count in a member that is not: only its own is taken then.
-  take_back(charge, at, math.max(at, expired + 1), at - at % charge.y + charge.y - 1, cost)
+  take_back(charge, at, max(at, expired + 1), at - at % charge.y + charge.y - 1, cost)
 end

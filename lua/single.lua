@@ -3,7 +3,8 @@
 -- one, and the time to a full reset.
 
 local times, cost, quota, x, y, z = unpack_numbers('<dddddd', ARGV[1])
-local charge = { key = KEYS[1], cost = cost, quota = quota, x = x, y = y, z = z }
+-- With room for what a rule keeps there.
+local charge = { key = KEYS[1], cost = cost, quota = quota, x = x, y = y, z = z, total = 0, newest = false, used = 0 }
 
 local room, fits, wait = rule.read(charge, times * cost), times, 0
 if room < times * cost then

@@ -4,7 +4,7 @@
 -- The name of a member is four doubles: the two parts of the id, the length of the lease and its weight. While some weigh more than 1,
 -- a member `#` at rank 0 has the score -(total weight - number of leases).
 
-local slots = {}
+local slots = { read = false, add = false, give_back = false, wait = false, reset = false, held_until = false }
 
 -- Counts members as ended.
 local function end_all(charge, ended, members)
@@ -69,7 +69,7 @@ end
 function slots.read(charge, needed)
   local key = charge.key
   local total = call('ZCARD', key)
-  charge.weight = math.min(charge.cost, HEAVIEST)
+  charge.weight = min(charge.cost, HEAVIEST)
   charge.total, charge.extra, charge.marked, charge.newest, charge.ended = total, 0, 0, now, {}
   if total > 0 then
     local first, first_at, second, second_at = unpack(call('ZRANGE', key, '0', '1', 'WITHSCORES'))
@@ -83,16 +83,11 @@ function slots.read(charge, needed)
       charge.ended = ended_of(charge, charge.quota - needed, last)
     end
   end
-  return math.max(0, charge.quota - charge.total)
+  return max(0, charge.quota - charge.total)
 end
 
 local function name_of(charge)
   return pack('<dddd', charge.y, charge.z, charge.x, charge.weight)
-end
-
--- When the last lease expires.
-local function newest_of(charge)
-  return tonumber(call('ZRANGE', charge.key, '-1', '-1', 'WITHSCORES')[2])
 end
 
 function slots.add(charge)
@@ -104,8 +99,25 @@ end
 function slots.extend(charge)
   local expires = now + charge.x
   call('ZADD', charge.key, digits(expires), name_of(charge))
-  charge.newest = math.max(charge.newest, expires)
+  charge.newest = max(charge.newest, expires)
   call('PEXPIREAT', charge.key, expiry(charge.newest))
+end
+
+function slots.wait()
+  return RETRY_US
+end
+
+-- It is called last. A key that loses its last member cannot be created again on a node from which its slot is moving.
+function slots.reset(charge)
+  remove(charge)
+  return charge.newest > now and charge.newest - now or 0
+end
+
+-- What only the driver needs.
+
+-- When the last lease expires.
+local function newest_of(charge)
+  return tonumber(call('ZRANGE', charge.key, '-1', '-1', 'WITHSCORES')[2])
 end
 
 -- When the lease expires, or false if its slots are not held.
@@ -135,14 +147,4 @@ function slots.give_back(charge)
     charge.newest = charge.total > 0 and newest_of(charge) or now
     mark(charge)
   end
-end
-
-function slots.wait()
-  return RETRY_US
-end
-
--- It is called last. A key that loses its last member cannot be created again on a node from which its slot is moving.
-function slots.reset(charge)
-  remove(charge)
-  return charge.newest > now and charge.newest - now or 0
 end

@@ -2,7 +2,7 @@
 -- request; else windows begin at multiples of their length. Those of a calendar have no length: x is 0, and the driver has found
 -- that they open at y and close at z.
 
-local window = {}
+local window = { read = false, add = false, give_back = false, wait = false, reset = false }
 
 function window.read(charge)
   local length, is_anchored = charge.x, charge.x > 0 and charge.y == 1
@@ -19,7 +19,7 @@ function window.read(charge)
     used == 0
     or is_anchored and finish <= now
     or not is_anchored and start < opens
-    or start > now and start > now + math.min(SLACK, closes - opens)
+    or start > now and start > now + min(SLACK, closes - opens)
   then
     start, finish, used = opens, closes, 0
   end
@@ -28,20 +28,22 @@ function window.read(charge)
 end
 
 function window.add(charge, weight)
-  charge.used = math.min(charge.used + weight, MAX_TOTAL)
+  charge.used = min(charge.used + weight, MAX_TOTAL)
   write(charge.key, charge.start, charge.used, 0, charge.expires, charge.finish)
 end
 
-function window.give_back(charge, at, cost)
-  if charge.used > 0 and charge.start <= at and at < charge.finish then
-    window.add(charge, -math.min(cost, charge.used))
-  end
-end
-
 function window.wait(charge)
-  return math.max(1, charge.finish - now)
+  return max(1, charge.finish - now)
 end
 
 function window.reset(charge)
   return charge.used > 0 and charge.finish - now or 0
+end
+
+-- What only the driver needs.
+
+function window.give_back(charge, at, cost)
+  if charge.used > 0 and charge.start <= at and at < charge.finish then
+    window.add(charge, -min(cost, charge.used))
+  end
 end

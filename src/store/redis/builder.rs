@@ -220,7 +220,7 @@ impl RedisStoreBuilder {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_quota::ConfigError> {
     /// let store = RedisStore::builder().url("redis://127.0.0.1:6379").prefix("shop").connect_lazy()?;
-    /// assert!(format!("{store:?}").contains("shop:1:<algorithm>:<policy>:{<key>}"));
+    /// assert!(format!("{store:?}").contains("shop:1:<algorithm>/<shape>:<policy>:{<key>}"));
     /// # Ok(())
     /// # }
     /// ```

@@ -109,6 +109,8 @@ impl ScriptCall {
 
         if lines().next().is_some() {
             call.script = ScriptName::DriverWithLines;
+        } else if let Some(rule) = only_rule(entries()) {
+            call.script = ScriptName::DriverOf(rule);
         }
         // Requests that differ only in their keys and numbers share an argument.
         let is_same = |a: &_, b: &_| same_arguments(a, b) && (!is_across || spans_slots(a) == spans_slots(b));
@@ -257,6 +259,13 @@ fn enclosed<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> BytesMu
     let mut buffer = BytesMut::new();
     write_numbers(&mut buffer, [from, until]);
     buffer
+}
+
+/// The rule of all that is read, if it is one, and no bans.
+fn only_rule<'a>(mut entries: impl Iterator<Item = Entry<'a>>) -> Option<usize> {
+    let rule = |entry: Entry<'_>| entry.limit().map(rule_of);
+    let first = rule(entries.next()?)?;
+    entries.all(|entry| rule(entry) == Some(first)).then_some(first)
 }
 
 /// The charge of one check, which has a script of its own, and how many callers send it.

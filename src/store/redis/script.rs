@@ -1,4 +1,4 @@
-use std::{fmt::Write, sync::LazyLock};
+use std::sync::LazyLock;
 
 use crate::limit::{
     BOUND, BUDGET, FEW, HEAVIEST, LEVELS, LONGEST_WAIT_US, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_SIZE, PLACE_US, RETRY_US,
@@ -16,6 +16,8 @@ pub(super) struct Script {
 pub(super) enum ScriptName {
     /// One check of one charge of this rule, at this position in [`RULES`].
     Single(usize),
+    /// Requests of this rule alone, without bans and lines.
+    DriverOf(usize),
     /// All other requests.
     Driver,
     /// The same, where charges have lines.
@@ -29,13 +31,15 @@ impl ScriptName {
     /// Those that decide checks.
     pub(super) fn of_checks() -> impl Iterator<Item = Self> {
         let single = (0..RULES.len()).map(Self::Single);
-        single.chain([Self::Driver, Self::DriverWithLines])
+        let drivers = (0..RULES.len()).map(Self::DriverOf);
+        single.chain(drivers).chain([Self::Driver, Self::DriverWithLines])
     }
 }
 
 /// The scripts of a store.
 pub(super) struct Scripts {
     single: [Script; RULES.len()],
+    drivers: [Script; RULES.len()],
     driver: Script,
     driver_with_lines: Script,
     trial: Script,
@@ -61,9 +65,11 @@ pub(super) const RULES: [(&str, &str, &[&str]); 6] = [
 ];
 
 const PRELUDE: &str = lua!("prelude");
+const HELPERS: &str = lua!("helpers");
+/// In the file of a rule, what follows is not needed for one check.
+const FOR_DRIVER: &str = "-- What only the driver needs.\n";
 /// All rules, each file once.
-const ALL_RULES: [&str; 9] = [
-    PRELUDE,
+const ALL_RULES: [&str; 8] = [
     lua!("log"),
     lua!("precise"),
     lua!("numbers"),
@@ -107,16 +113,24 @@ impl Scripts {
             }
             Script::new(change(&text).leak())
         };
-        let single = RULES.map(|(_, table, files)| {
-            let mut choice = String::new();
-            let _ = writeln!(choice, "local rule = {table}");
-            script(&[PRELUDE, &files.concat(), &choice, lua!("single")])
+        let single = RULES.map(|(name, table, files)| {
+            let lone = if name == "log" { lua!("lone_log") } else { "" };
+            let needed = files.iter().map(|file| file.split(FOR_DRIVER).next().unwrap_or(file));
+            let needed: String = needed.collect();
+            let choice = format!("\nlocal rule = {table}\n");
+            script(&[PRELUDE, lone, HELPERS, &needed, &choice, lua!("single")])
         });
-        let rules = ALL_RULES.concat();
+        let drivers = RULES.map(|(name, table, files)| {
+            let choice = format!("\nlocal rules, ban = {{ {name} = {table} }}, nil\n");
+            script(&[PRELUDE, HELPERS, &files.concat(), &choice, lua!("driver")])
+        });
+        let tables = RULES.map(|(name, table, _)| format!("{name} = {table}")).join(", ");
+        let all = format!("{}\nlocal rules = {{ {tables}, ban = ban }}\n", ALL_RULES.concat());
         Self {
             single,
-            driver: script(&[&rules, lua!("driver")]),
-            driver_with_lines: script(&[&rules, lua!("line"), lua!("driver")]),
+            drivers,
+            driver: script(&[PRELUDE, HELPERS, &all, lua!("driver")]),
+            driver_with_lines: script(&[PRELUDE, HELPERS, &all, lua!("line"), lua!("driver")]),
             trial: script(&[PRELUDE, lua!("trial")]),
             overrides: Script::new(lua!("overrides")),
         }
@@ -125,6 +139,7 @@ impl Scripts {
     pub(super) fn get(&self, name: ScriptName) -> &Script {
         match name {
             ScriptName::Single(rule) => &self.single[rule],
+            ScriptName::DriverOf(rule) => &self.drivers[rule],
             ScriptName::Driver => &self.driver,
             ScriptName::DriverWithLines => &self.driver_with_lines,
             ScriptName::Trial => &self.trial,
@@ -135,7 +150,7 @@ impl Scripts {
     /// All of them.
     pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
         let others = [&self.driver, &self.driver_with_lines, &self.trial, &self.overrides];
-        self.single.iter().chain(others)
+        self.single.iter().chain(&self.drivers).chain(others)
     }
 }
 

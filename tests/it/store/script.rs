@@ -64,7 +64,8 @@ async fn eval(redis: &Redis, script: &str, keys: &[&str], arguments: &[String]) 
 
 /// The script for requests of any kind.
 fn driver() -> &'static str {
-    RedisStore::scripts()[LIMITS.len()]
+    // After those for one check, and those for requests of one rule.
+    RedisStore::scripts()[2 * LIMITS.len()]
 }
 
 /// The reply to one check that is alone in its call: the numbers of the driver without the time, or an error.
