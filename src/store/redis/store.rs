@@ -134,7 +134,7 @@ use crate::store::{
 ///
 /// # Keys in Redis
 ///
-/// One key for each policy and caller, `<prefix>:1:<algorithm>:<policy>:{<key>}`, such as
+/// One key for each policy and caller, `<prefix>:1:<algorithm>/<shape>:<policy>:{<key>}`, such as
 /// `quota:1:log/1min:login:{ip=203.0.113.7|path=/login}`. A policy with [bans](crate::Policy::ban) has
 /// one more for each caller that it has denied, such as `quota:1:ban:login:{ip=203.0.113.7|path=/login}`. Each expires at most
 /// 1 s after it stops to matter. Set the `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted
