@@ -291,10 +291,8 @@ impl<'a> Advanced<'a> {
         } = effect;
         let room = match change {
             Change::Add { .. } => self.room.saturating_sub(weight),
-            Change::Nothing => self.room,
-            Change::GiveBack { .. } | Change::Renew | Change::End => {
-                room.unwrap_or_else(|| limit.read(self.state, now, 0))
-            }
+            Change::Nothing | Change::Renew | Change::End => room.unwrap_or(self.room),
+            Change::GiveBack { .. } => room.unwrap_or_else(|| limit.read(self.state, now, 0)),
         };
         let lacks_room = match operation {
             Operation::RenewLease => self.lacks(),
