@@ -1,9 +1,10 @@
 -- What all scripts of checks begin with: the time, and numbers as text.
 --
 -- A script is this file, `helpers.lua`, the files of the rules that it needs, and `single.lua` or `driver.lua`. A function costs a call
--- 1,400 instructions, whether it is used or not, so `single.lua` comes without what only the driver needs of a rule. A rule, such as `log.lua`, has four
--- functions, which find what they need in a charge (its key, cost, quota and the numbers x, y and z of its limit), and keep there
--- what they have read:
+-- about 1,400 instructions, whether it is used or not, so `single.lua` comes without what only the driver needs of a rule.
+--
+-- A rule, such as `log.lua`, has four functions, which find what they need in a charge (its key, cost, quota and the numbers x, y and z
+-- of its limit), and keep there what they have read:
 --
 --   read(charge, needed)         forgets what does not count, and returns the weight that fits; `needed` is the weight to add
 --   add(charge, weight, count)   adds the weight of so many requests, whether it fits or not

@@ -1004,7 +1004,7 @@ async fn every_count_of_a_layer_can_be_reset_with_a_key_made_by_hand() {
     }
 }
 
-/// Who can read the keys in Redis, in `MONITOR`, in its slow log or in a backup, must not be able to use them.
+/// Keys can be read in Redis, in `MONITOR`, in its slow log and in backups.
 #[tokio::test]
 async fn credentials_are_hashed_in_keys() {
     let secret = "Bearer sk-live-4242";
