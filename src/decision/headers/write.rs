@@ -1,7 +1,7 @@
 //! The fields of a decision.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CACHE_CONTROL};
 
 use super::{
     Fields, Headers, RATELIMIT, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY, RATELIMIT_REMAINING,
@@ -15,14 +15,12 @@ impl Fields {
     pub(crate) fn write(&self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) {
         // The fields belong to the response that a redirect leads to. A client that polls receives 304 alone.
         let is_redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
-        if is_redirect || is_for_shared_caches(headers) {
+        let has_fields = self.observed || !matches!(self.dialect, Headers::None);
+        if !has_fields || is_redirect || is_for_shared_caches(headers) {
             return;
         }
         if self.observed {
             write_observed(decision, headers);
-        }
-        if matches!(self.dialect, Headers::None) {
-            return;
         }
         if let Some(foremost) = decision.foremost() {
             self.write_dialect(&self.dialect, (decision, foremost), headers);
@@ -53,7 +51,9 @@ impl Fields {
 /// Whether shared caches are to store the response, and would send the fields of one caller to others (RFC 9111 §5.2.2, RFC 9213
 /// §3.1).
 fn is_for_shared_caches(headers: &HeaderMap) -> bool {
-    let has = |field: &str, directives: &[&str]| {
+    const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
+
+    let has = |field: HeaderName, directives: &[&str]| {
         let lines = headers.get_all(field).iter().filter_map(|line| line.to_str().ok());
         let mut names = lines
             .flat_map(|line| line.split(','))
@@ -61,7 +61,7 @@ fn is_for_shared_caches(headers: &HeaderMap) -> bool {
         names
             .any(|name| name.is_some_and(|name| directives.iter().any(|other| name.trim().eq_ignore_ascii_case(other))))
     };
-    has("cache-control", &["public", "s-maxage"]) || has("cdn-cache-control", &["public", "s-maxage", "max-age"])
+    has(CACHE_CONTROL, &["public", "s-maxage"]) || has(CDN_CACHE_CONTROL, &["public", "s-maxage", "max-age"])
 }
 
 fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &mut HeaderMap) {
