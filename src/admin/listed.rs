@@ -120,7 +120,7 @@ const MOST_BANS: usize = 10;
 
 /// Those with most slots; none if no limit of the policy has slots.
 pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<SlotsReport>> {
-    if !policy.limits.iter().any(|limit| limit.named.limit.is_held()) {
+    if !policy.limits.iter().any(|limit| limit.limit.is_held()) {
         return None;
     }
     let mut held: Vec<_> = policy.context.keeper.held_of(&policy.name).into_iter().collect();

@@ -255,14 +255,14 @@ impl From<NodeStatus> for NodeReport {
 /// nothing.
 async fn probe(policies: &[&WatchedPolicy]) -> Option<Result<f64, String>> {
     let mut limits = policies.iter().flat_map(|policy| &policy.limits);
-    let limit = limits.find(|limit| limit.named.limit.is_counted())?;
+    let limit = limits.find(|limit| limit.limit.is_counted())?;
     let key = Key::constant("tower-quota-admin");
-    let charges = [Charge::on(&limit.named, &key, 1)];
+    let charge = Charge::on(limit.clone(), key, 1);
     let began = Instant::now();
     let response = policies[0]
         .context
         .store
-        .decide(&[StoreRequest::new(Operation::Peek, &charges)]);
+        .decide(&[StoreRequest::new(Operation::Peek, [&charge])]);
     Some(match response.await {
         Ok(_) => Ok(began.elapsed().as_secs_f64()),
         Err(error) => Err(error.to_string()),
@@ -277,9 +277,9 @@ async fn report_policy(
     size: &ReportSize,
 ) -> PolicyReport {
     let limits = policy.limits.iter().take(MOST).map(|limit| LimitReport {
-        limit: limit.named.limit.to_string(),
-        quota: Some(limit.named.limit.quota()).filter(|quota| *quota < u64::MAX),
-        window_seconds: limit.named.limit.window().map(|window| window.as_secs_f64()),
+        limit: limit.limit.to_string(),
+        quota: Some(limit.limit.quota()).filter(|quota| *quota < u64::MAX),
+        window_seconds: limit.limit.window().map(|window| window.as_secs_f64()),
     });
     let limits = limits.collect();
     let denials = listed::of_process(policies, policy);

@@ -10,9 +10,9 @@ use super::{response::AdminError, selected::Selected, watched::WatchedPolicy};
 use crate::{
     Decision, Denial, Key, Limit, PolicyDecision, check,
     check::Check,
-    decision::{RenderedLimit, Ticket, Undecided},
+    decision::{Undecided, Waiting},
     key::Secret,
-    store::{ErrorKind, Operation, StoreError},
+    store::{ErrorKind, NamedLimit, Operation, StoreError},
 };
 
 /// The counts of a subject by one limit of a policy.
@@ -43,11 +43,11 @@ pub(super) async fn peek(selected: &Selected) -> Result<Vec<LimitCounts>, AdminE
     let (key, mut counts) = (&selected.key, Vec::new());
     for (policy, own) in limits(selected).into_iter().take(MOST) {
         let overriding = policy.overriding(own, key);
-        let in_place_of = overriding.is_some().then(|| own.named.limit.to_string());
+        let in_place_of = overriding.is_some().then(|| own.limit.to_string());
         let limit = overriding.as_ref().unwrap_or(own);
-        let of_limit = match limit.named.limit.is_counted() {
+        let of_limit = match limit.limit.is_counted() {
             true => peek_one(policy, limit, key).await?,
-            false => uncounted(policy, &limit.named.limit),
+            false => uncounted(policy, &limit.limit),
         };
         counts.push(LimitCounts {
             in_place_of,
@@ -70,8 +70,8 @@ pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
     let mut done = Vec::new();
     for (policy, own) in limits {
         for limit in [Some(own.clone()), policy.overriding(own, key)].into_iter().flatten() {
-            let counts = (limit.named.limit.shape(), policy.ban());
-            if limit.named.limit.is_counted() && !done.contains(&counts) {
+            let counts = (limit.limit.shape(), policy.ban());
+            if limit.limit.is_counted() && !done.contains(&counts) {
                 let _ = perform(Operation::Reset, undecided(policy, &limit, key)).await?;
                 done.push(counts);
             }
@@ -101,14 +101,12 @@ pub(super) async fn set_override(selected: &Selected, limit: Option<(Limit, Dura
 /// The limits of a policy in a store, each once.
 ///
 /// Layers and limiters on one store share the counts of a policy, and may have it with other numbers or with bans.
-fn limits(selected: &Selected) -> Vec<(&WatchedPolicy, &Arc<RenderedLimit>)> {
-    let mut limits: Vec<(&WatchedPolicy, &Arc<RenderedLimit>)> = Vec::new();
+fn limits(selected: &Selected) -> Vec<(&WatchedPolicy, &Arc<NamedLimit>)> {
+    let mut limits: Vec<(&WatchedPolicy, &Arc<NamedLimit>)> = Vec::new();
     for policy in selected.sharing() {
         for limit in &policy.limits {
-            let is_same = |(other, known): &(&WatchedPolicy, &Arc<RenderedLimit>)| {
-                known.named.limit == limit.named.limit
-                    && other.ban() == policy.ban()
-                    && other.is_observed() == policy.is_observed()
+            let is_same = |(other, known): &(&WatchedPolicy, &Arc<NamedLimit>)| {
+                known.limit == limit.limit && other.ban() == policy.ban() && other.is_observed() == policy.is_observed()
             };
             if !limits.iter().any(is_same) {
                 limits.push((policy, limit));
@@ -118,7 +116,7 @@ fn limits(selected: &Selected) -> Vec<(&WatchedPolicy, &Arc<RenderedLimit>)> {
     limits
 }
 
-async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key) -> Result<LimitCounts, AdminError> {
+async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Result<LimitCounts, AdminError> {
     let decision = perform(Operation::Peek, undecided(policy, limit, key)).await?;
     let store_error = decision.store_error().map(ToString::to_string);
     let Some(decided) = decision.policies().next() else {
@@ -127,7 +125,7 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key)
         return Err(StoreError::new(ErrorKind::Unreachable, error).into());
     };
     Ok(LimitCounts {
-        limit: limit.named.limit.to_string(),
+        limit: limit.limit.to_string(),
         in_place_of: None,
         allowed: decided.denial().is_none(),
         denial: decided.denial().map(denial_text),
@@ -144,7 +142,7 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key)
 ///
 /// The key is [bound](Key::bound).
 pub(super) async fn banned(policy: &WatchedPolicy, key: &Key) -> Option<PolicyDecision> {
-    let limit = policy.limits.iter().find(|limit| limit.named.limit.is_counted())?;
+    let limit = policy.limits.iter().find(|limit| limit.limit.is_counted())?;
     let decision = perform(Operation::Peek, undecided(policy, limit, key)).await.ok()?;
     let decided = decision.policies().next()?;
     (decided.denial() == Some(Denial::Banned)).then(|| decided.clone())
@@ -167,15 +165,10 @@ fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> LimitCounts {
     }
 }
 
-fn undecided(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key) -> Undecided {
+fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Undecided {
     let cost = policy.cost.unwrap_or(1).max(1);
-    let undecided = PolicyDecision::undecided(policy.context.clone(), policy.position, key.clone(), cost);
-    let undecided = PolicyDecision {
-        chosen: Some(limit.clone()),
-        waiting: Default::default(),
-        lease: Ticket::of(&limit.named.limit),
-        ..undecided
-    };
+    let (context, key) = (policy.context.clone(), key.clone());
+    let undecided = PolicyDecision::undecided(context, policy.position, limit.clone(), (key, cost), Waiting::default());
     Undecided::new(SmallVec::from_buf([undecided]))
 }
 

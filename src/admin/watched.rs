@@ -5,11 +5,11 @@ use std::{sync::Arc, time::SystemTime};
 use super::response::RefusedReload;
 use crate::{
     FailureMode, Key, Limiter, Policy, RateLimitLayer,
-    decision::{CheckContext, DenialWatch, Denials, PolicyContext, RenderedLimit},
+    decision::{CheckContext, DenialWatch, Denials, PolicyContext},
     key::KeyForm,
     middleware::Enforcer,
     policy::Basis,
-    store::{Store, StoreId},
+    store::{NamedLimit, Store, StoreId},
 };
 
 /// A layer or a limiter.
@@ -85,7 +85,7 @@ pub(super) struct WatchedPolicy {
     /// Unless it is chosen for each request.
     pub(super) limit: Option<String>,
     /// The limits that are known.
-    pub(super) limits: Vec<Arc<RenderedLimit>>,
+    pub(super) limits: Vec<Arc<NamedLimit>>,
     /// What its keys are made of.
     pub(super) key_form: KeyForm,
     pub(super) unkeyed: Policy<()>,
@@ -111,8 +111,8 @@ impl WatchedPolicy {
     }
 
     /// The limit of a key that is [bound](Key::bound) in place of this limit, if an override applies.
-    pub(super) fn overriding(&self, limit: &RenderedLimit, key: &Key) -> Option<Arc<RenderedLimit>> {
-        self.unkeyed.overriding(&self.context, &limit.named.limit, key)
+    pub(super) fn overriding(&self, limit: &NamedLimit, key: &Key) -> Option<Arc<NamedLimit>> {
+        self.unkeyed.overriding(&self.context, &limit.limit, key)
     }
 
     /// Whether it only observes.

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Decision, PolicyDecision,
-    store::{Charge, Operation, StoreFuture, StoreRequest},
+    store::{Operation, StoreFuture, StoreRequest},
 };
 
 /// Bans the keys of these policies of a decision for a time, in the store and in what this process counts while the store fails;
@@ -17,14 +17,14 @@ pub(crate) fn send(
     selects: impl Fn(&PolicyDecision) -> bool,
 ) -> Option<StoreFuture> {
     let length = length.max(Duration::from_micros(1));
-    let policies = decision.as_slice().iter();
-    let with_bans = policies.filter(|policy| selects(policy) && policy.has_bans());
-    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = with_bans.map(|policy| [policy.charge()]).collect();
-    let requests = charges
+    let with_bans = decision
+        .as_slice()
         .iter()
-        .map(|charge| StoreRequest::new(Operation::Ban { length }, charge));
+        .filter(|policy| selects(policy) && policy.has_bans());
+    let requests = with_bans.map(|policy| StoreRequest::new(Operation::Ban { length }, [&policy.charge]));
     let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
     let context = &decision.as_slice().first().filter(|_| !requests.is_empty())?.context;
-    context.failover.copy(&requests);
+    // A memory store replies at once and does not fail.
+    drop(context.failover.counts().decide(&requests));
     Some(context.store.decide(&requests))
 }

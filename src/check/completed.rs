@@ -171,17 +171,12 @@ pub(crate) fn observe_frame<D, E>(
     }
 }
 
-/// What the policies of a decision refund at this completion. Those whose receipt was taken are left out.
+/// The refunds by the conditions of the policies.
 fn settlement(decision: &Decision, completion: &Completion<'_>) -> Settlement {
-    let locally = decision.store_error().is_some();
-    let mut settlement = Settlement::default();
-    for policy in decision.as_slice() {
+    Settlement::refunding(decision.as_slice().iter().filter(|policy| {
         let condition = policy.refund_condition();
-        if condition.is_some_and(|refunds| caught(|| refunds(completion)) == Some(true)) {
-            settlement.refund(policy, locally);
-        }
-    }
-    settlement
+        condition.is_some_and(|refunds| caught(|| refunds(completion)) == Some(true))
+    }))
 }
 
 /// Whether a nested layer or the handler has denied the request.

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::{
     PolicyDecision,
     decision::{Undecided, release_unknown},
-    store::{Charge, ErrorKind, Operation, Outcome, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{ErrorKind, Operation, Outcome, StoreError, StoreRequest, StoreResponse},
 };
 
 /// Decides what needs no store: the denials by policies that never admit the request.
@@ -27,37 +27,24 @@ pub(crate) fn deny_permanently(operation: Operation, undecided: &Undecided) -> U
     undecided
 }
 
-/// Passes the requests for these charges, one of each policy, to a store; `None` if all is decided.
-pub(crate) fn send(
-    operation: Operation,
-    of: &Undecided,
-    charges: &[Charge<'_>],
-    decide: impl FnOnce(&[StoreRequest<'_>]) -> StoreFuture,
-) -> Option<StoreFuture> {
-    let undecided = of
-        .as_slice()
-        .iter()
-        .zip(charges)
-        .filter(|(policy, _)| is_undecided(policy));
-    let (observed, enforced): (Vec<_>, Vec<_>) = undecided.partition(|(policy, _)| policy.is_observed());
-    let enforced: Vec<Charge<'_>> = enforced.into_iter().map(|(_, charge)| *charge).collect();
-    let observed: Vec<[Charge<'_>; 1]> = observed.into_iter().map(|(_, charge)| [*charge]).collect();
-
-    let together = (!enforced.is_empty()).then(|| of.request(operation, &enforced));
+/// The requests for the policies that are not denied already: one for the enforced ones, then one for each that observes.
+pub(crate) fn requests(operation: Operation, undecided: &Undecided) -> SmallVec<[StoreRequest<'_>; 1]> {
+    let policies = undecided.as_slice().iter().filter(|policy| is_undecided(policy));
+    let (observed, enforced): (Vec<_>, Vec<_>) = policies.partition(|policy| policy.is_observed());
     // The node of a cluster that has the key of a policy which observes may fail while the others reply.
-    let is_optional = together.is_some();
+    let is_optional = !enforced.is_empty();
+    let together = is_optional.then(|| undecided.request_for(operation, enforced));
     // Those that observe do not wait.
     let operation = if operation == Operation::Wait {
         Operation::Check
     } else {
         operation
     };
-    let alone = observed.iter().map(|charges| {
-        let request = StoreRequest::new(operation, charges).units(of.units());
-        if is_optional { request.optional() } else { request }
+    let alone = observed.into_iter().map(|policy| {
+        let request = StoreRequest::new(operation, [policy.counted()]).units(undecided.units());
+        request.optional(is_optional)
     });
-    let requests: Vec<StoreRequest<'_>> = together.into_iter().chain(alone).collect();
-    (!requests.is_empty()).then(|| decide(&requests))
+    together.into_iter().chain(alone).collect()
 }
 
 /// Records the outcomes of the requests in the decision, without the policies that observe whose outcome is unknown. Slots that
@@ -100,11 +87,11 @@ pub(crate) fn record(
         };
         // The store has taken its slots even if the other policies deny the request.
         let taken = operation.counts() && outcome.allowed;
-        let lease = policy.lease.clone().filter(|_| taken);
+        let lease = policy.lease.filter(|_| taken);
         policy.record(&mut outcome.states().iter(), response.server_time, counts && taken);
         policy.lease = lease;
         if outcome.units > 1 {
-            policy.cost = policy.cost.saturating_mul(outcome.units.into());
+            policy.multiply(outcome.units);
         }
         true
     });

@@ -6,31 +6,16 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    composite,
     line::{ended, lock},
-    settle,
+    send, settle,
     waiting::{Lacking, Outcome, Waiter},
 };
 use crate::{
     Decision,
     decision::Undecided,
     limit::Arrival,
-    store::{Charge, Operation, Owed, StoreError, StoreFuture, StoreResponse},
+    store::{Operation, Owed, StoreError, StoreResponse},
 };
-
-/// Sends a check of a request that waits; `None` if no policy applies.
-pub(super) fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
-    if !undecided.is_composite() {
-        return super::send(operation, undecided);
-    }
-    let policies = undecided.as_slice();
-    let charges: Vec<Charge<'_>> = policies
-        .iter()
-        .map(|policy| super::charge(undecided, policy, operation))
-        .collect();
-    let store = &policies.first()?.context.store;
-    composite::send(operation, undecided, &charges, |requests| store.decide(requests))
-}
 
 /// A request that a check decides, and that it is to be given back if its caller leaves meanwhile.
 pub(super) type Checked = (Arc<Waiter>, Undecided, Option<Owed>);
@@ -67,7 +52,7 @@ impl Group {
             undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), 1);
             let response = match response {
                 Ok(response) => {
-                    let costs = undecided.as_slice().iter().map(|policy| policy.cost);
+                    let costs = undecided.as_slice().iter().map(|policy| policy.charge.cost);
                     Ok(response.nth_unit(nth, &costs.collect::<SmallVec<[u64; 4]>>()))
                 }
                 Err(error) => Err(error.clone()),

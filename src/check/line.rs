@@ -24,13 +24,14 @@ use tokio::{
 #[cfg(feature = "admin")]
 use super::line_report::LineSubject;
 use super::{
-    group::{Group, send},
+    group::Group,
+    send,
     waiting::{Lacking, Waiter},
 };
 use crate::{
     decision::Undecided,
     limit::{PLACE_SIZE, PLACE_US},
-    store::{Charge, ChargeLine, ErrorKind, Operation, StoreError, StoreResponse, wakes::LineSignal},
+    store::{ErrorKind, Operation, StoreError, StoreResponse, wakes::LineSignal},
 };
 
 /// The longest time after which the first request of a line is checked again.
@@ -85,19 +86,17 @@ pub(super) struct State {
 /// The order of requests in a line: by priority, then turn by turn, then by arrival, then by the number of the request.
 pub(super) type Rank = (Reverse<i32>, u64, u64, u64);
 
-/// A charge of a request that may wait.
+/// Tells the store where the requests that are about to be checked stand in the lines of their keys.
 #[cold]
-pub(super) fn charge_in_line<'a>(charge: Charge<'a>, undecided: &Undecided) -> Charge<'a> {
-    let led = undecided.led_line();
-    charge.map_line(|line| ChargeLine {
-        leads: led == Some(line.number),
-        ahead: if led.is_some() {
+pub(super) fn enter_lines(undecided: &mut Undecided) {
+    for (line, leads) in undecided.lines_mut() {
+        line.leads = leads == Some(true);
+        line.ahead = if leads.is_some() {
             0
         } else {
             cost_behind_place(line.number)
-        },
-        ..line
-    })
+        };
+    }
 }
 
 /// The cost of the requests in a line that its place does not contain.
@@ -367,7 +366,7 @@ async fn check_first(task: Task) {
             }
             Next::Clear(mut left) => {
                 left.lead(line.id, &[], 0);
-                if let Some(response) = send(Operation::Wait, &left) {
+                if let Some(response) = send(Operation::Wait, &mut left) {
                     drop(response.await);
                 }
             }

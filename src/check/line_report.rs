@@ -18,7 +18,7 @@ impl LineSubject {
         Self {
             store: policy.context.store.id(),
             policy: policy.named().name.clone(),
-            key: policy.key.clone(),
+            key: policy.charge.key.clone(),
         }
     }
 }

@@ -14,22 +14,22 @@ mod waiting;
 
 use std::{
     pin::Pin,
+    slice,
     sync::atomic::{AtomicU64, Ordering},
     task::{Context, Poll, ready},
 };
 
-use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::Instant};
 
 pub(crate) use self::completed::AwaitedCompletion;
-use self::failing::{fail, reset_locally};
+use self::failing::fail;
 #[cfg(feature = "admin")]
 pub(crate) use self::line_report::waiting_by_key;
 use crate::{
     Decision, PolicyDecision,
     decision::{Settlement, Undecided, release_unknown},
     observe::Began,
-    store::{Charge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{Operation, Owed, OwedKind, StoreError, StoreFuture, StoreResponse},
 };
 
 /// A check that is decided already, or waits for the store.
@@ -61,7 +61,7 @@ pub(crate) struct StoreCheck {
 #[inline(always)]
 pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
     if undecided.is_composite() {
-        return begin_composite(operation, &undecided);
+        return begin_at_store(operation, composite::deny_permanently(operation, &undecided));
     }
     let policies = undecided.as_slice();
     if operation.requires_room() && policies.iter().any(|policy| policy.permanent_denial().is_some()) {
@@ -74,9 +74,20 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
         return waiting::begin_at_a_full_line(undecided);
     }
 
-    match send(operation, &undecided) {
+    begin_at_store(operation, undecided)
+}
+
+/// Sends the charges to the store.
+#[inline(always)]
+fn begin_at_store(operation: Operation, mut undecided: Undecided) -> Check {
+    match send(operation, &mut undecided) {
         Some(response) => wait(response, operation, undecided, Sent::now(operation)),
-        None => Check::Decided(Ok(undecided.admitted())),
+        None => {
+            undecided.admit_unless_denied();
+            let decided = undecided.decided();
+            count(operation, &decided);
+            Check::Decided(Ok(decided))
+        }
     }
 }
 
@@ -99,54 +110,19 @@ impl Sent {
     }
 }
 
-/// Sends the charges of policies that are enforced and have no bans; `None` if there are none.
+/// Sends the charges to where they are counted; `None` if there are none.
 #[inline(always)]
-fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
-    let response = match undecided.as_slice() {
-        [] => return None,
-        [policy] => {
-            let charges = [charge(undecided, policy, operation)];
-            let request = undecided.request(operation, &charges);
-            policy.context.store.decide(&[request])
-        }
-        policies @ [first, ..] => {
-            let charges = policies.iter().map(|policy| charge(undecided, policy, operation));
-            let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
-            let request = undecided.request(operation, &charges);
-            first.context.store.decide(&[request])
-        }
-    };
-    Some(response)
-}
-
-/// What the store is to charge for a policy.
-#[inline(always)]
-fn charge<'a>(undecided: &'a Undecided, policy: &'a PolicyDecision, operation: Operation) -> Charge<'a> {
-    let charge = policy.charge();
-    match operation == Operation::Wait {
-        true => line::charge_in_line(charge, undecided),
-        false => charge,
+fn send(operation: Operation, undecided: &mut Undecided) -> Option<StoreFuture> {
+    if operation == Operation::Wait {
+        line::enter_lines(undecided);
     }
-}
-
-/// The same for policies some of which only observe.
-#[cold]
-fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
-    let undecided = composite::deny_permanently(operation, undecided);
-    let policies = undecided.as_slice();
-    let charges: Vec<Charge<'_>> = policies
-        .iter()
-        .map(|policy| charge(&undecided, policy, operation))
-        .collect();
-    let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
-    match composite::send(operation, &undecided, &charges, decide) {
-        Some(response) => wait(response, operation, undecided, Sent::now(operation)),
-        None => {
-            let decided = undecided.decided();
-            count(operation, &decided);
-            Check::Decided(Ok(decided))
-        }
+    let undenied = |policy: &&PolicyDecision| policy.denial.is_none();
+    let store = undecided.as_slice().iter().find(undenied)?.store();
+    if undecided.is_composite() {
+        let requests = composite::requests(operation, undecided);
+        return (!requests.is_empty()).then(|| store.decide(&requests));
     }
+    Some(store.decide(slice::from_ref(&undecided.request(operation))))
 }
 
 #[inline(always)]
@@ -298,12 +274,7 @@ fn abandon(
 
 /// Gives back what was counted for an admitted request whose caller has left, in a task.
 fn give_back(decision: &Decision) {
-    let locally = decision.store_error().is_some();
-    let mut settlement = Settlement::default();
-    for policy in decision.as_slice() {
-        settlement.refund(policy, locally);
-    }
-    settlement.send().receive(None);
+    Settlement::refunding(decision.as_slice()).send().receive(None);
 }
 
 #[inline(always)]
@@ -343,10 +314,10 @@ fn settle(
                 first.context.failover.replied();
             }
             if operation == Operation::Reset {
-                reset_locally(undecided.as_slice());
+                failing::reset(undecided.as_slice());
             }
             if undecided.has_leases() {
-                undecided.hold_slots(None);
+                undecided.hold_slots();
             }
             if undecided.is_line_full && is_reply {
                 waiting::keep_denial(&undecided, response);

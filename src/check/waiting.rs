@@ -23,7 +23,7 @@ use tokio::{
 use super::line_report::LineSubject;
 use super::{
     Check, Held, Sent, begin, decide, give_back,
-    group::{self, Checked},
+    group::Checked,
     line::{self, Line, NO_LINE, ORPHANED, Rank, ended, lock},
 };
 use crate::{
@@ -90,7 +90,7 @@ pub(super) fn wait(denied: Decision, sent: Sent) -> Result<Held, Decision> {
 pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
     policies.iter().any(|policy| {
         let waiting = policy.line().and_then(line::find).map_or(0, |line| line.state().weight);
-        policy.waits() && policy.cost.saturating_add(waiting) > policy.policy().settings.most_waiting()
+        policy.waits() && policy.charge.cost.saturating_add(waiting) > policy.policy().settings.most_waiting()
     })
 }
 
@@ -200,7 +200,7 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
 fn check_last(mut undecided: Undecided, arrival: Arrival) -> Check {
     undecided.lead(NO_LINE, &[arrival], 1);
     undecided.renew_tickets();
-    match group::send(Operation::Wait, &undecided) {
+    match super::send(Operation::Wait, &mut undecided) {
         Some(response) => super::wait(response, Operation::Wait, undecided, None),
         None => Check::Decided(Err(ended())),
     }
@@ -257,7 +257,7 @@ impl Lacking {
     fn of_policy(policy: &PolicyDecision) -> Option<Self> {
         Some(Self {
             line: policy.line()?,
-            cost: policy.cost,
+            cost: policy.charge.cost,
             waiting: policy.waiting,
             retry_after: policy.retry_after().unwrap_or_default(),
             #[cfg(feature = "admin")]
@@ -275,7 +275,7 @@ impl Waiter {
         metrics: WaitMetrics,
     ) -> Self {
         let policies = denied.as_slice().iter();
-        let needs = policies.filter_map(|policy| Some((policy.line()?, policy.cost)));
+        let needs = policies.filter_map(|policy| Some((policy.line()?, policy.charge.cost)));
         Self {
             number,
             arrived: denied.server_time().as_micros() as u64,

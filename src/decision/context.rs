@@ -107,7 +107,7 @@ impl CheckContext {
 
     /// The names of the policies, in their order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.policies.iter().map(|policy| &*policy.limit.named.name)
+        self.policies.iter().map(|policy| &*policy.limit.name)
     }
 
     /// The overrides of the store, to set one.
@@ -128,7 +128,7 @@ impl CheckContext {
             self.policies[position].metrics.count(outcome);
         }
         tracing::debug!(
-            policy = &*self.policies[position].limit.named.name,
+            policy = &*self.policies[position].limit.name,
             outcome = outcome.name(),
             "a policy has not decided about a request"
         );
@@ -139,7 +139,7 @@ impl CheckContext {
     pub(crate) fn record(&self, outcome: PolicyOutcome, position: Option<usize>) {
         record_in_span(
             outcome,
-            position.map(|position| &*self.policies[position].limit.named.name),
+            position.map(|position| &*self.policies[position].limit.name),
             None,
         );
     }
@@ -172,9 +172,9 @@ fn waits(policies: &[PolicyContext]) -> bool {
 /// What the checks of one policy have in common.
 #[derive(Clone)]
 pub(crate) struct PolicyContext {
-    pub(crate) limit: Arc<RenderedLimit>,
+    pub(crate) limit: Arc<NamedLimit>,
     pub(crate) settings: Settings,
-    pub(crate) ban: Option<Ban>,
+    pub(crate) ban: Option<Arc<Ban>>,
     pub(crate) waiting: Waiting,
     /// The file that the policy follows, if it follows one.
     pub(crate) file: Option<Arc<dyn PolicyFile>>,
@@ -187,12 +187,12 @@ impl PolicyContext {
     /// Whether the policy only observes this key.
     #[inline]
     pub(crate) fn observes(&self, key: &Key) -> bool {
-        !self.settings.enforced.contains(&self.limit.named.name, key)
+        !self.settings.enforced.contains(&self.limit.name, key)
     }
 
     /// How long requests of this key wait. Those that are observed do not.
     #[inline]
-    pub(super) fn waiting_of(&self, key: &Key) -> Waiting {
+    pub(crate) fn waiting_of(&self, key: &Key) -> Waiting {
         match self.observes(key) {
             true => Waiting::default(),
             false => self.waiting,
@@ -200,16 +200,16 @@ impl PolicyContext {
     }
 
     pub(crate) fn new(
-        limit: Arc<RenderedLimit>,
+        limit: Arc<NamedLimit>,
         settings: Settings,
         file: Option<Arc<dyn PolicyFile>>,
         of_plan: Option<Arc<str>>,
         limits_hash: u64,
     ) -> Self {
         Self {
-            ban: settings.bans(),
+            ban: settings.bans().map(Arc::new),
             waiting: settings.waiting(),
-            metrics: PolicyMetrics::new(limit.named.name.clone(), limits_hash),
+            metrics: PolicyMetrics::new(limit.name.clone(), limits_hash),
             limit,
             settings,
             file,
@@ -238,30 +238,16 @@ pub(crate) trait PolicyFile: Send + Sync {
     fn number(&self) -> u64;
 
     /// The limit of all requests of the policy as of the last load, if they have one.
-    fn newest_limit(&self) -> Option<Arc<RenderedLimit>>;
+    fn newest_limit(&self) -> Option<Arc<NamedLimit>>;
 }
 
-/// A limit under the name of a policy, with the parts of responses that depend on these alone.
-#[derive(Debug)]
-pub(crate) struct RenderedLimit {
-    pub(crate) named: NamedLimit,
-    /// The member of `RateLimit-Policy`.
-    pub(crate) policy_item: HeaderValue,
-    /// The body of the response to a request that this policy alone denies.
-    pub(crate) problem: Bytes,
-}
-
-impl Apart for RenderedLimit {
+impl Apart for NamedLimit {
     fn apart(&self) -> Self {
-        let Self {
-            named,
-            policy_item,
-            problem,
-        } = self;
+        let item = HeaderValue::from_bytes(self.policy_item.as_bytes());
         Self {
-            named: named.clone(),
-            policy_item: HeaderValue::from_bytes(policy_item.as_bytes()).unwrap_or_else(|_| policy_item.clone()),
-            problem: Bytes::copy_from_slice(problem),
+            policy_item: item.unwrap_or_else(|_| self.policy_item.clone()),
+            problem: Bytes::copy_from_slice(&self.problem),
+            ..Self::new(self.name.as_ref().into(), self.limit.clone())
         }
     }
 }

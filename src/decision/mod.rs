@@ -45,12 +45,12 @@ pub use self::{
 };
 pub(crate) use self::{
     completion::{End, awaits_trailers, caught, grpc_status_in},
-    context::{CheckContext, PolicyContext, PolicyFile, RenderedLimit},
+    context::{CheckContext, PolicyContext, PolicyFile},
     headers::policy_item,
     per_thread::PerThread,
     policy_settings::{Condition, Cost, EnforcedShare, Settings},
     receipt::Settlement,
-    slots::{Release, Ticket, release_unknown},
+    slots::{Release, release_unknown},
     store_replies::{LostSettlements, Responses},
     undecided::Undecided,
     waits::{LongestWait, MOST_WAITING, POSSIBLE_WAITING, WaitOrder, Waiting, turn_key},
@@ -256,10 +256,10 @@ impl Decision {
         // A policy that observes counts nothing if it would have denied the request.
         let same = self.policies().filter(|policy| {
             let counted = policy.denial.is_none();
-            let same_count = policy.counts_as(named, file) && policy.key == *key;
+            let same_count = policy.counts_as(named, file) && policy.charge.key == *key;
             counted && same_count && policy.context.store.id() == context.store.id()
         });
-        same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
+        same.fold(0, |charged, policy| charged.saturating_add(policy.counted().cost))
     }
 
     /// The decisions of an outer and an inner layer, if this one joins them.

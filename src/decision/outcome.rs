@@ -3,10 +3,7 @@
 use tracing::{Span, level_filters::LevelFilter};
 
 use super::{Decision, Denial, PolicyDecision};
-use crate::{
-    Limit,
-    observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitMetrics},
-};
+use crate::observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitMetrics};
 
 impl Decision {
     /// Counts what each policy has done with the request.
@@ -44,7 +41,7 @@ impl Decision {
         for policy in self.policies() {
             denials.count_decision(policy.position);
             if policy.denial.is_some() {
-                denials.count(policy.position, &policy.key);
+                denials.count(policy.position, &policy.charge.key);
             }
         }
     }
@@ -64,7 +61,7 @@ impl PolicyDecision {
         tracing::debug!(
             policy = self.name(),
             outcome = outcome.name(),
-            cost = self.cost,
+            cost = self.counted().cost,
             limit = self.limit(),
             remaining = self.remaining,
             retry_after = self.retry_after.map(|wait| wait.as_secs_f64()),
@@ -84,31 +81,17 @@ impl PolicyDecision {
     /// Whether at least 80 % of the limit is used.
     #[inline]
     fn is_near(&self) -> bool {
-        let limit = &self.named().limit;
-        let quota = match self.is_local {
-            true => self.local_quota(limit),
-            false => limit.quota(),
-        };
-        self.remaining().saturating_mul(5) <= quota
-    }
-
-    /// The quota in this process, which may have a share of the limit.
-    #[cold]
-    fn local_quota(&self, limit: &Limit) -> u64 {
-        match self.failure_mode().share() {
-            Some(share) => limit.scaled(share).quota(),
-            None => limit.quota(),
-        }
+        self.remaining().saturating_mul(5) <= self.counted().limit().quota()
     }
 
     /// Counts slots that the request has taken of this policy, until the guard is dropped.
     pub(super) fn hold(&self) -> HeldSlots {
-        self.policy().metrics.hold(self.cost)
+        self.policy().metrics.hold(self.counted().cost)
     }
 
     #[inline]
     fn outcome(&self) -> PolicyOutcome {
-        match (self.denial, self.is_local) {
+        match (self.denial, self.local.is_some()) {
             (None, false) => PolicyOutcome::Admitted,
             (None, true) => PolicyOutcome::AdmittedLocally,
             (Some(_), _) if self.is_observed() => PolicyOutcome::Observed,

@@ -115,7 +115,7 @@ mod tests {
         let other = thread::scope(|scope| scope.spawn(check).join().expect("no panic"));
         let [one, other] = [&one, &other].map(|decision| decision.policies().next().expect("a policy"));
         assert!(!Arc::ptr_eq(&one.context, &other.context));
-        let [one, other] = [one, other].map(|policy| policy.rendered());
+        let [one, other] = [one, other].map(|policy| policy.named());
         assert_ne!(one.problem.as_ptr(), other.problem.as_ptr());
         assert_ne!(
             one.policy_item.as_bytes().as_ptr(),

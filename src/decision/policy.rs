@@ -1,15 +1,17 @@
 use std::{fmt, sync::Arc, time::Duration};
 
+use tokio::time::Instant;
+
 use super::{
     Waiting,
     completion::Condition,
-    context::{CheckContext, PolicyContext, RenderedLimit},
-    slots::Ticket,
+    context::{CheckContext, PolicyContext},
     undecided::Untaken,
 };
 use crate::{
     FailureMode, Key, Limit,
-    store::{Charge, ChargeLine, ChargeState, NamedLimit},
+    limit::Share,
+    store::{Charge, ChargeLine, ChargeState, LeaseId, NamedLimit, Operation, Store},
 };
 
 /// The decision of one policy.
@@ -37,12 +39,9 @@ pub struct PolicyDecision {
     pub(crate) context: Arc<CheckContext>,
     /// The position of the policy in the context.
     pub(crate) position: usize,
-    /// The limit that was chosen for the request, unless all requests of the policy have the same.
-    pub(crate) chosen: Option<Arc<RenderedLimit>>,
-    pub(crate) key: Key,
-    /// Whether this process decided, since the store failed.
-    pub(crate) is_local: bool,
-    pub(crate) cost: u64,
+    pub(crate) charge: Charge,
+    /// What this process has counted in place of the store.
+    pub(crate) local: Option<Box<Charge>>,
     /// How long the request may wait for this policy.
     pub(crate) waiting: Waiting,
     pub(crate) decided_at: Duration,
@@ -51,8 +50,8 @@ pub struct PolicyDecision {
     pub(crate) retry_after: Option<Duration>,
     pub(crate) reset_after: Duration,
     pub(crate) receipt: Untaken,
-    /// Of a limit of concurrency: what holds the slots if they are taken.
-    pub(crate) lease: Option<Arc<Ticket>>,
+    /// When the lease was made, if the request takes slots. It does not expire earlier than its length after this.
+    pub(crate) lease: Option<Instant>,
 }
 
 /// Accessors.
@@ -73,7 +72,7 @@ impl PolicyDecision {
     /// [`denial`](Self::denial).
     #[must_use]
     pub fn is_observed(&self) -> bool {
-        self.policy().observes(&self.key)
+        self.policy().observes(&self.charge.key)
     }
 
     /// The reason why this policy denied the request or, if it is [observed](Self::is_observed), would have denied it.
@@ -116,15 +115,27 @@ impl PolicyDecision {
 impl PolicyDecision {
     /// A decision that the store is to make.
     #[inline(always)]
-    pub(crate) fn undecided(context: Arc<CheckContext>, position: usize, key: Key, cost: u64) -> Self {
-        let waiting = context.policies[position].waiting_of(&key);
-        Self {
+    pub(crate) fn undecided(
+        context: Arc<CheckContext>,
+        position: usize,
+        limit: Arc<NamedLimit>,
+        (key, cost): (Key, u64),
+        waiting: Waiting,
+    ) -> Self {
+        let policy = &context.policies[position];
+        let (ban, waits) = (
+            policy.ban.clone(),
+            policy.waiting.longest_us > 0 || waiting.longest_us > 0,
+        );
+        let is_held = limit.limit.is_held();
+        let mut undecided = Self {
             context,
             position,
-            chosen: None,
-            key,
-            is_local: false,
-            cost,
+            charge: Charge {
+                ban,
+                ..Charge::on(limit, key, cost)
+            },
+            local: None,
             waiting,
             decided_at: Duration::ZERO,
             denial: None,
@@ -133,7 +144,27 @@ impl PolicyDecision {
             reset_after: Duration::ZERO,
             receipt: Untaken::default(),
             lease: None,
+        };
+        if is_held {
+            undecided.renew_lease();
         }
+        if waits {
+            undecided.charge.line = Some(Box::new(undecided.charge_line()));
+        }
+        undecided
+    }
+
+    /// The same by the limit of the policy, for a request of cost 1 that does not wait.
+    pub(crate) fn plain(context: &Arc<CheckContext>, position: usize, key: Key) -> Self {
+        let limit = context.policies[position].limit.clone();
+        Self::undecided(context.clone(), position, limit, (key, 1), Waiting::default())
+    }
+
+    /// Lets the request take slots by a new lease.
+    #[cold]
+    pub(super) fn renew_lease(&mut self) {
+        self.lease = Some(Instant::now());
+        self.charge.lease = Some(LeaseId::random());
     }
 
     /// Records the next state.
@@ -177,23 +208,15 @@ impl PolicyDecision {
     }
 
     #[inline]
-    pub(crate) fn rendered(&self) -> &RenderedLimit {
-        match &self.chosen {
-            Some(chosen) => chosen,
-            None => &self.policy().limit,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn named(&self) -> &NamedLimit {
-        &self.rendered().named
+    pub(crate) fn named(&self) -> &Arc<NamedLimit> {
+        &self.charge.limit
     }
 
     /// Whether the policy is one with this quota, which follows this file if it follows one.
     ///
     /// A reload between the decisions of two layers makes their quotas differ.
     pub(super) fn counts_as(&self, named: &NamedLimit, file: Option<u64>) -> bool {
-        self.named() == named || (file.is_some() && self.file() == file && self.named().name == named.name)
+        **self.named() == *named || (file.is_some() && self.file() == file && self.named().name == named.name)
     }
 
     /// The file that the policy follows.
@@ -206,25 +229,52 @@ impl PolicyDecision {
         self.policy().settings.failure_mode.unwrap_or_default()
     }
 
-    /// The line in which requests wait for the policy.
-    #[inline]
-    pub(super) fn charge_line(&self) -> Option<ChargeLine> {
-        Some(ChargeLine {
-            number: self.line()?,
+    /// The line of requests that wait for the policy.
+    #[cold]
+    fn charge_line(&self) -> ChargeLine {
+        ChargeLine {
+            number: self.line_number(),
             longest_us: self.waiting.longest_us,
             ahead: 0,
             leads: false,
-        })
+        }
     }
 
-    /// What the store is to charge.
+    /// What is counted, in the store or in its place.
     #[inline]
-    pub(crate) fn charge(&self) -> Charge<'_> {
-        let lease = self.lease.as_ref().map(|ticket| ticket.id);
-        Charge::on(self.named(), &self.key, self.cost)
-            .ban(self.policy().ban.as_ref())
-            .in_line(self.charge_line())
-            .lease(lease)
+    pub(crate) fn counted(&self) -> &Charge {
+        self.local.as_deref().unwrap_or(&self.charge)
+    }
+
+    /// Where it is counted.
+    #[inline]
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        match self.local {
+            None => &self.context.store,
+            Some(_) => self.context.failover.counts(),
+        }
+    }
+
+    /// The charge as this process counts it while the store fails; `None` if it does not.
+    pub(crate) fn local_charge(&self, operation: Operation) -> Option<Charge> {
+        let share = self.failure_mode().share()?;
+        let mut charge = self.charge.clone();
+        if share != Share::WHOLE {
+            charge.limit = Arc::new(charge.limit.scaled(share));
+        }
+        // What has happened counts in full.
+        if operation.requires_room() {
+            charge.cost = charge.cost().min(charge.limit().quota());
+        }
+        Some(charge)
+    }
+
+    /// Records that the request has taken so many units.
+    #[cold]
+    pub(crate) fn multiply(&mut self, units: u32) {
+        for charge in [&mut self.charge].into_iter().chain(self.local.as_deref_mut()) {
+            charge.cost = charge.cost.saturating_mul(units.into());
+        }
     }
 
     #[inline]
@@ -258,7 +308,7 @@ impl PolicyDecision {
         if matches!(limit, Limit::DenyAll) {
             return Some(Denial::DenyAll);
         }
-        (self.cost > limit.quota()).then_some(Denial::CostAboveLimit)
+        (self.charge.cost > limit.quota()).then_some(Denial::CostAboveLimit)
     }
 }
 

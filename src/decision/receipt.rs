@@ -5,8 +5,8 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Decision, context::RenderedLimit, policy::PolicyDecision, store_replies::Responses};
-use crate::store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreId, StoreRequest};
+use super::{Decision, policy::PolicyDecision, store_replies::Responses};
+use crate::store::{Charge, NamedLimit, Operation, Owed, OwedKind, StoreError, StoreId, StoreRequest};
 
 /// The charges of an admitted request, to settle or refund them.
 ///
@@ -18,15 +18,15 @@ use crate::store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, S
 #[derive(Default)]
 #[must_use = "a receipt does nothing unless `settle` or `refund` is called"]
 pub struct Receipt {
-    charges: Vec<ChargedPolicy>,
+    charges: Vec<PolicyDecision>,
     owed: SmallVec<[Owed; 1]>,
 }
 
 impl Receipt {
-    pub(super) fn new(charges: Vec<ChargedPolicy>) -> Self {
+    pub(super) fn new(charges: Vec<PolicyDecision>) -> Self {
         let mut owed: SmallVec<[Owed; 1]> = SmallVec::new();
         for charge in &charges {
-            let outstanding = &charge.policy.context.outstanding;
+            let outstanding = &charge.context.outstanding;
             if !owed.iter().any(|owed| owed.is_to(outstanding)) {
                 owed.push(outstanding.owe(OwedKind::Settlement));
             }
@@ -78,7 +78,7 @@ impl Receipt {
     /// If a store fails; its charges may be settled or not. Those in other stores are settled, and the first error is
     /// returned. The settlement is not repeated.
     pub async fn settle(self, actual: u64) -> Result<(), StoreError> {
-        let responses = Settlement::new(self.charges, actual).send();
+        let responses = Settlement::new(&self.charges, actual).send();
         drop(self.owed);
         responses.await
     }
@@ -195,23 +195,20 @@ impl Decision {
         Receipt::new(charges)
     }
 
-    fn take_charges(&self, select: impl Fn(&PolicyDecision) -> bool + Copy, charges: &mut Vec<ChargedPolicy>) {
+    fn take_charges(&self, select: impl Fn(&PolicyDecision) -> bool + Copy, charges: &mut Vec<PolicyDecision>) {
         if let Some([outer, inner]) = &self.0.joined {
             outer.take_charges(select, charges);
             inner.take_charges(select, charges);
             return;
         }
         let taken = self.policies().filter(|policy| select(policy) && policy.receipt.take());
-        charges.extend(taken.map(|policy| ChargedPolicy {
-            policy: policy.clone(),
-            locally: self.store_error().is_some(),
-        }));
+        charges.extend(taken.cloned());
     }
 }
 
 impl fmt::Debug for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let policies = self.charges.iter().map(|charge| charge.policy.name());
+        let policies = self.charges.iter().map(PolicyDecision::name);
         f.debug_list().entries(policies).finish()
     }
 }
@@ -220,150 +217,113 @@ impl fmt::Debug for Receipt {
 #[derive(Default)]
 pub(crate) struct Settlement(SmallVec<[Adjustment; 1]>);
 
-/// A policy that was charged, and where.
-pub(super) struct ChargedPolicy {
-    pub(super) policy: PolicyDecision,
-    /// Whether this process counted it, since the store failed.
-    pub(super) locally: bool,
-}
-
-impl ChargedPolicy {
-    /// The cost that was charged.
-    pub(super) fn cost(&self) -> u64 {
-        self.policy.charge().cost()
-    }
-
-    /// Whether nested layers have charged both to one key of one policy.
-    pub(super) fn same_count(&self, other: &Self) -> bool {
-        let (one, other) = (&self.policy, &other.policy);
-        let is_one_count = one.counts_as(other.named(), other.file());
-        is_one_count && one.key == other.key && one.context.store.id() == other.context.store.id()
-    }
-
-    /// The operation that refunds it.
-    pub(super) fn refund(&self) -> Operation {
-        Operation::Refund {
-            admitted_at: self.policy.decided_at,
-        }
-    }
-}
-
 /// A refund or a charge of a cost.
 struct Adjustment {
     policy: PolicyDecision,
-    limit: Arc<RenderedLimit>,
     operation: Operation,
-    cost: u64,
-    /// The same as this process counts it, if it has counted the request.
-    local: Option<LocalCharge>,
+    charge: Charge,
+}
+
+impl PolicyDecision {
+    /// The cost that was charged.
+    fn charged(&self) -> u64 {
+        self.counted().cost()
+    }
+
+    /// Whether nested layers have charged both to one key of one policy.
+    fn same_count(&self, other: &Self) -> bool {
+        let is_one_count = self.counts_as(other.named(), other.file());
+        is_one_count && self.charge.key == other.charge.key && self.context.store.id() == other.context.store.id()
+    }
+
+    /// The operation that refunds it.
+    fn refund(&self) -> Operation {
+        Operation::Refund {
+            admitted_at: self.decided_at,
+        }
+    }
 }
 
 impl Settlement {
     /// Replaces what was charged to each count by its actual cost.
-    pub(super) fn new(charges: Vec<ChargedPolicy>, actual: u64) -> Self {
+    pub(super) fn new(charges: &[PolicyDecision], actual: u64) -> Self {
         // Nested layers may have charged parts of one cost, of which the first ones are kept.
-        let differences = charges.iter().enumerate().map(|(position, charge)| {
+        let mut settlement = Self::default();
+        for (position, charge) in charges.iter().enumerate() {
             let (earlier, later) = (&charges[..position], &charges[position + 1..]);
             let same = earlier.iter().filter(|other| other.same_count(charge));
-            let before = same.fold(0, |sum: u64, other| sum.saturating_add(other.cost()));
+            let before = same.fold(0, |sum: u64, other| sum.saturating_add(other.charged()));
             let left = actual.saturating_sub(before);
             let last = !later.iter().any(|other| other.same_count(charge));
-            match charge.cost().checked_sub(left) {
-                Some(refund) => (charge.refund(), refund),
-                None if last => (Operation::Charge, left - charge.cost()),
-                None => (Operation::Charge, 0),
+            match charge.charged().checked_sub(left) {
+                Some(refund) => settlement.push(charge, charge.refund(), refund),
+                None if last => settlement.push(charge, Operation::Charge, left - charge.charged()),
+                None => {}
             }
-        });
-
-        let differences: Vec<(Operation, u64)> = differences.collect();
-        let mut settlement = Self::default();
-        for (charge, (operation, cost)) in charges.into_iter().zip(differences) {
-            settlement.push(charge, operation, cost);
         }
         settlement
     }
 
-    /// Refunds what was charged to a policy, unless its receipt was taken.
-    pub(crate) fn refund(&mut self, policy: &PolicyDecision, locally: bool) {
-        if policy.receipt.take() {
-            let policy = policy.clone();
-            let charge = ChargedPolicy { policy, locally };
-            let (operation, cost) = (charge.refund(), charge.cost());
-            self.push(charge, operation, cost);
+    /// Refunds what was charged to these policies, unless their receipts were taken.
+    pub(crate) fn refunding<'a>(policies: impl IntoIterator<Item = &'a PolicyDecision>) -> Self {
+        let mut settlement = Self::default();
+        for policy in policies {
+            if policy.receipt.take() {
+                settlement.push(policy, policy.refund(), policy.charged());
+            }
         }
+        settlement
     }
 
-    fn push(&mut self, charge: ChargedPolicy, operation: Operation, cost: u64) {
+    fn push(&mut self, policy: &PolicyDecision, operation: Operation, cost: u64) {
         if cost == 0 {
             return;
         }
-        let ChargedPolicy { policy, locally } = charge;
-        let limit = newest_limit(&policy);
-        let whole = Charge::on(&limit.named, &policy.key, cost);
-        let local = locally.then(|| LocalCharge::new(policy.failure_mode(), operation, &whole));
+        let mut charge = policy.counted().after_check(cost);
+        if policy.local.is_none() {
+            charge.limit = newest_limit(policy);
+        }
         self.0.push(Adjustment {
-            local: local.flatten(),
-            policy,
-            limit,
+            policy: policy.clone(),
             operation,
-            cost,
+            charge,
         });
     }
 
-    /// Sends all that goes to one store in one call, and returns the responses of the stores.
+    /// Sends the adjustments, those of one store together.
     pub(crate) fn send(&self) -> Responses {
-        let mut unsent: Adjustments<'_> = self.0.iter().collect();
         let mut responses = Responses::default();
+        let mut unsent: SmallVec<[&Adjustment; 4]> = self.0.iter().collect();
         while let Some(first) = unsent.first() {
-            let target = first.target();
-            let owed = first.policy.context.outstanding.owe(OwedKind::Settlement);
-            let (together, others): (Adjustments<'_>, _) =
+            let (policy, target) = (&first.policy, first.target());
+            let (together, others): (SmallVec<[_; 4]>, _) =
                 unsent.into_iter().partition(|other| other.target() == target);
-            responses.push(send_together(&together), owed);
+            let requests = together
+                .iter()
+                .map(|adjustment| StoreRequest::new(adjustment.operation, [&adjustment.charge]));
+            let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
+            let owed = policy.context.outstanding.owe(OwedKind::Settlement);
+            responses.push(policy.store().decide(&requests), owed);
             unsent = others;
         }
         responses
     }
 }
 
-/// The limit that a settlement applies: that of the last load of a file, if the counts are the same.
-fn newest_limit(policy: &PolicyDecision) -> Arc<RenderedLimit> {
-    let context = policy.policy();
-    let charged = policy.chosen.as_ref().unwrap_or(&context.limit);
-    let file = context.file.as_ref().filter(|_| policy.chosen.is_none());
+/// The limit of a policy that follows a file may have changed since the charge. Counts of another shape are not those that it
+/// was charged to.
+fn newest_limit(policy: &PolicyDecision) -> Arc<NamedLimit> {
+    let (context, charged) = (policy.policy(), policy.named());
+    // One that was chosen for the request stays.
+    let file = context.file.as_ref().filter(|_| Arc::ptr_eq(charged, &context.limit));
     let newest = file.and_then(|file| file.newest_limit());
     newest
-        .filter(|newest| newest.named.limit.shape() == charged.named.limit.shape())
+        .filter(|newest| newest.limit.shape() == charged.limit.shape())
         .unwrap_or_else(|| charged.clone())
 }
 
-type Adjustments<'a> = SmallVec<[&'a Adjustment; 4]>;
-
-/// Sends adjustments of one target.
-fn send_together(adjustments: &[&Adjustment]) -> StoreFuture {
-    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = adjustments.iter().map(|adjustment| [adjustment.charge()]).collect();
-    let requests = adjustments.iter().zip(&charges);
-    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests
-        .map(|(adjustment, charge)| StoreRequest::new(adjustment.operation, charge))
-        .collect();
-    let context = &adjustments[0].policy.context;
-    match adjustments[0].local {
-        Some(_) => context.failover.decide(&requests),
-        None => context.store.decide(&requests),
-    }
-}
-
 impl Adjustment {
-    /// The store, and whether this process counts in place of it.
     fn target(&self) -> (Option<StoreId>, bool) {
-        (self.policy.context.store.id(), self.local.is_some())
-    }
-
-    fn charge(&self) -> Charge<'_> {
-        let charge = Charge::on(&self.limit.named, &self.policy.key, self.cost).in_line(self.policy.charge_line());
-        match &self.local {
-            Some(local) => local.charge(&charge),
-            None => charge,
-        }
+        (self.policy.context.store.id(), self.policy.local.is_some())
     }
 }

@@ -8,11 +8,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, Ticket, slots::Slots};
+use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, slots::Slots};
 use crate::{
     Denial,
     limit::Arrival,
-    store::{Charge, LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
+    store::{ChargeLine, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -49,12 +49,6 @@ impl Undecided {
             true => self.decision.for_a_full_line(),
             false => self.decision,
         }
-    }
-
-    /// The decision to admit a request that no policy applies to.
-    pub(crate) fn admitted(mut self) -> Decision {
-        self.inner().allowed = true;
-        self.decision
     }
 
     /// The same for so many units, of which some may be admitted.
@@ -110,24 +104,40 @@ impl Undecided {
     pub(crate) fn renew_tickets(&mut self) {
         for policy in &mut self.inner().policies {
             if policy.lease.is_some() {
-                policy.lease = Ticket::of(&policy.named().limit);
+                policy.renew_lease();
             }
         }
     }
 
-    /// The request to a store for these charges.
+    /// The request to a store for all policies.
     #[inline]
-    pub(crate) fn request<'a>(&'a self, operation: Operation, charges: &'a [Charge<'a>]) -> StoreRequest<'a> {
-        let request = StoreRequest::new(operation, charges);
+    pub(crate) fn request(&self, operation: Operation) -> StoreRequest<'_> {
+        self.request_for(operation, self.as_slice())
+    }
+
+    /// The request to a store for some of the policies, which it decides together.
+    #[inline]
+    pub(crate) fn request_for<'a>(
+        &'a self,
+        operation: Operation,
+        policies: impl IntoIterator<Item = &'a PolicyDecision>,
+    ) -> StoreRequest<'a> {
+        let request = StoreRequest::new(operation, policies.into_iter().map(PolicyDecision::counted));
         match &self.led {
             None => request.units(self.units()),
             Some(led) => request.standing(Some(&led.waiting), self.units()),
         }
     }
 
-    /// The number of the line in which it is checked.
-    pub(crate) fn led_line(&self) -> Option<u64> {
-        self.led.as_ref().map(|led| led.line)
+    /// The lines of its charges, and whether it is the first request of its process in them.
+    pub(crate) fn lines_mut(&mut self) -> impl Iterator<Item = (&mut ChargeLine, Option<bool>)> {
+        let led = self.led.as_ref().map(|led| led.line);
+        let policies = self.inner().policies.iter_mut();
+        policies.filter_map(move |policy| {
+            let line = policy.charge.line.as_deref_mut()?;
+            let leads = led.map(|led| led == line.number);
+            Some((line, leads))
+        })
     }
 
     /// Lets the request replace the place of the process in a line, of whose requests it is the first, with this number of equal ones.
@@ -157,9 +167,9 @@ impl Undecided {
         let same = |(one, other): (&PolicyDecision, &PolicyDecision)| {
             one.context.is_same(&other.context)
                 && one.position == other.position
-                && one.cost == other.cost
+                && one.charge.cost == other.charge.cost
                 && one.named() == other.named()
-                && one.key == other.key
+                && one.charge.key == other.charge.key
         };
         let (policies, others) = (self.as_slice(), other.as_slice());
         !self.is_composite() && policies.len() == others.len() && policies.iter().zip(others).all(same)
@@ -195,7 +205,7 @@ impl Undecided {
         let inner = self.inner();
         inner.units = units;
         for policy in inner.policies.iter_mut().filter(|policy| !policy.is_observed()) {
-            policy.cost = policy.cost.saturating_mul(units.max(1).into());
+            policy.multiply(units.max(1));
         }
     }
 
@@ -230,14 +240,12 @@ impl Undecided {
         self.inner().store_error = Some(Box::new(error));
     }
 
-    /// Holds the slots that were taken. Those of policies that observe a denied request are released at once. The local charges
-    /// are those of the policies that this process has counted, since the store failed.
+    /// Holds the slots that were taken. Those of policies that observe a denied request are released at once.
     #[cold]
-    pub(crate) fn hold_slots(&mut self, local: Option<&[Option<LocalCharge>]>) {
+    pub(crate) fn hold_slots(&mut self) {
         let mut slots = Slots::default();
-        for (position, policy) in self.as_slice().iter().enumerate() {
-            let local = local.and_then(|local| local.get(position)?.as_ref());
-            policy.hold_slots_in(&mut slots, local);
+        for policy in self.as_slice() {
+            policy.hold_slots_in(&mut slots);
         }
         if self.decision.is_allowed() && !slots.is_empty() {
             self.inner().slots = Some(Box::new(Mutex::new(slots)));
@@ -351,11 +359,11 @@ impl PolicyDecision {
 
     /// The number of the line in which requests wait for this policy.
     pub(crate) fn line(&self) -> Option<u64> {
-        (self.waits() || self.policy().waiting.longest_us > 0).then(|| self.line_number())
+        self.charge.line.as_ref().map(|line| line.number)
     }
 
     #[cold]
-    fn line_number(&self) -> u64 {
+    pub(super) fn line_number(&self) -> u64 {
         static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
         let named = self.named();
@@ -363,7 +371,7 @@ impl PolicyDecision {
             self.context.store_number(),
             named.limit.shape(),
             &*named.name,
-            self.key.as_bytes(),
+            self.charge.key.as_bytes(),
         ));
         // A double holds it exactly.
         hash >> 11
@@ -371,11 +379,8 @@ impl PolicyDecision {
 
     /// The same policy for another check of the request.
     pub(crate) fn again(&self) -> Self {
-        Self {
-            chosen: self.chosen.clone(),
-            waiting: self.waiting,
-            lease: Ticket::of(&self.named().limit),
-            ..Self::undecided(self.context.clone(), self.position, self.key.clone(), self.cost)
-        }
+        let (limit, key) = (self.charge.limit.clone(), self.charge.key.clone());
+        let again = (key, self.charge.cost);
+        Self::undecided(self.context.clone(), self.position, limit, again, self.waiting)
     }
 }

@@ -1,5 +1,8 @@
 use std::{fmt, sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use http::HeaderValue;
+
 #[cfg(feature = "_redis")]
 use super::shape::ShapeText;
 use super::{
@@ -268,19 +271,24 @@ impl Share {
     }
 }
 
-/// What a policy counts: a name and a limit.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A limit under the name of a policy, with what depends on these alone.
+#[derive(Debug)]
 pub(crate) struct NamedLimit {
     pub(crate) name: Arc<str>,
     pub(crate) limit: Limit,
     /// The hash of the name by [`hash_text`].
     pub(crate) name_hash: u64,
-    /// The [`ShapeText`] of the limit.
+    /// The shape of the limit as in the keys of Redis.
     #[cfg(feature = "_redis")]
     pub(crate) shape_text: Box<str>,
+    /// The member of `RateLimit-Policy`.
+    pub(crate) policy_item: HeaderValue,
+    /// The body of the response to a request that this policy alone denies.
+    pub(crate) problem: Bytes,
 }
 
 impl NamedLimit {
+    /// Without the parts of responses.
     pub(crate) fn new(name: Arc<str>, limit: Limit) -> Self {
         Self {
             name_hash: hash_text(&name),
@@ -288,9 +296,28 @@ impl NamedLimit {
             shape_text: ShapeText(&limit).to_string().into(),
             name,
             limit,
+            policy_item: HeaderValue::from_static(""),
+            problem: Bytes::new(),
+        }
+    }
+
+    /// The same with a share of the limit.
+    pub(crate) fn scaled(&self, share: Share) -> Self {
+        Self {
+            policy_item: self.policy_item.clone(),
+            problem: self.problem.clone(),
+            ..Self::new(self.name.clone(), self.limit.scaled(share))
         }
     }
 }
+
+impl PartialEq for NamedLimit {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.limit == other.limit
+    }
+}
+
+impl Eq for NamedLimit {}
 
 /// The 64-bit FNV-1a hash of a text, such as the name of a policy.
 pub(crate) fn hash_text(text: &str) -> u64 {

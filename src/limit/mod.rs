@@ -241,7 +241,6 @@ pub(crate) use self::{
     concurrency::{HEAVIEST, RETRY_US},
     line::LONGEST_WAIT_US,
     rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
-    shape::ShapeText,
     sliding_log::{BUDGET, FEW, STEPS},
 };
 

@@ -65,9 +65,8 @@ impl Limiter {
             let context = self.policies.newest().context.here().clone();
             // Also those that are not limited now: the ban applies when they are.
             let policies = 0..context.policies.len();
-            let undecided =
-                policies.map(|position| PolicyDecision::undecided(context.clone(), position, key.clone(), 1));
-            let bans = context.policies.iter().filter_map(|policy| policy.ban.as_ref());
+            let undecided = policies.map(|position| PolicyDecision::plain(&context, position, key.clone()));
+            let bans = context.policies.iter().filter_map(|policy| policy.ban.as_deref());
             let longest = bans.map(Ban::max_length).min();
             (Decision::new(true, undecided.collect()), longest)
         };

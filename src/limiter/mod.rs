@@ -11,7 +11,7 @@ pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Limit, Policy, PolicyDecision, check,
     check::Check,
-    decision::{Ticket, Undecided, Waiting, response::ResponseFormat},
+    decision::{Undecided, Waiting, response::ResponseFormat},
     observe::{Observer, PolicyOutcome},
     policy::{Basis, PolicySet},
     store::{Operation, Store, StoreError},
@@ -143,18 +143,14 @@ fn undecided_by(
         let settings = &context.policies[position].settings;
         let key = request.key_for(policy.name());
         let cost = request.cost_for(policy.name()).or(settings.fixed_cost()).unwrap_or(1);
-        let mut undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
-        undecided.chosen = policy.overriding(context, &undecided.named().limit, key);
-        let waiting = match undecided.is_observed() {
+        let own = &context.policies[position].limit;
+        let limit = policy.overriding(context, &own.limit, key);
+        let limit = limit.unwrap_or_else(|| own.clone());
+        let waiting = match context.policies[position].observes(key) {
             true => Waiting::default(),
-            false => wait(undecided.waiting),
+            false => wait(context.policies[position].waiting),
         };
-        let lease = Ticket::of(&undecided.named().limit);
-        PolicyDecision {
-            waiting,
-            lease,
-            ..undecided
-        }
+        PolicyDecision::undecided(context.clone(), position, limit, (key.clone(), cost), waiting)
     });
     #[expect(
         clippy::wildcard_enum_match_arm,
@@ -163,7 +159,7 @@ fn undecided_by(
     let applies = |policy: &PolicyDecision| match policy.named().limit {
         Limit::Unlimited => false,
         Limit::DenyAll if !operation.requires_room() => false,
-        _ => policy.cost > 0,
+        _ => policy.charge.cost > 0,
     };
     let applying = undecided.filter(|policy| {
         let applies = applies(policy);

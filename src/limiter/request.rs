@@ -270,7 +270,7 @@ impl LimiterRequest<'_> {
         let counts = {
             let basis = self.limiter.policies.newest();
             let mut policies = basis.context.policies.iter();
-            policies.all(|policy| policy.ban.is_none() && !policy.limit.named.limit.is_held())
+            policies.all(|policy| policy.ban.is_none() && !policy.limit.limit.is_held())
         };
         if !counts {
             return Err(StoreError::new(
@@ -375,11 +375,7 @@ impl LimiterRequest<'_> {
     #[inline]
     pub(super) fn validate(&self, Basis { context, .. }: &Basis<()>) -> Result<(), StoreError> {
         for of in &self.of_policies {
-            if context
-                .policies
-                .iter()
-                .all(|policy| *policy.limit.named.name != *of.policy)
-            {
+            if context.policies.iter().all(|policy| *policy.limit.name != *of.policy) {
                 return Err(unknown(of.policy, context));
             }
         }
@@ -389,7 +385,7 @@ impl LimiterRequest<'_> {
 
 #[cold]
 pub(super) fn unknown(policy: &str, context: &CheckContext) -> StoreError {
-    let names = context.policies.iter().map(|policy| &*policy.limit.named.name);
+    let names = context.policies.iter().map(|policy| &*policy.limit.name);
     let names = names.collect::<Vec<_>>().join("`, `");
     StoreError::new(
         ErrorKind::Refused,

@@ -30,7 +30,7 @@ use crate::{
     Decision, Limit, Policy, PolicyDecision, check,
     check::{AwaitedCompletion, Check, PendingCheck},
     decision::{
-        CheckContext, PolicyDecisions, Release, Ticket, Undecided,
+        CheckContext, PolicyDecisions, Release, Undecided,
         response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
     },
     key::KeyError,
@@ -173,9 +173,11 @@ impl Enforcer {
         if !settings.apply_to(parts) {
             return Ok(None);
         }
-        let mut chosen = policy.choose_limit(parts)?;
-        let mut named = policy.named_of(chosen.as_deref());
-        if matches!(named.limit, Limit::Unlimited) {
+        let mut limit = match policy.choose_limit(parts)? {
+            Some(chosen) => chosen,
+            None => context.policies[position].limit.clone(),
+        };
+        if matches!(limit.limit, Limit::Unlimited) {
             return Ok(None);
         }
         let mut cost = settings.cost_of(parts);
@@ -186,30 +188,24 @@ impl Enforcer {
             return Ok(None);
         };
         key.bound();
-        if let Some(overriding) = policy.overriding(context, &named.limit, &key) {
-            chosen = Some(overriding);
-            named = policy.named_of(chosen.as_deref());
-            if matches!(named.limit, Limit::Unlimited) {
+        if let Some(overriding) = policy.overriding(context, &limit.limit, &key) {
+            limit = overriding;
+            if matches!(limit.limit, Limit::Unlimited) {
                 return Ok(None);
             }
         }
 
         let earlier = parts.extensions.get::<Decision>();
-        let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), named, &key));
+        let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), &limit, &key));
         if charged > 0 {
-            let Some(rest) = self.rest_of(cost, charged, named) else {
+            let Some(rest) = self.rest_of(cost, charged, &limit) else {
                 return Ok(None);
             };
             cost = rest;
         }
-        let lease = Ticket::of(&named.limit);
-        let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
-        Ok(Some(PolicyDecision {
-            lease,
-            chosen,
-            waiting: settings.waiting_of(undecided.waiting, parts),
-            ..undecided
-        }))
+        let waiting = settings.waiting_of(context.policies[position].waiting_of(&key), parts);
+        let undecided = PolicyDecision::undecided(context.clone(), position, limit, (key, cost), waiting);
+        Ok(Some(undecided))
     }
 
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
@@ -217,7 +213,7 @@ impl Enforcer {
     fn without_key(&self, (context, position): (&CheckContext, usize), error: KeyError) -> Result<(), KeyError> {
         let policy = &context.policies[position];
         if error.is_misconfigured() {
-            self.warned.of_key(&policy.limit.named, &error);
+            self.warned.of_key(&policy.limit, &error);
         }
         if policy.settings.enforced.is_whole() {
             context.count(position, PolicyOutcome::Refused);

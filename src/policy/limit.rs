@@ -7,7 +7,7 @@ use http::request::Parts;
 use super::Policy;
 use crate::{
     ConfigError, Limit,
-    decision::{RenderedLimit, policy_item, response::violates},
+    decision::{policy_item, response::violates},
     key::KeyError,
     limit::ChooseLimit,
     store::NamedLimit,
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct PolicyLimit {
     /// The limit of all requests; if limits are chosen, one of the same name that limits nothing.
-    pub(super) fixed: Arc<RenderedLimit>,
+    pub(super) fixed: Arc<NamedLimit>,
     pub(super) choose: Option<ChooseLimit>,
     /// Those that a file lets it choose among.
     pub(super) of_plans: Vec<Limit>,
@@ -43,13 +43,13 @@ impl PolicyLimit {
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        self.fixed.named.limit.validate()
+        self.fixed.limit.validate()
     }
 
     /// The limit of a policy that a file has switched off: nothing is limited.
     #[cfg(feature = "serde")]
     pub(super) fn switched_off(self) -> Self {
-        Self::new(self.fixed.named.name.clone(), Limit::Unlimited)
+        Self::new(self.fixed.name.clone(), Limit::Unlimited)
     }
 }
 
@@ -82,11 +82,11 @@ pub(super) fn valid_name(name: impl Into<Arc<str>>) -> Arc<str> {
 }
 
 /// Renders the limit of a policy of this name.
-fn render(name: Arc<str>, limit: Limit) -> Arc<RenderedLimit> {
-    Arc::new(RenderedLimit {
+fn render(name: Arc<str>, limit: Limit) -> Arc<NamedLimit> {
+    Arc::new(NamedLimit {
         policy_item: policy_item(&name, &limit),
         problem: violates(&[&name]),
-        named: NamedLimit::new(name, limit),
+        ..NamedLimit::new(name, limit)
     })
 }
 
@@ -94,7 +94,7 @@ fn render(name: Arc<str>, limit: Limit) -> Arc<RenderedLimit> {
 pub(super) struct ChosenLimits {
     policy: Arc<str>,
     /// Those that were rendered before, each near the place of its limit. None is removed, so reading takes no lock.
-    seen: OnceLock<Box<[OnceLock<Arc<RenderedLimit>>; PLACES]>>,
+    seen: OnceLock<Box<[OnceLock<Arc<NamedLimit>>; PLACES]>>,
 }
 
 const PLACES: usize = 512;
@@ -112,16 +112,16 @@ impl ChosenLimits {
 
     /// A limit, which is rendered once.
     #[inline]
-    pub(super) fn of(&self, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
+    pub(super) fn of(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
         let mut seen = self.near(&limit).map_while(OnceLock::get);
-        match seen.find(|seen| seen.named.limit == limit) {
+        match seen.find(|seen| seen.limit == limit) {
             Some(seen) => Ok(seen.clone()),
             None => self.add(limit),
         }
     }
 
     #[cold]
-    fn add(&self, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
+    fn add(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
         if let Err(error) = limit.validate() {
             let policy = &self.policy;
             let message =
@@ -130,9 +130,9 @@ impl ChosenLimits {
         }
 
         let new = render(self.policy.clone(), limit);
-        for place in self.near(&new.named.limit) {
+        for place in self.near(&new.limit) {
             let seen = place.get_or_init(|| new.clone());
-            if seen.named.limit == new.named.limit {
+            if seen.limit == new.limit {
                 return Ok(seen.clone());
             }
         }
@@ -141,14 +141,14 @@ impl ChosenLimits {
 
     /// All of them, as far as there is room for them.
     #[cfg(feature = "admin")]
-    pub(super) fn all(&self) -> Vec<Arc<RenderedLimit>> {
+    pub(super) fn all(&self) -> Vec<Arc<NamedLimit>> {
         let places = self.seen.get().into_iter().flat_map(|seen| seen.iter());
         places.filter_map(OnceLock::get).cloned().collect()
     }
 
     /// The places where a limit may be.
     #[inline]
-    fn near<'a>(&'a self, limit: &Limit) -> impl Iterator<Item = &'a OnceLock<Arc<RenderedLimit>>> + use<'a> {
+    fn near<'a>(&'a self, limit: &Limit) -> impl Iterator<Item = &'a OnceLock<Arc<NamedLimit>>> + use<'a> {
         let window = limit.window().map_or(0, |window| window.as_micros() as u64);
         let hash = (limit.quota() ^ window.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (hash >> 32) as usize;
@@ -302,7 +302,7 @@ mod tests {
         ChosenLimits::new("api".into())
     }
 
-    fn chosen(limits: &ChosenLimits, quota: u64) -> Result<Arc<RenderedLimit>, KeyError> {
+    fn chosen(limits: &ChosenLimits, quota: u64) -> Result<Arc<NamedLimit>, KeyError> {
         limits.of(SlidingLog::per_minute(quota).into())
     }
 
@@ -321,7 +321,7 @@ mod tests {
         for _ in 0..2 {
             for quota in 1..=10_000 {
                 let limit = chosen(&limits, quota).unwrap();
-                assert_eq!(limit.named.limit.quota(), quota);
+                assert_eq!(limit.limit.quota(), quota);
                 assert_eq!(limit.policy_item, format!("\"api\";q={quota};w=60"));
             }
         }

@@ -39,7 +39,7 @@ pub(crate) use self::{
 pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{
     ConfigError, Key, KeyExtractor, Limit,
-    decision::{CheckContext, Cost, LongestWait, PolicyFile, RenderedLimit, Settings},
+    decision::{CheckContext, Cost, LongestWait, PolicyFile, Settings},
     key::KeyError,
     store::{NamedLimit, Overrides},
 };
@@ -183,7 +183,7 @@ impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.policy_limit.fixed.named.name
+        &self.policy_limit.fixed.name
     }
 
     /// The limit; `None` if it is [chosen](crate::Policy::with_limit_fn) for each request.
@@ -191,7 +191,7 @@ impl<K> Policy<K> {
     pub fn limit(&self) -> Option<&Limit> {
         match self.policy_limit.choose {
             Some(_) => None,
-            None => Some(&self.policy_limit.fixed.named.limit),
+            None => Some(&self.policy_limit.fixed.limit),
         }
     }
 
@@ -254,36 +254,30 @@ impl Policy {
 
     /// The limit that is chosen for a request, unless all requests have the same.
     #[inline]
-    pub(crate) fn choose_limit(&self, parts: &Parts) -> Result<Option<Arc<RenderedLimit>>, KeyError> {
+    pub(crate) fn choose_limit(&self, parts: &Parts) -> Result<Option<Arc<NamedLimit>>, KeyError> {
         match &self.policy_limit.choose {
             None => Ok(None),
             Some(choose) => self.rendered(choose(parts)).map(Some),
         }
-    }
-
-    /// What applies to a request for which this limit is chosen.
-    #[inline]
-    pub(crate) fn named_of<'a>(&'a self, chosen: Option<&'a RenderedLimit>) -> &'a NamedLimit {
-        &chosen.unwrap_or(&self.policy_limit.fixed).named
     }
 }
 
 /// Limits that apply to some requests alone.
 impl<K> Policy<K> {
     /// A limit under the name of the policy, unless the settings of the policy contradict it.
-    fn rendered(&self, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
+    fn rendered(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
         let limit = self.policy_limit.chosen.of(limit)?;
-        self.validate_chosen(&limit.named.limit)?;
+        self.validate_chosen(&limit.limit)?;
         Ok(limit)
     }
 
     /// The limit of an override of this key, if there is one that can be applied in place of this limit.
     #[inline(always)]
-    pub(crate) fn overriding(&self, context: &CheckContext, own: &Limit, key: &Key) -> Option<Arc<RenderedLimit>> {
+    pub(crate) fn overriding(&self, context: &CheckContext, own: &Limit, key: &Key) -> Option<Arc<NamedLimit>> {
         self.overriding_by(context.overrides.as_ref()?, own, key)
     }
 
-    fn overriding_by(&self, overrides: &Overrides, own: &Limit, key: &Key) -> Option<Arc<RenderedLimit>> {
+    fn overriding_by(&self, overrides: &Overrides, own: &Limit, key: &Key) -> Option<Arc<NamedLimit>> {
         if matches!(own, Limit::Unlimited) {
             return None;
         }
@@ -304,7 +298,7 @@ impl<K> Policy<K> {
     }
 
     /// The limit of an override in place of this limit. Counts of one algorithm are no counts of another.
-    fn validate_override(&self, own: &Limit, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
+    fn validate_override(&self, own: &Limit, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
         if limit.is_counted() && own.is_counted() && limit.algorithm() != own.algorithm() {
             return Err(KeyError::misconfigured(format!(
                 "`{limit}` cannot override `{own}`: another algorithm has other counts; use the same algorithm, `unlimited` or \
@@ -319,12 +313,12 @@ impl<K> Policy<K> {
 #[cfg(feature = "admin")]
 impl<K> Policy<K> {
     /// The limits of the policy, as far as they are known, the smallest first.
-    pub(crate) fn known_limits(&self) -> Vec<Arc<RenderedLimit>> {
+    pub(crate) fn known_limits(&self) -> Vec<Arc<NamedLimit>> {
         let mut known = match &self.policy_limit.choose {
             Some(_) => self.policy_limit.chosen.all(),
             None => vec![self.policy_limit.fixed.clone()],
         };
-        known.sort_by_key(|limit| limit.named.limit.quota());
+        known.sort_by_key(|limit| limit.limit.quota());
         known
     }
 

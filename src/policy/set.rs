@@ -126,7 +126,7 @@ fn hash_limits<K>(policies: &[Policy<K>], name: &str) -> u64 {
     }
     let of_name = policies.iter().filter(|policy| policy.name() == name);
     let limits: Vec<_> = of_name
-        .map(|policy| policy.policy_limit.fixed.named.limit.to_string())
+        .map(|policy| policy.policy_limit.fixed.limit.to_string())
         .collect();
     hash_text(&limits.join("\n"))
 }

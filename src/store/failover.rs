@@ -6,15 +6,8 @@ use std::{
 
 #[cfg(feature = "admin")]
 use super::NodeStatus;
-use super::{
-    MemoryStore, Store,
-    health::Health,
-    operation::Operation,
-    outstanding::PerStore,
-    request::{Charge, StoreRequest},
-    response::StoreFuture,
-};
-use crate::{ConfigError, Limit, error::StoreError, limit::Share};
+use super::{MemoryStore, Store, health::Health, outstanding::PerStore};
+use crate::{ConfigError, error::StoreError, limit::Share};
 
 /// What happens to requests while the store fails.
 ///
@@ -179,7 +172,7 @@ impl FromStr for FailureMode {
 /// on one store share them.
 #[derive(Default)]
 pub(crate) struct Failover {
-    counts: OnceLock<MemoryStore>,
+    counts: OnceLock<Arc<dyn Store>>,
     health: Arc<Health>,
 }
 
@@ -213,61 +206,20 @@ impl Failover {
         self.health.status()
     }
 
-    /// Decides in this process. The charges are those of [`LocalCharge::charge`].
-    pub(crate) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        self.counts.get_or_init(MemoryStore::new).decide(requests)
+    /// Whether this process has counted.
+    pub(crate) fn has_counts(&self) -> bool {
+        self.counts.get().is_some()
     }
 
-    /// Decides in this process what the store decides too, for the time in which this process counts.
-    pub(crate) fn copy(&self, requests: &[StoreRequest<'_>]) {
-        // A memory store replies at once and does not fail.
-        drop(self.decide(requests));
-    }
-
-    /// Removes what this process has counted.
-    pub(crate) fn reset(&self, charges: &[Charge<'_>]) {
-        if let Some(counts) = self.counts.get() {
-            // A memory store replies at once and does not fail.
-            drop(counts.decide(&[StoreRequest::new(Operation::Reset, charges)]));
-        }
+    /// The counts of this process.
+    pub(crate) fn counts(&self) -> &Arc<dyn Store> {
+        self.counts.get_or_init(|| Arc::new(MemoryStore::new()))
     }
 }
 
 impl fmt::Debug for Failover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failover").field("counts", &self.counts.get()).finish()
-    }
-}
-
-/// A limit and a cost as this process counts them.
-pub(crate) struct LocalCharge {
-    limit: Limit,
-    pub(crate) cost: u64,
-}
-
-impl LocalCharge {
-    /// The charge in this mode, if it is one that counts locally.
-    pub(crate) fn new(mode: FailureMode, operation: Operation, charge: &Charge<'_>) -> Option<Self> {
-        let limit = charge.limit().scaled(mode.share()?);
-        let cost = match operation {
-            Operation::Check | Operation::Wait | Operation::Peek => charge.cost().min(limit.quota()),
-            // What has happened counts in full, and a receipt holds the cost that was counted.
-            Operation::Charge
-            | Operation::Refund { .. }
-            | Operation::Reset
-            | Operation::RenewLease
-            | Operation::EndLease
-            | Operation::Ban { .. } => charge.cost(),
-        };
-        Some(Self { limit, cost })
-    }
-
-    pub(crate) fn limit(&self) -> &Limit {
-        &self.limit
-    }
-
-    pub(crate) fn charge<'a>(&'a self, charge: &Charge<'a>) -> Charge<'a> {
-        charge.with(&self.limit, self.cost)
+        f.debug_struct("Failover").finish_non_exhaustive()
     }
 }
 

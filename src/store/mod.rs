@@ -21,6 +21,10 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 #[cfg(feature = "admin")]
 pub(crate) use self::status::summary;
+pub(crate) use self::{
+    failover::Failover,
+    outstanding::{Outstanding, Owed, OwedKind, PerStore, StoreNumber},
+};
 pub use self::{
     failover::FailureMode,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
@@ -29,10 +33,6 @@ pub use self::{
     request::StoreRequest,
     response::{StoreFuture, StoreResponse},
     status::{NodeState, NodeStatus, StoreStatus},
-};
-pub(crate) use self::{
-    failover::{Failover, LocalCharge},
-    outstanding::{Outstanding, Owed, OwedKind, PerStore, StoreNumber},
 };
 pub use crate::error::{ErrorKind, StoreError};
 pub(crate) use crate::limit::NamedLimit;

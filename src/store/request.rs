@@ -1,37 +1,42 @@
-#[cfg(feature = "_redis")]
-use std::borrow::Cow;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::{
+    borrow::Cow,
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::{Arc, LazyLock},
+};
+
+use smallvec::SmallVec;
 
 use super::operation::Operation;
-#[cfg(feature = "_redis")]
-use crate::limit::ShapeText;
 use crate::{
     Ban, Key, Limit,
-    limit::{Arrival, LeaseId, MAX_QUOTA, NamedLimit, hash_text},
+    limit::{Arrival, LeaseId, MAX_QUOTA, NamedLimit},
 };
 
 /// One operation on the charges of one request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct StoreRequest<'a> {
-    operation: Operation,
-    charges: &'a [Charge<'a>],
+    pub(super) operation: Operation,
+    pub(super) charges: SmallVec<[Cow<'a, Charge>; 1]>,
     /// How many equal requests this one stands for.
-    units: u32,
+    pub(super) units: u32,
     #[cfg_attr(
         not(feature = "_redis"),
         expect(dead_code, reason = "only Redis fails for some requests of a list")
     )]
-    is_optional: bool,
-    waiting: Option<&'a [Arrival]>,
+    pub(super) is_optional: bool,
+    /// The place of the process in a line, in which the requests are the first.
+    pub(super) waiting: Option<Cow<'a, [Arrival]>>,
 }
 
 impl<'a> StoreRequest<'a> {
     /// An operation on these charges, no two of which are on one key of one policy, and all of which are of limits that count.
     #[doc(hidden)]
     #[must_use]
-    pub fn new(operation: Operation, charges: &'a [Charge<'a>]) -> Self {
+    #[inline]
+    pub fn new(operation: Operation, charges: impl IntoIterator<Item = &'a Charge>) -> Self {
+        let charges: SmallVec<[Cow<'a, Charge>; 1]> = charges.into_iter().map(Cow::Borrowed).collect();
         debug_assert!(
-            matches!(operation, Operation::Ban { .. }) || charges.iter().all(|charge| charge.limit.is_counted()),
+            matches!(operation, Operation::Ban { .. }) || charges.iter().all(|charge| charge.limit().is_counted()),
             "no store is called for limits that count nothing"
         );
         Self {
@@ -56,29 +61,17 @@ impl<'a> StoreRequest<'a> {
     #[doc(hidden)]
     #[must_use]
     pub fn standing(self, waiting: Option<&'a [Arrival]>, units: u32) -> Self {
-        Self { waiting, units, ..self }
-    }
-
-    pub(super) fn waiting(&self) -> Option<&'a [Arrival]> {
-        self.waiting
-    }
-
-    pub(super) fn unit_count(&self) -> u32 {
-        self.units
-    }
-
-    /// The same request, beside another one in a list: if the store fails for this one alone, it responds to the others, with
-    /// [`Outcome::unknown`](super::Outcome::unknown) for this one. A store may fail for all of them instead.
-    pub(crate) fn optional(self) -> Self {
         Self {
-            is_optional: true,
+            waiting: waiting.map(Cow::Borrowed),
+            units,
             ..self
         }
     }
 
-    #[cfg(feature = "_redis")]
-    pub(crate) fn is_optional(&self) -> bool {
-        self.is_optional
+    /// The same request, beside another one in a list: if the store fails for this one alone, it responds to the others, with
+    /// [`Outcome::unknown`](super::Outcome::unknown) for this one. A store may fail for all of them instead.
+    pub(crate) fn optional(self, is_optional: bool) -> Self {
+        Self { is_optional, ..self }
     }
 
     /// The operation.
@@ -90,27 +83,44 @@ impl<'a> StoreRequest<'a> {
 
     /// The charges, in the order of the states in the [`Outcome`](super::Outcome).
     #[doc(hidden)]
-    #[must_use]
-    pub fn charges(&self) -> &'a [Charge<'a>] {
-        self.charges
+    pub fn charges(&self) -> impl Iterator<Item = &Charge> {
+        self.charges.iter().map(|charge| &**charge)
+    }
+
+    /// The only charge.
+    #[inline]
+    pub(super) fn only_charge(&self) -> Option<&Charge> {
+        match &self.charges[..] {
+            [charge] => Some(charge),
+            _ => None,
+        }
+    }
+
+    /// The same request, which borrows nothing.
+    #[cfg(feature = "_redis")]
+    pub(super) fn into_owned(self) -> StoreRequest<'static> {
+        let charges = self.charges.into_iter();
+        StoreRequest {
+            operation: self.operation,
+            charges: charges.map(|charge| Cow::Owned(charge.into_owned())).collect(),
+            units: self.units,
+            is_optional: self.is_optional,
+            waiting: self.waiting.map(|waiting| Cow::Owned(waiting.into_owned())),
+        }
     }
 }
 
 /// A cost on one key of one policy.
-#[derive(Clone, Copy, Debug)]
-pub struct Charge<'a> {
-    policy: &'a str,
-    /// The hash of the policy's name by [`hash_text`].
-    pub(super) policy_hash: u64,
-    limit: &'a Limit,
-    key: &'a Key,
-    cost: u64,
-    ban: Option<&'a Ban>,
-    line: Option<ChargeLine>,
-    lease: Option<LeaseId>,
-    /// The shape of the limit as a text, if it is known.
-    #[cfg(feature = "_redis")]
-    shape_text: Option<&'a str>,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Charge {
+    pub(crate) limit: Arc<NamedLimit>,
+    pub(crate) key: Key,
+    /// Of the policy and the key.
+    pub(crate) hash: u64,
+    pub(crate) cost: u64,
+    pub(crate) ban: Option<Arc<Ban>>,
+    pub(crate) line: Option<Box<ChargeLine>>,
+    pub(crate) lease: Option<LeaseId>,
 }
 
 /// The line of a charge, for which requests may wait.
@@ -127,41 +137,30 @@ pub struct ChargeLine {
 }
 
 /// Constructors.
-impl<'a> Charge<'a> {
+impl Charge {
     /// A charge of `cost` units on the `key` of the policy of this name.
     ///
-    /// The cost is from 1 to 999,999,999,999,999; other values are clamped. A check of a cost above the limit is never
-    /// admitted; with [`Operation::Charge`] such a cost counts in full.
+    /// A check of a cost above the limit is never admitted; with [`Operation::Charge`] such a cost counts in full.
     #[must_use]
-    pub fn new(policy: &'a str, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
-        Self {
-            policy,
-            policy_hash: hash_text(policy),
-            limit,
-            key,
-            cost: cost.clamp(1, MAX_QUOTA),
-            ban: None,
-            line: None,
-            lease: None,
-            #[cfg(feature = "_redis")]
-            shape_text: None,
-        }
+    pub fn new(policy: &str, limit: &Limit, key: &Key, cost: u64) -> Self {
+        Self::on(
+            Arc::new(NamedLimit::new(policy.into(), limit.clone())),
+            key.clone(),
+            cost,
+        )
     }
 
-    /// The same for a quota, whose name is hashed already.
-    #[inline]
-    pub(crate) fn on(named: &'a NamedLimit, key: &'a Key, cost: u64) -> Self {
+    /// The same for a limit that has a name.
+    #[inline(always)]
+    pub(crate) fn on(limit: Arc<NamedLimit>, key: Key, cost: u64) -> Self {
         Self {
-            policy: &named.name,
-            policy_hash: named.name_hash,
-            limit: &named.limit,
+            hash: hash(&limit, &key),
+            limit,
             key,
-            cost: cost.clamp(1, MAX_QUOTA),
+            cost,
             ban: None,
             line: None,
             lease: None,
-            #[cfg(feature = "_redis")]
-            shape_text: Some(&named.shape_text),
         }
     }
 
@@ -173,27 +172,16 @@ impl<'a> Charge<'a> {
     /// * [`Operation::Ban`] begins a ban without a denial.
     /// * A reset ends the ban and forgets the ones before. Other operations do not regard bans.
     #[must_use]
-    #[inline]
-    pub fn ban(self, ban: impl Into<Option<&'a Ban>>) -> Self {
-        Self {
-            ban: ban.into(),
-            ..self
-        }
-    }
-
-    /// The same with its line changed, if it has one.
-    pub(crate) fn map_line(self, change: impl FnOnce(ChargeLine) -> ChargeLine) -> Self {
-        Self {
-            line: self.line.map(change),
-            ..self
-        }
+    pub fn ban<'b>(self, ban: impl Into<Option<&'b Ban>>) -> Self {
+        let ban = ban.into().map(|ban| Arc::new(*ban));
+        Self { ban, ..self }
     }
 
     /// With the line of its key, for a policy for which requests may wait.
-    #[inline]
     #[doc(hidden)]
     #[must_use]
     pub fn in_line(self, line: Option<ChargeLine>) -> Self {
+        let line = line.map(Box::new);
         Self { line, ..self }
     }
 
@@ -203,87 +191,85 @@ impl<'a> Charge<'a> {
     /// cannot be renewed or ended. A lease is renewed and ended with the limit and the cost with which it was taken. Charges of
     /// other limits do not use it.
     #[must_use]
-    #[inline]
     pub fn lease(self, lease: impl Into<Option<LeaseId>>) -> Self {
-        Self {
-            lease: lease.into(),
-            ..self
-        }
+        let lease = lease.into();
+        Self { lease, ..self }
     }
 
-    /// The same charge with another limit and cost.
-    pub(super) fn with(self, limit: &'a Limit, cost: u64) -> Self {
-        Self {
-            limit,
-            cost: cost.clamp(1, MAX_QUOTA),
-            #[cfg(feature = "_redis")]
-            shape_text: None,
-            ..self
+    /// The same charge at another cost, for an operation that follows its check.
+    pub(crate) fn after_check(&self, cost: u64) -> Self {
+        let mut charge = Self { cost, ..self.clone() };
+        if let Some(line) = &mut charge.line {
+            (line.ahead, line.leads) = (0, false);
         }
+        charge
     }
 }
 
 /// Accessors.
-impl<'a> Charge<'a> {
+impl Charge {
     /// The name of the policy.
     #[must_use]
-    pub fn policy(&self) -> &'a str {
-        self.policy
+    pub fn policy(&self) -> &str {
+        &self.limit.name
     }
 
     /// The limit of the policy.
     #[must_use]
-    pub fn limit(&self) -> &'a Limit {
-        self.limit
+    pub fn limit(&self) -> &Limit {
+        &self.limit.limit
     }
 
     /// The key that the cost is counted under.
-    pub fn key(&self) -> &'a Key {
-        self.key
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// The shape of the limit, as in the keys of Redis.
+    #[cfg(feature = "_redis")]
+    #[must_use]
+    pub fn shape_text(&self) -> &str {
+        &self.limit.shape_text
     }
 
     /// The cost in units, from 1 to 999,999,999,999,999.
     #[must_use]
     pub fn cost(&self) -> u64 {
-        self.cost
+        self.cost.clamp(1, MAX_QUOTA)
     }
 
     /// The bans of the policy, if this operation regards them.
     #[inline]
-    pub(super) fn ban_for(&self, operation: Operation) -> Option<&'a Ban> {
-        self.ban.filter(|_| operation.regards_bans())
-    }
-
-    /// The shape of its limit, as in the keys of Redis.
-    #[cfg(feature = "_redis")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn shape_text(&self) -> Cow<'a, str> {
-        match self.shape_text {
-            Some(text) => text.into(),
-            None => ShapeText(self.limit).to_string().into(),
-        }
+    pub(super) fn ban_for(&self, operation: Operation) -> Option<&Ban> {
+        self.ban.as_deref().filter(|_| operation.regards_bans())
     }
 
     /// Its line, if this operation reads or wakes it.
     #[inline]
     pub(super) fn line_for(&self, operation: Operation) -> Option<ChargeLine> {
-        self.line.filter(|_| operation.reads_lines())
+        self.line.as_deref().copied().filter(|_| operation.reads_lines())
     }
 
-    /// The id of the lease that holds the slots of the charge; `None` if it has no id of its own.
-    pub(crate) fn lease_id(&self) -> Option<LeaseId> {
-        self.lease
+    /// Whether both are charges of one count.
+    #[cfg(feature = "_redis")]
+    #[inline]
+    pub(crate) fn counts_with(&self, other: &Self) -> bool {
+        self.hash == other.hash
+            && self.key == other.key
+            && self.limit.name == other.limit.name
+            && self.limit().shape() == other.limit().shape()
     }
+}
 
-    /// The hash of the key and the policy in a table.
-    ///
-    /// Callers choose keys, so these are hashed with a secret. They do not choose names of policies; and shapes are few, so that
-    /// they need no part in it.
-    #[inline(always)]
-    pub(super) fn hash(&self, hasher: &RandomState) -> u64 {
-        let mut hasher = hasher.build_hasher();
-        hasher.write(self.key.as_bytes());
-        hasher.finish() ^ self.policy_hash
-    }
+/// The hash of a key and a policy in tables.
+///
+/// Callers choose keys, so these are hashed with a secret. They do not choose names of policies; and shapes are few, so that
+/// they need no part in it.
+#[inline(always)]
+fn hash(limit: &NamedLimit, key: &Key) -> u64 {
+    static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+    let mut hasher = SECRET.build_hasher();
+    hasher.write(key.as_bytes());
+    hasher.finish() ^ limit.name_hash
 }

@@ -73,12 +73,12 @@ fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &
 fn policies(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue {
     let mut policies = decision.enforced();
     if let (Some(only), None, None) = (policies.next(), policies.next(), partition_key) {
-        return only.rendered().policy_item.clone();
+        return only.named().policy_item.clone();
     }
 
     let mut list = Text::new();
     for policy in decision.enforced() {
-        list.delimit().bytes(policy.rendered().policy_item.as_bytes());
+        list.delimit().bytes(policy.named().policy_item.as_bytes());
         write_partition_key(policy, partition_key, &mut list);
     }
     list.into()
@@ -111,7 +111,7 @@ fn write_observed(decision: &Decision, headers: &mut HeaderMap) {
 /// `"burst";r=1;t=1`
 fn write_state(policy: &PolicyDecision, list: &mut Text) {
     let (remaining, reset) = standing(policy);
-    let quoted = &policy.rendered().policy_item.as_bytes()[..policy.name().len() + 2];
+    let quoted = &policy.named().policy_item.as_bytes()[..policy.name().len() + 2];
     list.delimit().bytes(quoted).text(";r=").number(remaining);
     if let Some(reset) = reset {
         list.text(";t=").number(ceil_secs(reset));
@@ -121,7 +121,7 @@ fn write_state(policy: &PolicyDecision, list: &mut Text) {
 /// A byte sequence of RFC 9651 §3.3.5: 128 bits of a keyed digest of the key, which does not reveal the key.
 fn write_partition_key(policy: &PolicyDecision, secret: Option<&Secret>, list: &mut Text) {
     if let Some(secret) = secret {
-        let digest = secret.digest(policy.key.as_bytes());
+        let digest = secret.digest(policy.charge.key.as_bytes());
         list.text(";pk=:").text(&STANDARD.encode(digest)).text(":");
     }
 }
@@ -245,7 +245,7 @@ mod tests {
             remaining: if wait.is_some() { 0 } else { 60 },
             retry_after: wait,
             reset_after: Duration::from_millis(58_200),
-            ..PolicyDecision::undecided(context, 0, Key::from("k"), 1)
+            ..PolicyDecision::plain(&context, 0, Key::from("k"))
         }
     }
 

@@ -226,7 +226,7 @@ mod tests {
             denial: Some(Denial::QuotaExceeded),
             retry_after: Some(wait),
             reset_after: wait,
-            ..PolicyDecision::undecided(context, 0, Key::from("k"), 1)
+            ..PolicyDecision::plain(&context, 0, Key::from("k"))
         };
         Decision::new(false, [policy].into())
     }

@@ -93,7 +93,7 @@ fn limited(decision: &Decision) -> Bytes {
         && only.denies()
         && !is_banned(only)
     {
-        return only.rendered().problem.clone();
+        return only.named().problem.clone();
     }
 
     let violated = || decision.policies().filter(|policy| policy.denies());
@@ -137,7 +137,7 @@ mod tests {
         let context = Arc::new(policy::context(MemoryStore::new(), &policies));
         let denied = denials.iter().enumerate().map(|(position, denial)| PolicyDecision {
             denial: Some(*denial),
-            ..PolicyDecision::undecided(context.clone(), position, Key::from("k"), 1)
+            ..PolicyDecision::plain(&context, position, Key::from("k"))
         });
         let problem = limited(&Decision::new(false, denied.collect()));
         let problem: serde_json::Value = serde_json::from_slice(&problem).unwrap();

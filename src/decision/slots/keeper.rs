@@ -112,11 +112,11 @@ impl Keeper {
         let leases = leases.chain(state.orphans.values());
         let mut held: HashMap<Key, HeldByKey> = HashMap::new();
         for lease in leases.filter(|lease| lease.policy() == policy) {
-            let of_key = held.entry(lease.key.clone()).or_insert(HeldByKey {
+            let of_key = held.entry(lease.charge.key.clone()).or_insert(HeldByKey {
                 slots: 0,
                 longest: Duration::ZERO,
             });
-            of_key.slots += lease.cost;
+            of_key.slots += lease.charge.cost;
             of_key.longest = of_key.longest.max(lease.taken_at.elapsed());
         }
         held

@@ -9,58 +9,20 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
-    Key, Limit,
-    store::{Charge, ChargeLine, Failover, LeaseId, Operation, Owed, Store, StoreFuture, StoreRequest},
+    store::{Charge, LeaseId, Operation, Owed, Store, StoreFuture, StoreRequest},
     sync::{Mutex, MutexGuard},
 };
 
-/// The id of a lease that a request is about to take.
-pub(crate) struct Ticket {
-    pub(crate) id: LeaseId,
-    /// It does not expire earlier than its length after this.
-    pub(super) made_at: Instant,
-}
-
-impl Ticket {
-    /// That of a request by this limit, if it has slots.
-    #[inline]
-    pub(crate) fn of(limit: &Limit) -> Option<Arc<Self>> {
-        limit.is_held().then(Self::new)
-    }
-
-    #[cold]
-    fn new() -> Arc<Self> {
-        Self::made_now(LeaseId::random())
-    }
-
-    fn made_now(id: LeaseId) -> Arc<Self> {
-        let made_at = Instant::now();
-        Arc::new(Self { id, made_at })
-    }
-}
-
 /// A lease that holds slots of one policy.
 pub(crate) struct Lease {
-    place: Place,
-    policy: Arc<str>,
-    limit: Limit,
-    pub(super) key: Key,
-    pub(super) cost: u64,
-    /// The line of the requests that wait for these slots.
-    line: Option<ChargeLine>,
+    /// Where the slots are counted.
+    store: Arc<dyn Store>,
+    pub(super) charge: Charge,
     id: LeaseId,
     #[cfg(feature = "admin")]
     pub(super) taken_at: Instant,
     length: Duration,
     progress: Mutex<Progress>,
-}
-
-/// Where slots are counted.
-#[derive(Clone)]
-pub(crate) enum Place {
-    Store(Arc<dyn Store>),
-    /// In this process, since the store failed.
-    Process(Arc<Failover>),
 }
 
 struct Progress {
@@ -76,42 +38,22 @@ struct Progress {
 
 impl Lease {
     /// A lease that was just taken; `None` if the limit has none.
-    pub(crate) fn new(
-        place: Place,
-        (policy, limit): (Arc<str>, Limit),
-        key: Key,
-        cost: u64,
-        ticket: &Ticket,
-    ) -> Option<Self> {
+    pub(crate) fn new(store: Arc<dyn Store>, charge: Charge, made_at: Instant, release: Owed) -> Option<Self> {
         Some(Self {
-            length: limit.lease_length()?,
-            place,
-            policy,
-            limit,
-            key,
-            cost,
-            line: None,
-            id: ticket.id,
+            length: charge.limit().lease_length()?,
+            store,
+            id: charge.lease?,
+            charge,
             #[cfg(feature = "admin")]
-            taken_at: ticket.made_at,
+            taken_at: made_at,
             progress: Mutex::new(Progress {
-                renewed_at: ticket.made_at,
+                renewed_at: made_at,
                 lost: false,
                 renewing: false,
                 ended: false,
-                owed: None,
+                owed: Some(release),
             }),
         })
-    }
-
-    pub(crate) fn owing(self, release: Owed) -> Self {
-        self.progress().owed = Some(release);
-        self
-    }
-
-    /// With the line of its key.
-    pub(crate) fn in_line(self, line: Option<ChargeLine>) -> Self {
-        Self { line, ..self }
     }
 
     pub(super) fn id(&self) -> LeaseId {
@@ -125,7 +67,7 @@ impl Lease {
     }
 
     pub(super) fn policy(&self) -> &str {
-        &self.policy
+        self.charge.policy()
     }
 
     pub(super) fn is_lost(&self) -> bool {
@@ -145,29 +87,16 @@ impl Lease {
         Some(release)
     }
 
-    /// Whether both are counted in one place.
-    pub(super) fn shares_place(&self, other: &Self) -> bool {
-        match (&self.place, &other.place) {
-            (Place::Store(one), Place::Store(other)) => Arc::ptr_eq(one, other),
-            (Place::Process(one), Place::Process(other)) => Arc::ptr_eq(one, other),
-            (Place::Store(_), Place::Process(_)) | (Place::Process(_), Place::Store(_)) => false,
-        }
+    /// Whether both are counted in one store.
+    pub(super) fn shares_store(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.store, &other.store)
     }
 
-    /// Sends an operation on leases that share their place.
+    /// Sends an operation on leases that share their store.
     pub(super) fn send(operation: Operation, leases: &[Arc<Self>]) -> StoreFuture {
-        let charges: SmallVec<[[Charge<'_>; 1]; 1]> = leases.iter().map(|lease| [lease.charge()]).collect();
-        let requests = charges.iter().map(|charges| StoreRequest::new(operation, charges));
+        let requests = leases.iter().map(|lease| StoreRequest::new(operation, [&lease.charge]));
         let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
-        match &leases[0].place {
-            Place::Store(store) => store.decide(&requests),
-            Place::Process(failover) => failover.decide(&requests),
-        }
-    }
-
-    fn charge(&self) -> Charge<'_> {
-        let charge = Charge::new(&self.policy, &self.limit, &self.key, self.cost);
-        charge.in_line(self.line).lease(self.id)
+        leases[0].store.decide(&requests)
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {

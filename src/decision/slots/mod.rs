@@ -16,13 +16,10 @@ use super::{PolicyDecision, completion::caught, store_replies::Responses};
 use crate::{
     Decision,
     observe::HeldSlots,
-    store::{LocalCharge, Operation, Owed, OwedKind, StoreError},
+    store::{Operation, Owed, OwedKind, StoreError},
 };
 
-pub(crate) use self::{
-    keeper::Keeper,
-    lease::{Lease, Place, Ticket},
-};
+pub(crate) use self::{keeper::Keeper, lease::Lease};
 
 /// The slots that an admitted request holds of policies with a limit of [`Concurrency`](crate::Concurrency). Dropping them
 /// releases them.
@@ -160,7 +157,7 @@ impl Slots {
         let mut unconfirmed = Responses::default();
         while let Some((_, first)) = unsent.first() {
             let first = first.clone();
-            let (together, others) = unsent.into_iter().partition(|(_, lease)| lease.shares_place(&first));
+            let (together, others) = unsent.into_iter().partition(|(_, lease)| lease.shares_store(&first));
             let (releases, leases): (SmallVec<[Owed; 1]>, SmallVec<[Arc<Lease>; 1]>) =
                 SmallVec::<[_; 1]>::into_iter(together).unzip();
             if let Some(release) = releases.into_iter().reduce(Owed::join) {
@@ -267,27 +264,21 @@ impl Decision {
 pub(crate) fn release_unknown(policies: &[PolicyDecision]) {
     let mut slots = Slots::default();
     for policy in policies {
-        policy.hold_slots_in(&mut slots, None);
+        policy.hold_slots_in(&mut slots);
     }
     drop(slots);
 }
 
 impl PolicyDecision {
-    pub(super) fn hold_slots_in(&self, slots: &mut Slots, local: Option<&LocalCharge>) {
-        let Some(ticket) = self.lease.as_ref().filter(|_| self.denial.is_none()) else {
+    /// Holds the slots that it was admitted with, if it takes slots.
+    pub(super) fn hold_slots_in(&self, slots: &mut Slots) {
+        let Some(made_at) = self.lease.filter(|_| self.denial.is_none()) else {
             return;
         };
-        let (named, context) = (self.named(), &self.context);
-        let (place, limit) = match local {
-            Some(local) => (Place::Process(context.failover.clone()), local.limit().clone()),
-            None => (Place::Store(context.store.clone()), named.limit.clone()),
-        };
-        let lease = Lease::new(place, (named.name.clone(), limit), self.key.clone(), self.cost, ticket);
-        if let Some(lease) = lease {
-            let lease = lease
-                .in_line(self.charge_line())
-                .owing(context.outstanding.owe(OwedKind::Release));
-            slots.push(lease, &context.keeper, self.hold());
+        let charge = self.counted().after_check(self.counted().cost);
+        let release = self.context.outstanding.owe(OwedKind::Release);
+        if let Some(lease) = Lease::new(self.store().clone(), charge, made_at, release) {
+            slots.push(lease, &self.context.keeper, self.hold());
         }
     }
 }

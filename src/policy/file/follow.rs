@@ -16,11 +16,7 @@ use std::{
 use super::read::read;
 use super::{config::Config, describe::FilePolicy};
 use crate::{
-    ConfigError,
-    decision::{PolicyFile, RenderedLimit},
-    limit::hash_text,
-    observe::FileMetrics,
-    policy::Policy,
+    ConfigError, decision::PolicyFile, limit::hash_text, observe::FileMetrics, policy::Policy, store::NamedLimit,
 };
 
 /// A file, or the configuration of an application in place of one.
@@ -320,7 +316,7 @@ impl PolicyFile for Place {
         self.file.number
     }
 
-    fn newest_limit(&self) -> Option<Arc<RenderedLimit>> {
+    fn newest_limit(&self) -> Option<Arc<NamedLimit>> {
         let state = self.file.state();
         let limit = state
             .config

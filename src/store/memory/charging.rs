@@ -8,7 +8,7 @@ use crate::{
 
 /// A charge whose state was advanced to now, so that it is known whether it fits; the counterpart of a charge in `lua/driver.lua`.
 pub(super) struct Advanced<'a> {
-    charge: &'a Charge<'a>,
+    charge: &'a Charge,
     state: &'a mut State,
     saved: Option<Saved>,
     bans: Option<AdvancedBans<'a>>,
@@ -68,15 +68,15 @@ pub(super) enum Verdict {
 }
 
 impl<'a> AdvancedLine<'a> {
-    pub(super) fn new(charge: ChargeLine, stored: &'a mut Line, request: &StoreRequest<'a>, now: u64) -> Self {
+    pub(super) fn new(charge: ChargeLine, stored: &'a mut Line, request: &'a StoreRequest<'_>, now: u64) -> Self {
         let place = PlaceId {
             process: 0,
             line: charge.number,
         };
         let standing = Standing {
             place,
-            waiting: request.waiting(),
-            units: request.unit_count() as usize,
+            waiting: request.waiting.as_deref(),
+            units: request.units as usize,
             leads: charge.leads,
         };
         Self {
@@ -144,7 +144,7 @@ impl<'a> Advanced<'a> {
     #[inline]
     pub(super) fn new(
         operation: Operation,
-        (charge, units): (&'a Charge<'a>, u64),
+        (charge, units): (&'a Charge, u64),
         bans: Option<AdvancedBans<'a>>,
         line: Option<AdvancedLine<'a>>,
         state: &'a mut State,
@@ -154,7 +154,7 @@ impl<'a> Advanced<'a> {
         let (limit, cost) = (charge.limit(), charge.cost());
         let needed = u64::from(operation.compares_room()) * cost.saturating_mul(units);
         let room = limit.read(state, now, needed);
-        let held = operation == Operation::RenewLease && limit.holds(state, charge.lease_id(), cost);
+        let held = operation == Operation::RenewLease && limit.holds(state, charge.lease, cost);
         let fitting = match &line {
             Some(AdvancedLine { line, standing, .. }) if operation.regards_lines() => {
                 line.fitting(standing, room, cost) as u64
@@ -282,7 +282,7 @@ impl<'a> Advanced<'a> {
             | Operation::RenewLease
             | Operation::Ban { .. } => Change::Nothing,
         };
-        let effect = limit.change(self.state, now, change, cost, self.charge.lease_id());
+        let effect = limit.change(self.state, now, change, cost, self.charge.lease);
         let Effect {
             changed,
             reset,

@@ -1,7 +1,6 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeSet, BinaryHeap},
-    hash::RandomState,
     mem,
 };
 
@@ -18,15 +17,15 @@ use crate::{
 /// The identity of a count: policy, shape and key; or of the bans of a policy and key.
 pub(super) struct Id<'a> {
     pub(super) hash: u64,
-    charge: &'a Charge<'a>,
+    charge: &'a Charge,
     shape: Shape,
 }
 
 impl<'a> Id<'a> {
     #[inline]
-    pub(super) fn new(charge: &'a Charge<'a>, hasher: &RandomState) -> Self {
+    pub(super) fn new(charge: &'a Charge) -> Self {
         Self {
-            hash: charge.hash(hasher),
+            hash: charge.hash,
             charge,
             shape: charge.limit().shape(),
         }
@@ -177,7 +176,7 @@ impl Shard {
     /// Adds a count for a new key, and returns whether a key that had not expired was evicted for it.
     #[inline(never)]
     pub(super) fn insert(&mut self, id: &Id<'_>, state: State, kept: Kept, expires_at: u64, now: u64) -> bool {
-        let policy = id.charge.policy_hash;
+        let policy = id.charge.limit.name_hash;
         if self.counts.len() >= FEW.min(self.capacity) {
             self.expire(now);
         }
@@ -237,13 +236,13 @@ impl Shard {
     }
 
     fn queues(&mut self, id: &Id<'_>) -> Option<&mut Queues> {
-        let policy = id.charge.policy_hash;
+        let policy = id.charge.limit.name_hash;
         self.policies.iter_mut().find(|queues| queues.policy == policy)
     }
 
     /// Removes invalid places, of which there would be many if keys are added and removed often.
     fn compact(&mut self, id: &Id<'_>) {
-        let (policy, counts) = (id.charge.policy_hash, &self.counts);
+        let (policy, counts) = (id.charge.limit.name_hash, &self.counts);
         let Some(queues) = self.policies.iter_mut().find(|queues| queues.policy == policy) else {
             return;
         };
@@ -393,10 +392,10 @@ mod tests {
 
     #[test]
     fn keys_that_come_and_go_leave_few_places() {
-        let (hasher, limit) = (RandomState::new(), Limit::from(SlidingLog::per_hour(5)));
+        let limit = Limit::from(SlidingLog::per_hour(5));
         let keys: Vec<Key> = (0..200).map(|number| Key::from(number.to_string().as_str())).collect();
         let charges: Vec<_> = keys.iter().map(|key| Charge::new("a", &limit, key, 1)).collect();
-        let ids: Vec<_> = charges.iter().map(|charge| Id::new(charge, &hasher)).collect();
+        let ids: Vec<_> = charges.iter().map(Id::new).collect();
         let kept = Kept {
             expires_at: Some(2),
             denies_until: 0,

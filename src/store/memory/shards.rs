@@ -1,6 +1,5 @@
 use std::{
     collections::HashMap,
-    hash::RandomState,
     slice,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -22,14 +21,13 @@ use crate::{
     store::{Charge, ChargeState, Operation, Outcome, StoreRequest, StoreResponse, wakes::wake_line},
 };
 
-/// The counts of a memory store, divided into shards by a hash with a secret.
+/// The counts of a memory store, divided into shards by the hashes of charges.
 pub(super) struct Shards {
     /// Their number is a power of two. The sum of their capacities is the capacity of the store.
     shards: Box<[Mutex<Shard>]>,
     pub(super) capacity: usize,
     evictions: AtomicU64,
     metrics: MemoryMetrics,
-    hasher: RandomState,
     lines: Mutex<Lines>,
     clock: Clock,
 }
@@ -50,7 +48,6 @@ impl Shards {
             capacity,
             evictions: AtomicU64::new(0),
             metrics: MemoryMetrics::default(),
-            hasher: RandomState::new(),
             lines: Mutex::default(),
             clock,
         }
@@ -91,11 +88,11 @@ impl Shards {
     #[inline]
     pub(super) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
         if let [request] = requests
-            && let [charge] = request.charges()
+            && let Some(charge) = request.only_charge()
             && charge.ban_for(request.operation()).is_none()
             && !matches!(request.operation(), Operation::Reset | Operation::Ban { .. })
             && charge.line_for(request.operation()).is_none()
-            && request.unit_count() == 1
+            && request.units == 1
         {
             return self.decide_one(request.operation(), charge);
         }
@@ -104,8 +101,8 @@ impl Shards {
 
     /// Decides one charge. The state is changed in place.
     #[inline]
-    fn decide_one(&self, operation: Operation, charge: &Charge<'_>) -> StoreResponse {
-        let id = Id::new(charge, &self.hasher);
+    fn decide_one(&self, operation: Operation, charge: &Charge) -> StoreResponse {
+        let id = Id::new(charge);
         let place = self.place(id.hash);
         let mut shard = self.lock(place);
         // Under the lock, so that the decisions about a key are in the order of their times.
@@ -146,11 +143,12 @@ impl Shards {
     /// Decides all requests at one time, with all shards of their keys locked.
     #[inline(never)] // inlined, it would enlarge the stack frame of `decide_one`
     fn decide_all(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
-        let ids = requests.iter().map(|request| self.ids(request));
+        let ids = requests.iter().map(Self::ids);
         let ids: SmallVec<[SmallVec<[Id<'_>; 4]>; 1]> = ids.collect();
         let has_line = |request: &StoreRequest<'_>| {
-            let mut charges = request.charges().iter();
-            charges.any(|charge| charge.line_for(request.operation()).is_some())
+            request
+                .charges()
+                .any(|charge| charge.line_for(request.operation()).is_some())
         };
         let has_lines = requests.iter().any(has_line);
         // Before the shards, in all calls.
@@ -162,7 +160,7 @@ impl Shards {
 
         let mut unlocked = Unlocked::default();
         let decide = |(request, ids): (&StoreRequest<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation() {
-            Operation::Reset => self.reset(request.charges(), ids, &mut shards, lines, now, &mut unlocked),
+            Operation::Reset => Self::reset(request, ids, &mut shards, lines, now, &mut unlocked),
             Operation::Ban { length } => Self::ban(request, length, ids, &mut shards, now, &mut unlocked),
             Operation::Check
             | Operation::Wait
@@ -170,7 +168,7 @@ impl Shards {
             | Operation::Peek
             | Operation::Refund { .. }
             | Operation::RenewLease
-            | Operation::EndLease => self.decide_several(request, ids, &mut shards, lines, now, &mut unlocked),
+            | Operation::EndLease => Self::decide_several(request, ids, &mut shards, lines, now, &mut unlocked),
         };
         let outcomes = requests.iter().zip(&ids).map(decide).collect();
         drop(shards);
@@ -182,16 +180,16 @@ impl Shards {
         }
     }
 
-    fn line_of(&self, charge: &Charge<'_>) -> LineKey {
-        (charge.hash(&self.hasher), charge.limit().shape())
+    fn line_of(charge: &Charge) -> LineKey {
+        (charge.hash, charge.limit().shape())
     }
 
     /// What a request reads: for each charge its bans, if they are regarded, and its count.
-    fn ids<'a>(&self, request: &StoreRequest<'a>) -> SmallVec<[Id<'a>; 4]> {
+    fn ids<'a>(request: &'a StoreRequest<'_>) -> SmallVec<[Id<'a>; 4]> {
         let operation = request.operation();
         let counts = !matches!(operation, Operation::Ban { .. });
-        let ids = request.charges().iter().flat_map(|charge| {
-            let id = Id::new(charge, &self.hasher);
+        let ids = request.charges().flat_map(|charge| {
+            let id = Id::new(charge);
             let bans = charge.ban_for(operation).map(|_| id.bans());
             bans.into_iter().chain(counts.then_some(id))
         });
@@ -199,8 +197,7 @@ impl Shards {
     }
 
     fn reset(
-        &self,
-        charges: &[Charge<'_>],
+        request: &StoreRequest<'_>,
         ids: &[Id<'_>],
         shards: &mut Locked<'_>,
         lines: &Lines,
@@ -210,15 +207,15 @@ impl Shards {
         for id in ids {
             shards.of(id.hash).remove(id);
         }
-        let state = |charge: &Charge<'_>| {
+        let state = |charge: &Charge| {
             let quota = charge.limit().quota();
             let has_line = charge.line_for(Operation::Reset).is_some();
-            let line = lines.get(&self.line_of(charge)).filter(|_| has_line);
+            let line = lines.get(&Self::line_of(charge)).filter(|_| has_line);
             let line = line.map(|line| line.live(now)).unwrap_or_default();
             unlocked.woken.extend(line.ready(quota, None).map(|place| place.line));
             ChargeState::new(quota.saturating_sub(line.weight()), None, Duration::ZERO)
         };
-        Outcome::new(true, charges.iter().map(state))
+        Outcome::new(true, request.charges().map(state))
     }
 
     fn ban(
@@ -230,8 +227,9 @@ impl Shards {
         unlocked: &mut Unlocked,
     ) -> Outcome {
         let length = length.as_micros().try_into().unwrap_or(u64::MAX);
-        let charges = request.charges().iter();
-        let bans = charges.filter_map(|charge| charge.ban_for(request.operation()));
+        let bans = request
+            .charges()
+            .filter_map(|charge| charge.ban_for(request.operation()));
         let states = bans.zip(ids).map(|(ban, id)| {
             let (mut state, known) = shards.take(id);
             let (charge_state, kept) = AdvancedBans::new(ban, &mut state, now).begin(length);
@@ -242,7 +240,6 @@ impl Shards {
     }
 
     fn decide_several(
-        &self,
         request: &StoreRequest<'_>,
         ids: &[Id<'_>],
         shards: &mut Locked<'_>,
@@ -250,19 +247,19 @@ impl Shards {
         now: u64,
         unlocked: &mut Unlocked,
     ) -> Outcome {
-        let (operation, charges, units) = (request.operation(), request.charges(), request.unit_count().into());
+        let (operation, units) = (request.operation(), request.units.into());
         let taken = ids.iter().map(|id| shards.take(id));
         let (mut states, known): (SmallVec<[State; 4]>, SmallVec<[bool; 4]>) = taken.unzip();
-        let with_lines = charges
-            .iter()
-            .filter_map(|charge| charge.line_for(operation).map(|_| self.line_of(charge)));
+        let with_lines = request
+            .charges()
+            .filter_map(|charge| charge.line_for(operation).map(|_| Self::line_of(charge)));
         let mut taken_lines: SmallVec<[(LineKey, Line); 1]> = with_lines
             .map(|key| (key, lines.remove(&key).unwrap_or_default()))
             .collect();
 
         let mut left = states.iter_mut();
         let mut left_lines = taken_lines.iter_mut();
-        let advanced = charges.iter().filter_map(|charge| {
+        let advanced = request.charges().filter_map(|charge| {
             let bans = match charge.ban_for(operation) {
                 Some(ban) => Some(AdvancedBans::new(ban, left.next()?, now)),
                 None => None,
@@ -383,7 +380,7 @@ mod tests {
         for n in 0..1_000_000_u64 {
             let key = Key::from(n);
             let charge = Charge::new("login", &limit, &key, 1);
-            held[shards.place(Id::new(&charge, &shards.hasher).hash)] += 1;
+            held[shards.place(charge.hash)] += 1;
         }
 
         // Six standard deviations of a random distribution.

@@ -4,7 +4,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{
-    key_format::slot_of,
+    key_format::slot_of_charge,
     queues::{CommitQueues, DecidedPartly},
     request::OwnedRequest,
     task::DetachOnDrop,
@@ -217,8 +217,8 @@ impl<'a> Progress<'a> {
 /// Each slot, and the positions of the charges that lie in it.
 fn by_slot(request: &OwnedRequest) -> Vec<(u16, Positions)> {
     let mut slots: Vec<(u16, Positions)> = Vec::new();
-    for position in 0..request.charges.len() {
-        let slot = slot_of(&request.charges[position].key);
+    for (position, charge) in request.charges().enumerate() {
+        let slot = slot_of_charge(charge);
         match slots.iter_mut().find(|(other, _)| *other == slot) {
             Some((_, positions)) => positions.push(position),
             None => slots.push((slot, smallvec![position])),
@@ -244,7 +244,7 @@ mod tests {
         },
     };
 
-    async fn outcome(store: &RedisStore, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+    async fn outcome(store: &RedisStore, operation: Operation, charges: &[Charge]) -> Outcome {
         let response = store.decide(&[StoreRequest::new(operation, charges)]).await;
         response.expect("the network is good").outcomes[0].clone()
     }
@@ -277,7 +277,7 @@ mod tests {
             Charge::new("one", &limit, &key, 1),
             Charge::new("two", &limit, &other, 1),
         ];
-        let check = async |charges: &[Charge<'_>]| store.decide(&[StoreRequest::new(Operation::Check, charges)]).await;
+        let check = async |charges: &[Charge]| store.decide(&[StoreRequest::new(Operation::Check, charges)]).await;
         network.cut_off();
         for _ in 0..3 {
             assert!(check(&across[1..]).await.is_err());
@@ -298,7 +298,7 @@ mod tests {
         let [a, b, c] = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
         network.cut_off();
         for _ in 0..3 {
-            let check = [b];
+            let check = [b.clone()];
             assert!(
                 store
                     .decide(&[StoreRequest::new(Operation::Check, &check)])
@@ -308,7 +308,7 @@ mod tests {
         }
         network.heal();
 
-        let (failing, later) = ([a, b], [a, c]);
+        let (failing, later) = ([a.clone(), b], [a, c]);
         let checks = [&failing, &later].map(|charges| StoreRequest::new(Operation::Check, charges));
         assert!(store.decide(&checks).await.is_err(), "no probe has had a reply yet");
         let left = outcome(&store, Operation::Peek, &later).await.states;

@@ -22,6 +22,7 @@ use super::{
     failure::{CallFailure, Failure},
     key_format::{KeyFormat, slot_of},
     reply::{RawReply, ScriptReply},
+    request::MergedRequest,
     script::Scripts,
     task::try_spawn,
     trial::run_trial,
@@ -65,6 +66,11 @@ impl Backend {
             refusal_logged_at: Mutex::default(),
             metrics: RedisMetrics::new(),
         }
+    }
+
+    /// The call that decides these requests.
+    pub(super) fn call(&self, merged: &[MergedRequest<'_>]) -> ScriptCall {
+        ScriptCall::new(merged, &self.key_format, self.client.is_clustered())
     }
 
     pub(super) fn reaches_several_slots(&self) -> bool {

@@ -5,9 +5,9 @@ use smallvec::SmallVec;
 
 use super::{
     failure::CallFailure,
-    key_format::slot_of,
+    key_format::{KeyFormat, slot_of_charge},
     reply::Bounds,
-    request::{Entry, MergedRequest, OwnedBans, OwnedCharge, OwnedLine},
+    request::{Entry, MergedRequest},
     rules::{boundaries, parameters, rule_name, rule_of},
     script::ScriptName,
 };
@@ -15,7 +15,7 @@ use crate::{
     Ban, Limit,
     limit::Arrival,
     limit::{MAX_EXACT, MAX_QUOTA},
-    store::{LeaseId, Operation},
+    store::{Charge, LeaseId, Operation},
 };
 
 /// One call of the script: its keys, its arguments and the shape of its reply.
@@ -55,22 +55,20 @@ pub(super) struct ReplyShape {
 
 impl ScriptCall {
     /// A call for these requests, to a server or a node of a cluster.
-    pub(super) fn new(merged: &[MergedRequest<'_>], clustered: bool) -> Self {
-        let is_across = clustered && are_in_several_slots(merged.iter().flat_map(|merged| &merged.request.charges));
-        Self::with_keys(merged, process_time_us(), is_across)
+    pub(super) fn new(merged: &[MergedRequest<'_>], key_format: &KeyFormat, clustered: bool) -> Self {
+        let charges = merged.iter().flat_map(|merged| merged.request.charges());
+        let is_across = clustered && are_in_several_slots(charges);
+        Self::with_keys(merged, key_format, process_time_us(), is_across)
     }
 
     /// A call for these requests, of which all keys are declared. `now_us` is an approximate time of Redis in microseconds.
     #[cfg(test)]
     pub(super) fn at(merged: &[MergedRequest<'_>], now_us: u64) -> Self {
-        Self::with_keys(merged, now_us, false)
+        Self::with_keys(merged, &KeyFormat::new("quota", None), now_us, false)
     }
 
-    fn with_keys(merged: &[MergedRequest<'_>], now_us: u64, is_across: bool) -> Self {
+    fn with_keys(merged: &[MergedRequest<'_>], key_format: &KeyFormat, now_us: u64, is_across: bool) -> Self {
         let mut call = Self {
-            keys: SmallVec::new(),
-            arguments: SmallVec::new(),
-            script: ScriptName::Driver,
             is_across,
             shape: merged
                 .iter()
@@ -82,32 +80,33 @@ impl ScriptCall {
                 })
                 .collect(),
             bounds: merged.iter().flat_map(|merged| Bounds::of(merged.request)).collect(),
-            calendars: Vec::new(),
+            ..Self::of(ScriptName::Driver, [])
         };
 
         // All keys and arguments share one buffer.
         let entries = || merged.iter().flat_map(|merged| merged.request.entries());
+        let mut lines = merged.iter().flat_map(|merged| merged.request.lines()).peekable();
+        let has_lines = lines.peek().is_some();
+        let of_entries = entries().map(|entry| key_format.of_entry(entry));
         // Those of lines follow all others.
-        let lines = || merged.iter().flat_map(|merged| merged.request.lines());
-        let all_keys = entries().map(Entry::key).chain(lines().map(|line| &line.key));
-        let length = entries().map(|entry| entry.key().len()).sum::<usize>();
-        let mut buffer = BytesMut::with_capacity(length + 256);
-        let keys = all_keys.map(|key| {
-            buffer.extend_from_slice(key);
+        let all_keys = of_entries.chain(lines.map(|(charge, _)| key_format.of_line(charge)));
+        let mut buffer = BytesMut::with_capacity(128 * merged.len() + 256);
+        let keys = all_keys.map(|parts| {
+            parts.iter().for_each(|part| buffer.extend_from_slice(part));
             buffer.split().freeze()
         });
         let mut keys: SmallVec<[Bytes; 1]> = keys.collect();
         if let Some((charge, times)) = single(merged)
             && !is_across
         {
-            call.script = ScriptName::Single(rule_of(&charge.limit));
-            write_numbers(&mut buffer, [times, charge.cost, charge.limit.quota()]);
-            write_numbers(&mut buffer, parameters(&charge.limit, charge.lease));
+            call.script = ScriptName::Single(rule_of(charge.limit()));
+            write_numbers(&mut buffer, [times, charge.cost(), charge.limit().quota()]);
+            write_numbers(&mut buffer, parameters(charge.limit(), charge.lease));
             (call.keys, call.arguments) = (keys, [buffer.freeze()].into());
             return call;
         }
 
-        if lines().next().is_some() {
+        if has_lines {
             call.script = ScriptName::DriverWithLines;
         } else if let Some(rule) = only_rule(entries()) {
             call.script = ScriptName::DriverOf(rule);
@@ -183,20 +182,27 @@ impl ScriptCall {
 
     /// A call without requests, sent to the node of this key.
     pub(super) fn probe(key: Option<Bytes>) -> Self {
-        let mut call = Self::with_keys(&[], 0, false);
-        call.keys.extend(key);
+        let mut call = Self::of(ScriptName::Driver, key);
+        let mut header = enclosed([].into_iter(), 0);
+        write_numbers(&mut header, [0]);
+        call.arguments.push(header.freeze());
         call
     }
 
-    /// A call of a script that decides no requests.
+    /// A call of a script with these keys and no arguments.
     pub(super) fn of(script: ScriptName, keys: impl IntoIterator<Item = Bytes>) -> Self {
-        let mut call = Self::probe(None);
-        (call.script, call.keys) = (script, keys.into_iter().collect());
-        call.arguments.clear();
-        call
+        Self {
+            keys: keys.into_iter().collect(),
+            arguments: SmallVec::new(),
+            script,
+            is_across: false,
+            shape: SmallVec::new(),
+            bounds: SmallVec::new(),
+            calendars: Vec::new(),
+        }
     }
 
-    /// A call of a script of checks that checks nothing.
+    /// A call of a script that decides nothing.
     pub(super) fn empty(script: ScriptName, keys: SmallVec<[Bytes; 1]>) -> Self {
         let mut call = Self::probe(None);
         if matches!(script, ScriptName::Single(_)) {
@@ -269,13 +275,13 @@ fn only_rule<'a>(mut entries: impl Iterator<Item = Entry<'a>>) -> Option<usize> 
 }
 
 /// The charge of one check, which has a script of its own, and how many callers send it.
-fn single<'a>(merged: &[MergedRequest<'a>]) -> Option<(&'a OwnedCharge, u64)> {
+fn single<'a>(merged: &[MergedRequest<'a>]) -> Option<(&'a Charge, u64)> {
     let [MergedRequest { request, times }] = merged else {
         return None;
     };
-    let [charge] = &*request.charges else { return None };
-    let has_calendar = boundaries(&charge.limit, 0).is_some();
-    let is_single = request.is_check() && charge.bans.is_none() && charge.line.is_none() && !has_calendar;
+    let charge = request.only_charge()?;
+    let has_calendar = boundaries(charge.limit(), 0).is_some();
+    let is_single = request.is_check() && !request.has_bans() && charge.line.is_none() && !has_calendar;
     is_single.then_some((charge, *times))
 }
 
@@ -283,8 +289,8 @@ fn single<'a>(merged: &[MergedRequest<'a>]) -> Option<(&'a OwnedCharge, u64)> {
 fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
     match entry {
         Entry::Count(charge) => {
-            let limit = &charge.limit;
-            if let Some(OwnedLine { line, .. }) = charge.line.as_deref() {
+            let limit = charge.limit();
+            if let Some(line) = charge.line_for(operation) {
                 write_word(buffer, "line");
                 let leads = u64::from(line.leads);
                 write_numbers(
@@ -293,10 +299,10 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
                 );
             }
             write_word(buffer, rule_name(limit));
-            write_numbers(buffer, [charge.cost, limit.quota()]);
+            write_numbers(buffer, [charge.cost(), limit.quota()]);
             write_numbers(buffer, parameters(limit, charge.lease));
         }
-        Entry::Bans(OwnedBans { ban, .. }) => {
+        Entry::Bans(_, ban) => {
             let length = if let Operation::Ban { length } = operation {
                 length
             } else {
@@ -334,27 +340,26 @@ fn operation_name(operation: Operation) -> &'static str {
 }
 
 fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
-    let ban = |charge: &OwnedCharge| charge.bans.as_ref().map(|bans| bans.ban);
-    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
-        // Each charge of slots has an id of its own.
-        let is_held = a.limit.is_held();
-        a.cost == b.cost && a.limit == b.limit && ban(a) == ban(b) && a.line == b.line && !is_held
-    };
     let (a, b) = (a.request, b.request);
+    let same = |(one, other): (&Charge, &Charge)| {
+        // Each charge of slots has an id of its own.
+        let is_held = one.limit().is_held();
+        let bans = one.ban_for(a.operation) == other.ban_for(a.operation);
+        one.cost() == other.cost() && one.limit() == other.limit() && bans && one.line == other.line && !is_held
+    };
     let is_same = a.operation == b.operation && a.waiting.is_none() && b.waiting.is_none();
-    is_same && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(same)
+    is_same && a.charges.len() == b.charges.len() && a.charges().zip(b.charges()).all(same)
 }
 
 fn spans_slots(merged: &MergedRequest<'_>) -> bool {
-    are_in_several_slots(&merged.request.charges)
+    are_in_several_slots(merged.request.charges())
 }
 
 /// Whether the keys of charges lie in several slots of a cluster.
-pub(super) fn are_in_several_slots<'a>(charges: impl IntoIterator<Item = &'a OwnedCharge>) -> bool {
-    let mut charges = charges.into_iter();
+pub(super) fn are_in_several_slots<'a>(mut charges: impl Iterator<Item = &'a Charge>) -> bool {
     let Some(first) = charges.next() else { return false };
     let mut slot = None;
-    charges.any(|charge| slot_of(&charge.key) != *slot.get_or_insert_with(|| slot_of(&first.key)))
+    charges.any(|charge| slot_of_charge(charge) != *slot.get_or_insert_with(|| slot_of_charge(first)))
 }
 
 /// Writes a word and a zero byte.
@@ -375,10 +380,7 @@ mod tests {
     use super::*;
     use crate::{
         Key, Limit, SlidingLog,
-        store::{
-            Charge, Operation, StoreRequest,
-            redis::{key_format::KeyFormat, request::OwnedRequest},
-        },
+        store::{Charge, Operation, StoreRequest, redis::request::OwnedRequest},
     };
 
     /// Words that end with a zero byte, and numbers.
@@ -392,9 +394,9 @@ mod tests {
         packed("", &[0, MAX_EXACT, runs_before_keys])
     }
 
-    fn request(charges: &[Charge<'_>]) -> OwnedRequest {
+    fn request(charges: &[Charge]) -> OwnedRequest {
         let request = StoreRequest::new(Operation::Check, charges);
-        OwnedRequest::of(&KeyFormat::new("quota", None), &request)
+        request.into_owned()
     }
 
     #[test]
@@ -445,7 +447,7 @@ mod tests {
         let ban = Ban::after(3, Duration::from_secs(60));
         let charges = [Charge::new("p", &limit, &key, 1).ban(&ban)];
         let of = |operation| {
-            let request = OwnedRequest::of(&KeyFormat::new("quota", None), &StoreRequest::new(operation, &charges));
+            let request = StoreRequest::new(operation, &charges).into_owned();
             let merged = MergedRequest {
                 request: &request,
                 times: 1,
@@ -478,13 +480,13 @@ mod tests {
     fn the_keys_of_a_call_across_slots_are_arguments() {
         let limit = Limit::from(SlidingLog::per_minute(5));
         let (a, b) = (Key::from("a"), Key::from("b"));
-        let [on_a, on_b] = [&a, &b].map(|key| Charge::new("p", &limit, key, 1));
-        let requests = [&[on_a][..], &[on_b], &[on_a, on_b]].map(request);
+        let both = [&a, &b].map(|key| Charge::new("p", &limit, key, 1));
+        let requests = [&both[..1], &both[1..], &both[..]].map(request);
         let merged = requests.each_ref().map(|request| MergedRequest { request, times: 1 });
         let [key_of_a, key_of_b] =
             ["quota:1:log/1min:p:{key=a}", "quota:1:log/1min:p:{key=b}"].map(|key| key.as_bytes().to_vec());
 
-        let call = ScriptCall::new(&merged, true);
+        let call = ScriptCall::new(&merged, &KeyFormat::new("quota", None), true);
         assert!(call.is_across);
         assert!(call.keys.iter().eq([&key_of_a]));
         let charge = packed("log\0", &[1, 5, 60_000_000, 0, 0]);
@@ -499,7 +501,7 @@ mod tests {
         ];
         assert_eq!(call.arguments[..], arguments);
 
-        let call = ScriptCall::new(&merged[..1], true);
+        let call = ScriptCall::new(&merged[..1], &KeyFormat::new("quota", None), true);
         assert!(!call.is_across && call.keys.len() == 1, "all keys are in one slot");
     }
 }

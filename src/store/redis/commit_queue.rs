@@ -6,7 +6,6 @@ use std::{
     task::Poll,
 };
 
-use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
@@ -77,8 +76,8 @@ impl CommitQueue {
     /// Fails while the breaker is open, for so many checks, of which these are some.
     pub(super) fn check_breaker(&self, checks: usize, requests: &[OwnedRequest]) -> Result<(), StoreError> {
         self.backend.check_breaker(&self.breaker, checks, || {
-            let charge = requests.iter().flat_map(|request| &request.charges).next()?;
-            Some(Bytes::copy_from_slice(&charge.key))
+            let charge = requests.iter().flat_map(|request| request.charges()).next()?;
+            Some(self.backend.key_format.of_count(charge).concat().into())
         })
     }
 
@@ -198,7 +197,7 @@ impl CommitQueue {
         }
         let (mut call, positions) = {
             let (merged, positions) = merge(batch.iter().map(|request| &*request.requests));
-            (ScriptCall::new(&merged, self.backend.client.is_clustered()), positions)
+            (self.backend.call(&merged), positions)
         };
 
         match self.backend.run(&self.breaker, &mut call).await {
@@ -289,7 +288,7 @@ impl CallPermit {
             request: &request,
             times: request.units.into(),
         };
-        let mut call = ScriptCall::new(&[merged], queue.backend.client.is_clustered());
+        let mut call = queue.backend.call(&[merged]);
         let reply = queue.backend.run(&queue.breaker, &mut call).await;
         self.release();
 
@@ -407,10 +406,7 @@ mod tests {
         Key, Limit, SlidingLog,
         store::{
             Charge, Operation, StoreRequest,
-            redis::{
-                key_format::KeyFormat,
-                simulation::{backend::simulated_backend, network::Network},
-            },
+            redis::simulation::{backend::simulated_backend, network::Network},
         },
     };
 
@@ -418,10 +414,7 @@ mod tests {
     fn a_call_contains_half_of_the_requests_that_wait_or_are_in_flight() {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
         let charges = [Charge::new("p", &limit, &key, 1)];
-        let check = OwnedRequest::of(
-            &KeyFormat::new("quota", None),
-            &StoreRequest::new(Operation::Check, &charges),
-        );
+        let check = StoreRequest::new(Operation::Check, &charges).into_owned();
         for (in_flight, waiting, taken) in [(0, 10, 10), (0, 100, 50), (40, 100, 70), (1_000, 900, 256)] {
             let queued = || QueuedRequest::new(vec![check.clone()], Instant::now(), None).0;
             let mut state = State {

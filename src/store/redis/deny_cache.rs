@@ -4,12 +4,9 @@ use hashbrown::{HashTable, hash_table::Entry};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{
-    key_format::KeyFormat,
-    request::{HashedRequest, OwnedCharge, OwnedRequest},
-};
+use super::request::OwnedRequest;
 use crate::{
-    store::{Charge, ChargeState, Operation, Outcome, StoreResponse},
+    store::{Charge, ChargeState, Operation, Outcome, StoreRequest, StoreResponse},
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
@@ -44,7 +41,7 @@ struct Shard {
 struct Denial {
     hash: u64,
     serial: u64,
-    charges: SmallVec<[OwnedCharge; 1]>,
+    request: OwnedRequest,
     generation: Generation,
     states: SmallVec<[ChargeState; 1]>,
     server_time: Duration,
@@ -66,32 +63,19 @@ impl DenyCache {
     }
 
     /// The response to a check if its denial is cached.
-    pub(super) fn get(
-        &self,
-        key_format: &KeyFormat,
-        request: &HashedRequest<'_>,
-        now: Instant,
-    ) -> Option<StoreResponse> {
-        let HashedRequest { request, hashes } = request;
-        let (operation, charges) = (request.operation(), request.charges());
-        if operation != Operation::Check || charges.iter().any(|charge| charge.limit().is_held()) {
+    pub(super) fn get(&self, request: &StoreRequest<'_>, now: Instant) -> Option<StoreResponse> {
+        if !request.is_check() || request.charges().any(|charge| charge.limit().is_held()) {
             return None;
         }
-        let hash = combined_hash(hashes.iter().copied());
-
+        let hash = combined_hash(request);
         let shard = self.shard(hash);
-        let denial = shard.denials.find(hash, |denial| {
-            let same = |(denied, charge): (&OwnedCharge, &Charge<'_>)| {
-                denied.limit == *charge.limit()
-                    && denied.bans.as_ref().map(|bans| &bans.ban) == charge.ban_for(operation)
-                    && key_format.is_key_of(&denied.key, charge)
-            };
-            denial.charges.len() == charges.len() && denial.charges.iter().zip(charges).all(same)
-        })?;
-        let covers_cost = |(denied, charge): (&OwnedCharge, &Charge<'_>)| denied.cost <= charge.cost();
+        let denial = shard
+            .denials
+            .find(hash, |denial| same_counts(&denial.request, request))?;
+        let mut costs = denial.request.charges().zip(request.charges());
         let is_valid = denial.expires_at > now
-            && denial.generation == self.generation_of(hashes.iter().copied())
-            && denial.charges.iter().zip(charges).all(covers_cost);
+            && denial.generation == self.generation(request)
+            && costs.all(|(denied, charge)| denied.cost() <= charge.cost());
         if !is_valid {
             return None;
         }
@@ -105,13 +89,9 @@ impl DenyCache {
     }
 
     /// The generation of a request, to be read before it is sent.
-    pub(super) fn generation(&self, request: &OwnedRequest) -> Generation {
-        self.generation_of(hashes(&request.charges))
-    }
-
-    fn generation_of(&self, hashes: impl IntoIterator<Item = u64>) -> Generation {
+    pub(super) fn generation(&self, request: &StoreRequest<'_>) -> Generation {
         // Each only increases, so the sum is equal only if they are.
-        let counters = hashes.into_iter().map(|hash| self.counter(hash));
+        let counters = request.charges().map(|charge| self.counter(charge.hash));
         Generation(counters.map(|counter| counter.load(Ordering::Acquire)).sum())
     }
 
@@ -122,11 +102,10 @@ impl DenyCache {
         request: &OwnedRequest,
         refunds: &[OwnedRequest],
     ) -> Generation {
-        let refunded = refunds.iter().flat_map(|refund| &refund.charges);
+        let refunded = refunds.iter().flat_map(|refund| refund.charges());
         let increments = refunded.map(|refund| {
-            let shares_counter =
-                |charge: &&OwnedCharge| std::ptr::eq(self.counter(charge.hash), self.counter(refund.hash));
-            request.charges.iter().filter(shares_counter).count() as u64
+            let shares_counter = |charge: &&Charge| std::ptr::eq(self.counter(charge.hash), self.counter(refund.hash));
+            request.charges().filter(shares_counter).count() as u64
         });
         Generation(generation.0 + increments.sum::<u64>())
     }
@@ -145,7 +124,7 @@ impl DenyCache {
                 | Operation::Ban { .. } => false,
             };
             if makes_room {
-                for charge in &request.charges {
+                for charge in request.charges() {
                     self.counter(charge.hash).fetch_add(1, Ordering::Release);
                 }
             }
@@ -164,7 +143,6 @@ impl DenyCache {
         if !request.is_check() || request.can_fit_early() {
             return;
         }
-        let charges = request.charges.clone();
         let has_bans = request.has_bans();
         let denies_for = states.iter().filter_map(|state| {
             if has_bans {
@@ -182,11 +160,11 @@ impl DenyCache {
             return;
         }
 
-        let hash = combined_hash(hashes(&charges));
+        let hash = combined_hash(request);
         self.shard(hash).insert(Denial {
             hash,
             serial: 0,
-            charges,
+            request: request.clone(),
             generation,
             states: states.into(),
             server_time,
@@ -207,14 +185,9 @@ impl DenyCache {
     }
 }
 
-fn hashes(charges: &[OwnedCharge]) -> impl Iterator<Item = u64> {
-    charges.iter().map(|charge| charge.hash)
-}
-
-fn combined_hash(hashes: impl IntoIterator<Item = u64>) -> u64 {
-    hashes
-        .into_iter()
-        .fold(0, |combined, hash| u64::rotate_left(combined, 1) ^ hash)
+fn combined_hash(request: &StoreRequest<'_>) -> u64 {
+    let hashes = request.charges().map(|charge| charge.hash);
+    hashes.fold(0, |combined, hash| u64::rotate_left(combined, 1) ^ hash)
 }
 
 impl Shard {
@@ -224,7 +197,7 @@ impl Shard {
         denial.serial = self.serial;
         self.order.push_back((denial.hash, denial.serial));
 
-        let same = |other: &Denial| same_keys(&other.charges, &denial.charges);
+        let same = |other: &Denial| same_counts(&other.request, &denial.request);
         match self.denials.entry(denial.hash, same, |denial| denial.hash) {
             Entry::Occupied(mut earlier) => *earlier.get_mut() = denial,
             Entry::Vacant(vacant) => {
@@ -241,9 +214,13 @@ impl Shard {
     }
 }
 
-fn same_keys(a: &[OwnedCharge], b: &[OwnedCharge]) -> bool {
-    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.key == b.key && a.limit == b.limit && a.bans == b.bans;
-    a.len() == b.len() && a.iter().zip(b).all(same)
+/// Whether both are checks of the same counts by the same limits, at any costs.
+fn same_counts(denied: &OwnedRequest, request: &StoreRequest<'_>) -> bool {
+    let same = |(denied, charge): (&Charge, &Charge)| {
+        let bans = denied.ban_for(Operation::Check) == charge.ban_for(Operation::Check);
+        denied.counts_with(charge) && denied.limit() == charge.limit() && bans
+    };
+    denied.charges.len() == request.charges.len() && denied.charges().zip(request.charges()).all(same)
 }
 
 /// The state of a denied charge after this time. One that would wait by then does not deny.
@@ -259,12 +236,8 @@ fn state_after(state: &ChargeState, elapsed: Duration) -> ChargeState {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::LazyLock;
-
     use super::*;
     use crate::{Ban, Concurrency, Key, Limit, SlidingLog, store::StoreRequest};
-
-    static KEY_FORMAT: LazyLock<KeyFormat> = LazyLock::new(|| KeyFormat::new("quota", None));
 
     struct TestCharge {
         limit: Limit,
@@ -281,19 +254,18 @@ mod tests {
             }
         }
 
-        fn charge(&self) -> Charge<'_> {
+        fn charge(&self) -> Charge {
             Charge::new("p", &self.limit, &self.key, self.cost)
         }
 
         fn request(&self, operation: Operation) -> OwnedRequest {
-            OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(operation, &[self.charge()]))
+            StoreRequest::new(operation, &[self.charge()]).into_owned()
         }
     }
 
     fn cached(cache: &DenyCache, charge: &TestCharge, now: Instant) -> Option<StoreResponse> {
         let charges = [charge.charge()];
-        let request = HashedRequest::new(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
-        cache.get(&KEY_FORMAT, &request, now)
+        cache.get(&StoreRequest::new(Operation::Check, &charges), now)
     }
 
     const WAIT: Duration = Duration::from_millis(400);
@@ -337,7 +309,7 @@ mod tests {
         };
         let ban = Ban::by_hand();
         let charges = [plain.charge().ban(&ban)];
-        let with_bans = OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
+        let with_bans = StoreRequest::new(Operation::Check, &charges).into_owned();
         tokio::time::advance(WAIT).await;
         for (request, made_at, is_cached) in [
             (plain.request(Operation::Check), start + MICRO, true),
@@ -398,13 +370,13 @@ mod tests {
     async fn a_ban_denies_the_charges_of_the_same_bans_until_it_ends() {
         let (cache, plain, start) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
         let (ban, other) = (Ban::by_hand(), Ban::after(3, Duration::from_secs(60)));
-        let of = |charge: Charge<'_>| {
+        let of = |charge: Charge| {
             let check = StoreRequest::new(Operation::Check, std::slice::from_ref(&charge));
-            let cached = cache.get(&KEY_FORMAT, &HashedRequest::new(&KEY_FORMAT, &check), Instant::now());
+            let cached = cache.get(&check, Instant::now());
             cached.map(|response| response.outcomes[0].states[0].banned_for())
         };
         let charges = [plain.charge().ban(&ban)];
-        let check = OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
+        let check = StoreRequest::new(Operation::Check, &charges).into_owned();
         let state = ChargeState::new(1, None, Duration::ZERO).banned(WAIT);
         cache.insert(
             &check,
@@ -415,11 +387,11 @@ mod tests {
         );
 
         tokio::time::advance(WAIT / 4).await;
-        assert_eq!(of(charges[0]), Some(Some(WAIT * 3 / 4)));
+        assert_eq!(of(charges[0].clone()), Some(Some(WAIT * 3 / 4)));
         assert_eq!(of(plain.charge()), None);
         assert_eq!(of(plain.charge().ban(&other)), None);
         tokio::time::advance(WAIT * 3 / 4).await;
-        assert_eq!(of(charges[0]), None);
+        assert_eq!(of(charges[0].clone()), None);
     }
 
     #[tokio::test(start_paused = true)]

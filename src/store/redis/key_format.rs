@@ -1,11 +1,16 @@
-use std::{borrow::Cow, fmt, hash::RandomState};
+use std::{borrow::Cow, fmt};
 
 use bytes::Bytes;
-use smallvec::SmallVec;
+
+use super::request::Entry;
 
 #[cfg(doc)]
 use crate::Limit;
-use crate::{Ban, Key, key::Secret, store::Charge};
+use crate::{
+    Ban, Key,
+    key::Secret,
+    store::{Charge, StoreRequest},
+};
 
 /// The layout of the keys of a store in Redis, and their hashes in the tables of this process.
 #[derive(Clone)]
@@ -15,11 +20,7 @@ pub(super) struct KeyFormat {
     head: Box<str>,
     /// With it, the keys of callers are hashed.
     secret: Option<Secret>,
-    hasher: RandomState,
 }
-
-/// A key in Redis.
-pub(super) type RedisKey = SmallVec<[u8; 96]>;
 
 /// The version of the layout, which changes if the script no longer reads what is stored under such a key.
 const LAYOUT: u32 = 1;
@@ -30,44 +31,28 @@ impl KeyFormat {
             prefix: prefix.into(),
             head: format!("{prefix}:{LAYOUT}:").into(),
             secret,
-            hasher: RandomState::new(),
         }
     }
 
-    /// The Redis key of a charge, such as `quota:1:log/30s:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`.
+    /// The parts of the key of a count, such as `quota:1:log/30s:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`.
     ///
-    /// It has the [shape](Limit::shape) of the limit, so that no state is read under another window or rate. The braces are the hash tag of Redis Cluster: all policies of one caller lie in one slot. There are no other braces.
-    pub(super) fn redis_key(&self, charge: &Charge<'_>) -> RedisKey {
-        let mut redis_key = RedisKey::new();
-        for part in self.parts(&charge.shape_text(), charge, &self.stored_key(charge.key())) {
-            redis_key.extend_from_slice(part);
+    /// It has the [shape](Limit::shape) of the limit, so that no state is read under another window or rate. The braces are the hash
+    /// tag of Redis Cluster: all policies of one caller lie in one slot. There are no other braces.
+    pub(super) fn of_count<'a>(&'a self, charge: &'a Charge) -> [&'a [u8]; 8] {
+        self.parts("", charge.shape_text(), charge)
+    }
+
+    /// The parts of the key of what the script reads.
+    pub(super) fn of_entry<'a>(&'a self, entry: Entry<'a>) -> [&'a [u8]; 8] {
+        match entry {
+            Entry::Bans(charge, _) => self.parts("", Ban::NAME, charge),
+            Entry::Count(charge) => self.of_count(charge),
         }
-        redis_key
     }
 
-    /// The key in Redis of the bans of a charge, such as `quota:1:ban:say-hi:{ip=203.0.113.7}`.
-    pub(super) fn key_of_bans(&self, charge: &Charge<'_>) -> RedisKey {
-        self.parts(Ban::NAME, charge, &self.stored_key(charge.key()))
-            .concat()
-            .into()
-    }
-
-    /// The key in Redis of the line of a charge, such as `quota:1:line:log/30s:say-hi:{ip=203.0.113.7}`.
-    pub(super) fn key_of_line(&self, charge: &Charge<'_>) -> RedisKey {
-        let shape = format!("line:{}", charge.shape_text());
-        self.parts(&shape, charge, &self.stored_key(charge.key()))
-            .concat()
-            .into()
-    }
-
-    /// Whether this is the Redis key of a charge, without an allocation.
-    pub(super) fn is_key_of(&self, redis_key: &[u8], charge: &Charge<'_>) -> bool {
-        let (shape, stored_key) = (charge.shape_text(), self.stored_key(charge.key()));
-        let rest = self
-            .parts(&shape, charge, &stored_key)
-            .into_iter()
-            .try_fold(redis_key, <[u8]>::strip_prefix);
-        rest.is_some_and(<[u8]>::is_empty)
+    /// The parts of the key of its line.
+    pub(super) fn of_line<'a>(&'a self, charge: &'a Charge) -> [&'a [u8]; 8] {
+        self.parts("line:", charge.shape_text(), charge)
     }
 
     /// The channel of a process, such as `quota:1:wake:4503599627370495`.
@@ -90,9 +75,16 @@ impl KeyFormat {
         &self.prefix
     }
 
-    /// The hash of a charge in the tables of this process.
-    pub(super) fn hash(&self, charge: &Charge<'_>) -> u64 {
-        charge.hash(&self.hasher)
+    /// The request with keys as they are stored.
+    pub(super) fn stored<'a>(&self, request: &StoreRequest<'a>) -> StoreRequest<'a> {
+        let mut request = request.clone();
+        if let Some(secret) = &self.secret {
+            for charge in &mut request.charges {
+                let charge = charge.to_mut();
+                charge.key = charge.key.hashed(secret);
+            }
+        }
+        request
     }
 
     /// The key of a caller as it is stored.
@@ -103,9 +95,18 @@ impl KeyFormat {
         }
     }
 
-    fn parts<'a>(&'a self, shape: &'a str, charge: &Charge<'a>, stored_key: &'a Key) -> [&'a [u8]; 7] {
-        let (head, policy) = (self.head.as_bytes(), charge.policy().as_bytes());
-        [head, shape.as_bytes(), b":", policy, b":{", stored_key.as_bytes(), b"}"]
+    fn parts<'a>(&'a self, kind: &'a str, shape: &'a str, charge: &'a Charge) -> [&'a [u8]; 8] {
+        let texts = [
+            &self.head,
+            kind,
+            shape,
+            ":",
+            charge.policy(),
+            ":{",
+            charge.key.as_str(),
+            "}",
+        ];
+        texts.map(str::as_bytes)
     }
 }
 
@@ -115,6 +116,13 @@ impl fmt::Debug for KeyFormat {
         write!(f, "{}<algorithm>/<shape>:<policy>:{{{key}}}", self.head)
     }
 }
+
+/// The slot of a charge in a cluster: that of its key in braces.
+pub(super) fn slot_of_charge(charge: &Charge) -> u16 {
+    crc16(charge.key.as_bytes()) % SLOTS
+}
+
+const SLOTS: u16 = 16_384;
 
 /// The slot of a key in Redis Cluster.
 ///
@@ -171,7 +179,7 @@ mod tests {
     };
 
     use super::{slot_of, *};
-    use crate::{FixedWindow, Limit, Policy, SlidingLog, limit::ShapeText};
+    use crate::{FixedWindow, Limit, Policy, SlidingLog, store::Operation};
 
     /// The prefix, the algorithm, the policy and the key of the caller, read back from a Redis key.
     fn read_back(redis_key: &str) -> Option<(String, String, String, String)> {
@@ -201,19 +209,21 @@ mod tests {
             let mut key = Key::header(&name, value).and(Key::path(&path));
             key.bound();
 
-            let charge = Charge::new(&policy, &limit, &key, 1);
-            let redis_key = format.redis_key(&charge);
-            prop_assert!(format.is_key_of(&redis_key, &charge));
-            let of_caller = format.redis_key(&Charge::new("other", &limit, &key, 1));
-            prop_assert_eq!(slot_of(&redis_key), slot_of(&of_caller));
-            prop_assert_eq!(slot_of(&redis_key), slot_of(&format.key_of_bans(&charge)));
+            let ban = Ban::by_hand();
+            let charges = [policy.as_str(), "other"].map(|policy| Charge::new(policy, &limit, &key, 1).ban(&ban));
+            let request = format.stored(&StoreRequest::new(Operation::Check, &charges));
+            let keys: Vec<Vec<u8>> = request.entries().map(|entry| format.of_entry(entry).concat()).collect();
+            for charge in request.charges() {
+                prop_assert!(keys.iter().all(|key| slot_of(key) == slot_of_charge(charge)));
+            }
+            let redis_key = &keys[1];
             prop_assert_eq!(redis_key.last(), Some(&b'}'));
 
-            let redis_key = std::str::from_utf8(&redis_key).unwrap();
+            let redis_key = std::str::from_utf8(redis_key).unwrap();
             prop_assert_eq!(redis_key.matches('{').count(), 1);
             prop_assert_eq!(redis_key.matches('}').count(), 1);
             let stored_key = secret.as_ref().map_or(key.clone(), |secret| key.hashed(secret)).to_string();
-            let parts = (prefix, ShapeText(&limit).to_string(), policy, stored_key);
+            let parts = (prefix, charges[0].shape_text().to_owned(), policy, stored_key);
             prop_assert_eq!(read_back(redis_key), Some(parts));
         }
     }

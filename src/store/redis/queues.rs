@@ -13,7 +13,7 @@ use super::{
     commit_queue::CommitQueue,
     deny_cache::{DenyCache, Generation},
     failure::{CallFailure, Failure},
-    key_format::slot_of,
+    key_format::slot_of_charge,
     reply::ScriptReply,
     request::{BatchPosition, OwnedRequest},
 };
@@ -75,8 +75,8 @@ impl CommitQueues {
         };
         let mut slots = requests
             .iter()
-            .flat_map(|request| &request.charges)
-            .map(|charge| slot_of(&charge.key));
+            .flat_map(|request| request.charges())
+            .map(slot_of_charge);
         let slot = slots.next().unwrap_or_default();
         if !self.backend.reaches_several_slots() {
             return slots.all(|other| other == slot).then(|| self.queue_at(slot, false));
@@ -95,7 +95,7 @@ impl CommitQueues {
         // Whether these are an error must not depend on which node has their keys.
         let has_one_slot = |request: &OwnedRequest| request.units > 1;
         let mut refused = requests.iter().filter(|request| has_one_slot(request));
-        if !slots.all(is_of_node) || refused.any(|request| are_in_several_slots(&request.charges)) {
+        if !slots.all(is_of_node) || refused.any(|request| are_in_several_slots(request.charges())) {
             return None;
         }
         let mut queues = lock(queues);

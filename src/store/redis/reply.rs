@@ -6,13 +6,13 @@ use smallvec::SmallVec;
 use super::{
     call::{ReplyShape, ScriptCall},
     failure::{CallFailure, Failure, error_of_request, shortened_bytes},
-    request::{Entry, OwnedCharge, OwnedRequest},
+    request::{Entry, OwnedRequest},
     rules::{longest, reset_delay},
 };
 use crate::{
     Ban,
     limit::{LEVELS, LONGEST_WAIT_US, MAX_BAN, MAX_EXACT, SLACK},
-    store::{ChargeState, Operation, Outcome},
+    store::{Charge, ChargeState, Operation, Outcome},
 };
 
 /// The reply of the script as it was received: little-endian doubles, and the errors of requests.
@@ -183,11 +183,11 @@ impl RequestReply {
 
         let admitted_later = self.admitted - 1 - nth;
         let mut states = self.states.clone();
-        for (state, charge) in states.iter_mut().zip(&request.charges) {
-            let weight = admitted_later.saturating_mul(charge.cost);
+        for (state, charge) in states.iter_mut().zip(request.charges()) {
+            let weight = admitted_later.saturating_mul(charge.cost());
             state.remaining = state.remaining.saturating_add(weight);
             state.retry_after = None;
-            let delay = reset_delay(&charge.limit, weight);
+            let delay = reset_delay(charge.limit(), weight);
             state.reset_after = state.reset_after.saturating_sub(delay);
         }
         Outcome::new(true, states)
@@ -231,19 +231,19 @@ pub(super) struct Bounds {
 
 impl Bounds {
     /// The bounds for each key of a request.
-    pub(super) fn of(request: &OwnedRequest) -> impl Iterator<Item = Self> {
+    pub(super) fn of(request: &OwnedRequest) -> impl Iterator<Item = Self> + use<'_> {
         let counts = matches!(request.operation, Operation::Check | Operation::Wait);
         request.entries().map(move |entry| match entry {
-            Entry::Bans(bans) => Self::of_bans(bans.ban),
+            Entry::Bans(_, ban) => Self::of_bans(*ban),
             Entry::Count(charge) => Self::of_charge(charge, counts),
         })
     }
 
-    fn of_charge(charge: &OwnedCharge, counts: bool) -> Self {
-        let [wait_us, reset_us] = longest(&charge.limit);
+    fn of_charge(charge: &Charge, counts: bool) -> Self {
+        let [wait_us, reset_us] = longest(charge.limit());
         Self {
-            remaining: charge.limit.quota(),
-            counted: if counts { charge.cost } else { 0 },
+            remaining: charge.limit().quota(),
+            counted: if counts { charge.cost() } else { 0 },
             // Behind others a request waits for longer than alone.
             wait_us: if charge.line.is_some() {
                 LONGEST_WAIT_US
@@ -275,13 +275,13 @@ mod tests {
         Ban, Key, Limit, SlidingLog, TokenBucket,
         store::{
             Charge, ErrorKind, StoreRequest,
-            redis::{key_format::KeyFormat, request::MergedRequest, rules::FAR_US},
+            redis::{request::MergedRequest, rules::FAR_US},
         },
     };
 
-    fn check(charges: &[Charge<'_>]) -> OwnedRequest {
+    fn check(charges: &[Charge]) -> OwnedRequest {
         let request = StoreRequest::new(Operation::Check, charges);
-        OwnedRequest::of(&KeyFormat::new("quota", None), &request)
+        request.into_owned()
     }
 
     fn raw(numbers: &[i64]) -> RawReply {
@@ -413,9 +413,7 @@ mod tests {
         let (key, other) = (Key::from("a"), Key::from("b"));
         let charge = Charge::new("p", &limit, &key, 1);
         let (banned, free) = (charge.ban(&ban), Charge::new("p", &limit, &other, 1));
-        let of = |operation, charges: &[Charge<'_>]| {
-            OwnedRequest::of(&KeyFormat::new("quota", None), &StoreRequest::new(operation, charges))
-        };
+        let of = |operation, charges: &[Charge]| StoreRequest::new(operation, charges).into_owned();
         let outcome = |request: &OwnedRequest, raw: &RawReply| {
             let call = call(std::slice::from_ref(request));
             let reply = ScriptReply::decode(&call, raw).unwrap();
@@ -423,7 +421,7 @@ mod tests {
         };
         let seconds = Duration::from_micros(40);
 
-        let check = of(Operation::Check, &[banned, free]);
+        let check = of(Operation::Check, &[banned.clone(), free]);
         let denied = outcome(&check, &raw(&[9, 0, 0, 40, 50, 0, 4, 0, 60, 0, 5, 0, 0]));
         assert!(!denied.allowed);
         let states: Vec<_> = denied
@@ -442,9 +440,8 @@ mod tests {
     }
 
     /// Whether the reply with this state of one charge is accepted.
-    fn is_accepted(operation: Operation, charge: Charge<'_>, times: u64, state: [f64; 4]) -> bool {
-        let charges = [charge];
-        let request = OwnedRequest::of(&KeyFormat::new("quota", None), &StoreRequest::new(operation, &charges));
+    fn is_accepted(operation: Operation, charge: &Charge, times: u64, state: [f64; 4]) -> bool {
+        let request = StoreRequest::new(operation, [charge]).into_owned();
         let call = ScriptCall::at(
             &[MergedRequest {
                 request: &request,
@@ -485,7 +482,7 @@ mod tests {
             for (micros, fits) in [(wait, true), (wait + 1, false)] {
                 let denied = [0.0, 0.0, micros as f64, 0.0];
                 assert_eq!(
-                    is_accepted(Operation::Check, charge, 1, denied),
+                    is_accepted(Operation::Check, &charge, 1, denied),
                     fits,
                     "{limit} waits {micros}"
                 );
@@ -493,7 +490,7 @@ mod tests {
             for (micros, fits) in [(reset, true), (reset + 1, false)] {
                 let admitted = [1.0, 0.0, 0.0, micros as f64];
                 assert_eq!(
-                    is_accepted(Operation::Check, charge, 1, admitted),
+                    is_accepted(Operation::Check, &charge, 1, admitted),
                     fits,
                     "{limit} resets in {micros}"
                 );
@@ -515,7 +512,7 @@ mod tests {
             ([1.0, 0.0, (wait + 1) as f64, 0.0], false),
             ([1.0, 0.0, 0.0, (reset + 1) as f64], false),
         ] {
-            assert_eq!(is_accepted(reads, charge, 1, state), fits, "{state:?}");
+            assert_eq!(is_accepted(reads, &charge, 1, state), fits, "{state:?}");
         }
     }
 
@@ -523,16 +520,16 @@ mod tests {
     fn no_more_remains_than_the_quota_without_what_was_counted() {
         let (limit, key) = (Limit::from(crate::SlidingLog::per_minute(10)), Key::from("k"));
         let charge = Charge::new("p", &limit, &key, 2);
-        for (operation, charge, times, admitted, most) in [
-            (Operation::Check, charge, 3, 3.0, 4.0),
-            (Operation::Check, charge, 1, 1.0, 8.0),
-            (Operation::Peek, charge, 1, 1.0, 10.0),
-            (Operation::Charge, charge, 1, 1.0, 10.0),
+        for (operation, times, admitted, most) in [
+            (Operation::Check, 3, 3.0, 4.0),
+            (Operation::Check, 1, 1.0, 8.0),
+            (Operation::Peek, 1, 1.0, 10.0),
+            (Operation::Charge, 1, 1.0, 10.0),
         ] {
             for (remaining, fits) in [(most, true), (most + 1.0, false)] {
                 let state = [admitted, remaining, 0.0, 0.0];
                 assert_eq!(
-                    is_accepted(operation, charge, times, state),
+                    is_accepted(operation, &charge, times, state),
                     fits,
                     "{operation:?}: {remaining}"
                 );
@@ -546,7 +543,7 @@ mod tests {
         let charge = Charge::new("p", &limit, &key, 1);
         for operation in [Operation::Check, Operation::Peek, Operation::Charge, Operation::Reset] {
             let denied = [0.0, 0.0, 1.0, 1.0];
-            let accepted = is_accepted(operation, charge, 1, denied);
+            let accepted = is_accepted(operation, &charge, 1, denied);
             assert_eq!(accepted, operation.requires_room(), "{operation:?}");
         }
     }

@@ -1,148 +1,56 @@
 use hashbrown::HashTable;
-use smallvec::SmallVec;
 
-use super::{
-    key_format::{KeyFormat, RedisKey},
-    rules::merges,
-};
+use super::rules::merges;
 use crate::{
     Ban, Limit,
-    limit::Arrival,
-    store::{ChargeLine, LeaseId, Operation, Outcome, StoreError, StoreRequest},
+    store::{Charge, ChargeLine, Operation, Outcome, StoreError, StoreRequest},
 };
 
-/// A store request with the hash of each charge.
-pub(super) struct HashedRequest<'a> {
-    pub(super) request: StoreRequest<'a>,
-    pub(super) hashes: SmallVec<[u64; 1]>,
-}
+/// A request that waits to be sent.
+pub(super) type OwnedRequest = StoreRequest<'static>;
 
-/// A store request that can wait: it owns its keys in Redis, each of which it charges once.
-#[derive(Clone, Debug)]
-pub(super) struct OwnedRequest {
-    pub(super) operation: Operation,
-    pub(super) charges: SmallVec<[OwnedCharge; 1]>,
-    /// How many equal requests it stands for.
-    pub(super) units: u32,
-    /// Whether its failure is none of the requests beside it.
-    pub(super) is_optional: bool,
-    /// Those that stand in the line of a charge, of which the first are decided.
-    pub(super) waiting: Option<Box<[Arrival]>>,
-}
-
-/// A cost on one key in Redis.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OwnedCharge {
-    pub(super) key: RedisKey,
-    /// The hash of the charge by [`KeyFormat::hash`].
-    pub(super) hash: u64,
-    pub(super) limit: Limit,
-    pub(super) cost: u64,
-    pub(super) bans: Option<Box<OwnedBans>>,
-    pub(super) line: Option<Box<OwnedLine>>,
-    pub(super) lease: Option<LeaseId>,
-}
-
-/// The bans of a charge, on a key of their own in the same slot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OwnedBans {
-    pub(super) key: RedisKey,
-    pub(super) ban: Ban,
-}
-
-/// The line of a charge, on a key of its own in the same slot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OwnedLine {
-    pub(super) key: RedisKey,
-    pub(super) line: ChargeLine,
-}
-
-/// What a request reads in Redis, in the order of the keys of a call: the bans of a charge come before its count.
+/// What the script reads for a request.
 #[derive(Clone, Copy)]
 pub(super) enum Entry<'a> {
-    Bans(&'a OwnedBans),
-    Count(&'a OwnedCharge),
+    /// The bans of the charge that follows.
+    Bans(&'a Charge, &'a Ban),
+    Count(&'a Charge),
 }
 
 impl<'a> Entry<'a> {
-    pub(super) fn key(self) -> &'a RedisKey {
-        match self {
-            Self::Bans(bans) => &bans.key,
-            Self::Count(charge) => &charge.key,
-        }
-    }
-
-    /// The limit of a count.
+    /// The limit that is counted.
     pub(super) fn limit(self) -> Option<&'a Limit> {
         match self {
-            Self::Bans(_) => None,
-            Self::Count(charge) => Some(&charge.limit),
+            Self::Bans(..) => None,
+            Self::Count(charge) => Some(charge.limit()),
         }
     }
 }
 
-impl<'a> HashedRequest<'a> {
-    pub(super) fn new(key_format: &KeyFormat, request: &StoreRequest<'a>) -> Self {
-        Self {
-            request: *request,
-            hashes: request.charges().iter().map(|charge| key_format.hash(charge)).collect(),
-        }
-    }
-}
-
-impl OwnedRequest {
-    pub(super) fn new(key_format: &KeyFormat, request: HashedRequest<'_>) -> Self {
-        let HashedRequest { request, hashes } = request;
-        let mut charges = SmallVec::new();
-        for (charge, hash) in request.charges().iter().zip(hashes) {
-            charges.push(OwnedCharge {
-                key: key_format.redis_key(charge),
-                hash,
-                limit: charge.limit().clone(),
-                cost: charge.cost(),
-                bans: charge.ban_for(request.operation()).map(|ban| {
-                    let key = key_format.key_of_bans(charge);
-                    Box::new(OwnedBans { key, ban: *ban })
-                }),
-                line: charge.line_for(request.operation()).map(|line| {
-                    let key = key_format.key_of_line(charge);
-                    Box::new(OwnedLine { key, line })
-                }),
-                lease: charge.lease_id(),
-            });
-        }
-        Self {
-            operation: request.operation(),
-            charges,
-            units: request.unit_count(),
-            is_optional: request.is_optional(),
-            waiting: request.waiting().map(Into::into),
-        }
-    }
-
-    pub(super) fn of(key_format: &KeyFormat, request: &StoreRequest<'_>) -> Self {
-        Self::new(key_format, HashedRequest::new(key_format, request))
-    }
-
-    /// An operation on the charges at these positions.
-    pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> Self {
-        Self {
+impl StoreRequest<'_> {
+    /// Another operation on some of the charges.
+    pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> OwnedRequest {
+        let charges = positions.iter().map(|position| self.charges[*position].clone());
+        let waits = matches!(operation, Operation::Wait | Operation::Peek);
+        let part = StoreRequest {
             operation,
-            charges: positions
-                .iter()
-                .map(|position| self.charges[*position].clone())
-                .collect(),
+            charges: charges.collect(),
             // Of requests that wait, the others are checked after this one.
             units: self.units.min(1),
             is_optional: false,
-            waiting: self
-                .waiting
-                .clone()
-                .filter(|_| matches!(operation, Operation::Wait | Operation::Peek)),
-        }
+            waiting: self.waiting.clone().filter(|_| waits),
+        };
+        part.into_owned()
     }
 
-    /// The outcome of this request, where the one of an optional request for which Redis has failed is unknown.
+    /// The same operation on one charge at another cost.
+    pub(super) fn at_cost(&self, operation: Operation, cost: u64) -> OwnedRequest {
+        let mut request = self.part(operation, &[0]);
+        request.charges[0].to_mut().cost = cost;
+        request
+    }
+
+    /// The outcome, where an optional request may fail.
     pub(super) fn outcome(&self, result: Result<Outcome, StoreError>) -> Result<Outcome, StoreError> {
         match result {
             Err(_) if self.is_optional => Ok(Outcome::unknown()),
@@ -154,36 +62,32 @@ impl OwnedRequest {
         self.operation == Operation::Check
     }
 
-    /// The lines of the charges that it decides about.
-    pub(super) fn lines(&self) -> impl Iterator<Item = &OwnedLine> {
-        self.charges.iter().filter_map(|charge| charge.line.as_deref())
+    /// The charges whose lines the script reads, with these.
+    pub(super) fn lines(&self) -> impl Iterator<Item = (&Charge, ChargeLine)> {
+        self.charges()
+            .filter_map(|charge| Some((charge, charge.line_for(self.operation)?)))
     }
 
-    /// What it reads in Redis.
+    /// What the script reads, in its order.
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        let (regards_bans, counts) = (
-            self.operation.regards_bans(),
-            !matches!(self.operation, Operation::Ban { .. }),
-        );
-        self.charges.iter().flat_map(move |charge| {
-            let bans = charge.bans.as_deref().filter(|_| regards_bans);
-            let count = counts.then_some(Entry::Count(charge));
-            bans.map(Entry::Bans).into_iter().chain(count)
+        let counts = !matches!(self.operation, Operation::Ban { .. });
+        self.charges().flat_map(move |charge| {
+            let bans = charge.ban_for(self.operation).map(|ban| Entry::Bans(charge, ban));
+            bans.into_iter().chain(counts.then_some(Entry::Count(charge)))
         })
     }
 
-    /// Whether one of the charges has bans.
     pub(super) fn has_bans(&self) -> bool {
-        self.charges.iter().any(|charge| charge.bans.is_some())
+        self.charges().any(|charge| charge.ban_for(self.operation).is_some())
     }
 
-    /// Whether one of the charges can have room at any time: one that takes slots, or has a line, which requests can leave.
+    /// Whether there may be room before the wait of a denial is over.
     pub(super) fn can_fit_early(&self) -> bool {
-        let mut charges = self.charges.iter();
-        charges.any(|charge| charge.limit.is_held() || charge.line.is_some())
+        self.charges()
+            .any(|charge| charge.limit().is_held() || charge.line_for(self.operation).is_some())
     }
 
-    /// Whether both are the same check, and the outcome of each of several can be computed from that of the last one.
+    /// Whether both are the same check, of whose outcomes each can be computed from that of the last one.
     pub(super) fn merges_with(&self, other: &Self) -> bool {
         self.is_check()
             && other.is_check()
@@ -191,9 +95,8 @@ impl OwnedRequest {
             && other.units == 1
             && self.charges == other.charges
             && self
-                .charges
-                .iter()
-                .all(|charge| charge.bans.is_none() && merges(&charge.limit))
+                .charges()
+                .all(|charge| charge.ban_for(self.operation).is_none() && merges(charge.limit()))
     }
 }
 
@@ -223,11 +126,11 @@ pub(super) fn merge<'a>(
     let mut merged = Vec::<MergedRequest<'_>>::with_capacity(count);
     let mut positions = Vec::with_capacity(count);
     // The last merged request with each key.
-    let mut latest = HashTable::<(&OwnedCharge, usize)>::with_capacity(count);
+    let mut latest = HashTable::<(&Charge, usize)>::with_capacity(count);
 
     for request in requests.flatten() {
-        let mut earlier = request.charges.iter().map(|charge| {
-            let same_key = latest.find(charge.hash, |(other, _)| other.key == charge.key);
+        let mut earlier = request.charges().map(|charge| {
+            let same_key = latest.find(charge.hash, |(other, _)| other.counts_with(charge));
             same_key.map(|(_, index)| *index)
         });
         let equal = earlier
@@ -235,8 +138,8 @@ pub(super) fn merge<'a>(
             .flatten()
             .filter(|index| earlier.all(|other| other == Some(*index)) && request.merges_with(merged[*index].request));
         let index = equal.unwrap_or_else(|| {
-            for charge in &request.charges {
-                let same_key = |(other, _): &(&OwnedCharge, usize)| other.key == charge.key;
+            for charge in request.charges() {
+                let same_key = |(other, _): &(&Charge, usize)| other.counts_with(charge);
                 let entry = latest.entry(charge.hash, same_key, |(other, _)| other.hash);
                 entry.insert((charge, merged.len()));
             }
@@ -253,21 +156,19 @@ pub(super) fn merge<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::LazyLock, time::Duration};
+    use std::time::Duration;
 
     use super::*;
     use crate::{
         Key, Limit, SlidingLog, TokenBucket,
-        store::{Charge, Operation, StoreRequest, redis::key_format::KeyFormat},
+        store::{Charge, Operation, StoreRequest},
     };
-
-    static KEY_FORMAT: LazyLock<KeyFormat> = LazyLock::new(|| KeyFormat::new("quota", None));
 
     /// A request that charges these keys of one policy.
     fn request_of(operation: Operation, limit: &Limit, keys: &[&str]) -> OwnedRequest {
         let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
         let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
-        OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(operation, &charges))
+        StoreRequest::new(operation, &charges).into_owned()
     }
 
     /// For each request its merged request, and the number of requests in each merged request.
@@ -333,9 +234,9 @@ mod tests {
     fn requests_with_bans_are_not_merged() {
         let (limit, key, ban) = (SlidingLog::per_minute(5).into(), Key::from("a"), Ban::by_hand());
         let charge = Charge::new("p", &limit, &key, 1);
-        for (charge, times) in [(charge, vec![2]), (charge.ban(&ban), vec![1, 1])] {
+        for (charge, times) in [(charge.clone(), vec![2]), (charge.ban(&ban), vec![1, 1])] {
             let check = StoreRequest::new(Operation::Check, std::slice::from_ref(&charge));
-            let twice = [0; 2].map(|_| OwnedRequest::of(&KEY_FORMAT, &check));
+            let twice = [0; 2].map(|_| check.clone().into_owned());
             assert_eq!(merged(&twice).1, times);
         }
     }

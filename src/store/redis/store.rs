@@ -3,16 +3,17 @@ use std::{
     sync::{Arc, LazyLock, Weak},
 };
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
     across_slots,
     failure::Failure,
-    key_format::slot_of,
+    key_format::slot_of_charge,
     overrides::{RedisOverrides, follow},
     prefetch::Prefetch,
     queues::{CommitQueues, Decided},
-    request::{HashedRequest, OwnedRequest},
+    request::OwnedRequest,
     script::SCRIPTS,
     task::spawn,
     trial::ready,
@@ -245,35 +246,29 @@ impl Store for RedisStore {
 
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let queues = &self.queues;
-        let (cache, key_format) = (queues.deny_cache.as_deref(), &queues.backend.key_format);
+        let cache = queues.deny_cache.as_deref();
         let made_at = Instant::now();
         let mut noted = None;
-        let owned: Vec<_> = match requests {
-            [request] => {
-                if let Some(limited) = Prefetch::charge_of(request) {
-                    let hash = key_format.hash(limited.0);
-                    match self.prefetch.use_for(limited, hash, key_format, made_at) {
-                        Ok((response, more)) => {
-                            if let Some(more) = more {
-                                self.prefetch.ask(queues, more);
-                            }
-                            return StoreFuture::ready(Ok(response));
+        let stored = requests.iter().map(|request| queues.backend.key_format.stored(request));
+        let requests: SmallVec<[StoreRequest<'_>; 1]> = stored.collect();
+        if let [request] = &*requests {
+            if let Some(limited) = Prefetch::charge_of(request) {
+                match self.prefetch.use_for(limited, made_at) {
+                    Ok((response, more)) => {
+                        if let Some(more) = more {
+                            self.prefetch.ask(queues, more);
                         }
-                        Err(sent) => noted = sent.map(|sent| (self.prefetch.clone(), sent)),
+                        return StoreFuture::ready(Ok(response));
                     }
+                    Err(sent) => noted = sent.map(|sent| (self.prefetch.clone(), sent)),
                 }
-                let hashed = HashedRequest::new(key_format, request);
-                if let Some(response) = cache.and_then(|cache| cache.get(key_format, &hashed, made_at)) {
-                    queues.backend.metrics.deny_cache_hit();
-                    return StoreFuture::ready(Ok(response));
-                }
-                vec![OwnedRequest::new(key_format, hashed)]
             }
-            _ => requests
-                .iter()
-                .map(|request| OwnedRequest::new(key_format, HashedRequest::new(key_format, request)))
-                .collect(),
-        };
+            if let Some(response) = cache.and_then(|cache| cache.get(request, made_at)) {
+                queues.backend.metrics.deny_cache_hit();
+                return StoreFuture::ready(Ok(response));
+            }
+        }
+        let owned: Vec<OwnedRequest> = requests.into_iter().map(StoreRequest::into_owned).collect();
 
         let mut generation = None;
         if let Some(cache) = cache {
@@ -317,7 +312,7 @@ async fn finish(decided: Decided, queues: &Weak<CommitQueues>, made_at: Instant)
 
 /// Sends a request of one charge.
 pub(super) async fn send(queues: Arc<CommitQueues>, request: OwnedRequest) -> Result<StoreResponse, StoreError> {
-    let slot = request.charges.first().map_or(0, |charge| slot_of(&charge.key));
+    let slot = request.charges().next().map_or(0, slot_of_charge);
     let queue = queues.queue_at(slot, false);
     queue.check_breaker(1, std::slice::from_ref(&request))?;
     queues.decide_at(slot, false, request).await

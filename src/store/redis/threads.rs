@@ -67,10 +67,7 @@ fn slots() -> Concurrency {
 fn redis_key(limit: impl Into<Limit>, key: &str) -> String {
     let (limit, key) = (limit.into(), Key::from(key));
     let charges = [Charge::new("p", &limit, &key, 1)];
-    let request = OwnedRequest::of(
-        &KeyFormat::new("quota", None),
-        &StoreRequest::new(Operation::Check, &charges),
-    );
+    let request = StoreRequest::new(Operation::Check, &charges).into_owned();
     String::from_utf8_lossy(&request.charges[0].key).into_owned()
 }
 

@@ -1173,12 +1173,12 @@ async fn a_denial_in_another_slot_of_a_cluster_ends_the_lease() {
     cluster.serves(&store).await;
     let (slots, full) = (slots(1), Limit::from(SlidingLog::per_hour(1)));
     let (key, other) = (Key::from("k"), Key::from("other"));
-    let decide = async |operation, charges: &[Charge<'_>]| {
+    let decide = async |operation, charges: &[Charge]| {
         let response = store.decide(&[StoreRequest::new(operation, charges)]).await;
         response.expect("the cluster replies").outcomes()[0].clone()
     };
     let hourly = Charge::new("hourly", &full, &other, 1);
-    assert!(decide(Operation::Check, &[hourly]).await.allowed);
+    assert!(decide(Operation::Check, std::slice::from_ref(&hourly)).await.allowed);
     let both = [Charge::new("exports", &slots, &key, 1).lease(LeaseId::random()), hourly];
     assert!(!decide(Operation::Check, &both).await.allowed);
     let peeked = decide(Operation::Peek, &both[..1]).await;

@@ -99,7 +99,7 @@ const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
 impl Planned {
     /// A charge of this lease, if its limit has leases.
-    fn charge_of<'a>(&self, lease: Taken<'a>, ban: Option<&'a Ban>, keys: &'a [Key]) -> Charge<'a> {
+    fn charge_of(&self, lease: Taken<'_>, ban: Option<&Ban>, keys: &[Key]) -> Charge {
         let charge = Charge::new(NAMES[lease.policy], lease.limit, &keys[lease.key], lease.cost).ban(ban);
         // Checks with ids of their own are not merged, and requests that differ in more than their keys are sent apart.
         match lease.limit {
@@ -261,10 +261,10 @@ const EXPIRY_EVERY: usize = 8;
 
 /// Of the keys that were counted on last, those that expire before they are reset. Others may have the expiry time of another
 /// version of their limit.
-async fn expire_early<'a>(
+async fn expire_early<'a, 'b: 'a>(
     redis: &Redis,
     clock: &Clock,
-    outcomes: impl Iterator<Item = (&'a StoreRequest<'a>, &'a Outcome)>,
+    outcomes: impl Iterator<Item = (&'a StoreRequest<'b>, &'a Outcome)>,
 ) -> Vec<String> {
     const EARLY: &str = "
         local time, early = redis.call('TIME'), {}
@@ -281,7 +281,7 @@ async fn expire_early<'a>(
             continue;
         }
         let counts = outcome.allowed && matches!(request.operation(), Operation::Check | Operation::Charge);
-        for (charge, state) in request.charges().iter().zip(outcome.states()) {
+        for (charge, state) in request.charges().zip(outcome.states()) {
             let counts = counts && !state.reset_after.is_zero();
             let key = redis_key(charge.policy(), charge.limit(), charge.key());
             needed.insert(key, counts.then_some(state.reset_after));

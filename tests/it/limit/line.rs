@@ -64,7 +64,7 @@ impl World {
         self.limits.iter().any(|limit| matches!(limit, Limit::Concurrency(_)))
     }
 
-    fn charges<'a>(&'a self, sent: &Sent, key: &'a Key) -> Vec<Charge<'a>> {
+    fn charges(&self, sent: &Sent, key: &Key) -> Vec<Charge> {
         let charges = self.limits.iter().enumerate().map(|(number, limit)| {
             let line = ChargeLine {
                 number: (1 + 10 * sent.process + number) as u64,
@@ -267,11 +267,11 @@ async fn lines_decide_alike_in_rust_and_in_lua() {
                 history[history.len().saturating_sub(8)..].join("\n"),
                 in_redis.outcomes()
             );
-            for (sent, outcome) in sent.into_iter().zip(in_redis.outcomes()) {
+            for (sent, outcome) in sent.iter().zip(in_redis.outcomes()) {
                 let waits = sent.standing.as_ref().is_some_and(|(_, units)| *units > 0);
                 stood += usize::from(waits);
                 admitted += usize::from(waits && outcome.allowed);
-                timeline.follow(now, &world, &sent, outcome);
+                timeline.follow(now, &world, sent, outcome);
             }
         }
     }

@@ -308,7 +308,7 @@ async fn send(store: &impl Store, log: &Limit, call: &[Planned]) -> Vec<Decided>
         let of_log = planned.log.map(|cost| Charge::new("log", log, &key, cost));
         of_slots.chain(of_log).collect()
     });
-    let charges: Vec<Vec<Charge<'_>>> = charges.collect();
+    let charges: Vec<Vec<Charge>> = charges.collect();
     let requests = call.iter().zip(&charges);
     let requests = requests.map(|(planned, charges)| StoreRequest::new(planned.operation, charges));
     let response = store.decide(&requests.collect::<Vec<_>>()).await;

@@ -165,7 +165,7 @@ async fn an_expired_or_reset_key_in_a_moving_slot_fails_no_request() {
         vec![charge("reset", &short, 1)],
         vec![charge("reset-too", &short, 1), charge("reset-bucket", &bucket, 1)],
     ];
-    let decide = async |operation, charges: &[Charge<'_>]| {
+    let decide = async |operation, charges: &[Charge]| {
         let answer = store.decide(&[StoreRequest::new(operation, charges)]).await;
         answer.unwrap_or_else(|error| panic!("{operation:?} of {}: {error}", charges[0].policy()))
     };
@@ -194,7 +194,7 @@ async fn requests_of_one_call_are_served_when_their_keys_are_on_two_nodes() {
     let store = store(&cluster).await;
     let (log, key) = (limit(10), Key::from("k"));
     let [a, b] = ["a", "b"].map(|policy| [Charge::new(policy, &log, &key, 1)]);
-    let check = |charges: &[Charge<'_>; 1]| store.decide(&[StoreRequest::new(Operation::Check, charges)]);
+    let check = |charges: &[Charge; 1]| store.decide(&[StoreRequest::new(Operation::Check, charges)]);
     let (first, second) = tokio::join!(check(&a), check(&b));
     assert!(first.is_ok() && second.is_ok());
 

@@ -199,14 +199,14 @@ fn histories() -> impl Strategy<Value = (Vec<Limit>, Vec<Request>)> {
 }
 
 /// The charges of a request, one for each limit.
-fn charges<'a>(limits: &'a [Limit], key: &'a Key, cost: u64) -> Vec<Charge<'a>> {
+fn charges(limits: &[Limit], key: &Key, cost: u64) -> Vec<Charge> {
     let limits = limits.iter().zip(["first", "second"]);
     limits
         .map(|(limit, policy)| Charge::new(policy, limit, key, cost))
         .collect()
 }
 
-async fn decide(store: &dyn Store, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+async fn decide(store: &dyn Store, operation: Operation, charges: &[Charge]) -> Outcome {
     let response = store.decide(&[StoreRequest::new(operation, charges)]).await;
     response.expect("Redis answers").outcomes()[0].clone()
 }

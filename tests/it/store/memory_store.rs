@@ -25,7 +25,7 @@ fn store(capacity: usize, clock: &Clock) -> MemoryStore {
         .build()
 }
 
-fn outcome(store: &MemoryStore, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+fn outcome(store: &MemoryStore, operation: Operation, charges: &[Charge]) -> Outcome {
     let Ok(Ok(response)) = store.decide(&[StoreRequest::new(operation, charges)]).try_ready() else {
         panic!("the response of a memory store is ready at once");
     };

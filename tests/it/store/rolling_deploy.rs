@@ -72,7 +72,7 @@ impl Processes<'_> {
     }
 
     /// A request of one of the processes. None may fail.
-    async fn send(&mut self, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+    async fn send(&mut self, operation: Operation, charges: &[Charge]) -> Outcome {
         let store = self.stores[self.rng.usize(..self.stores.len())];
         let response = store.decide(&[StoreRequest::new(operation, charges)]).await;
         let parts = charges

@@ -9,16 +9,15 @@ mod model;
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
-    slice,
     sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{key_format::KeyFormat, queues::CommitQueues, request::OwnedRequest, store::send, task::try_spawn};
+use super::{queues::CommitQueues, request::OwnedRequest, store::send, task::try_spawn};
 use crate::{
-    Key, Limit,
+    Limit,
     store::{Charge, ChargeState, Operation, Outcome, Outstanding, OwedKind, StoreId, StoreRequest, StoreResponse},
     sync::{Mutex, MutexGuard},
 };
@@ -53,8 +52,6 @@ impl Hasher for Hashed {
 
 /// A key, how much its requests use, and the units that were taken for them.
 struct HotKey {
-    policy: Box<str>,
-    key: Key,
     /// A request of it.
     request: OwnedRequest,
     /// For how long units are taken ahead.
@@ -117,14 +114,14 @@ impl Prefetch {
 
     /// The charge of a request that may be decided by a grant: a check of one charge without bans and without a line.
     #[inline]
-    pub(super) fn charge_of<'a>(request: &StoreRequest<'a>) -> Option<(&'a Charge<'a>, Duration)> {
-        let [charge] = request.charges() else { return None };
+    pub(super) fn charge_of<'a>(request: &'a StoreRequest<'_>) -> Option<(&'a Charge, Duration)> {
+        let charge = request.only_charge()?;
         let time = charge.limit().prefetch_time()?;
         let is_check = request.operation() == Operation::Check;
         // Units that were taken ahead would overtake the requests in a line.
         let is_plain =
             is_check && charge.ban_for(Operation::Check).is_none() && charge.line_for(Operation::Check).is_none();
-        (is_plain && request.unit_count() == 1).then_some((charge, time))
+        (is_plain && request.units == 1).then_some((charge, time))
     }
 
     /// Uses units for a request, if there are enough. It returns also the request for more of them, if it is time for that.
@@ -134,12 +131,11 @@ impl Prefetch {
     /// The request, if Redis has to decide it and its reply is to be noted.
     pub(super) fn use_for(
         &self,
-        (charge, time): (&Charge<'_>, Duration),
-        hash: u64,
-        key_format: &KeyFormat,
+        (charge, time): (&Charge, Duration),
         now: Instant,
     ) -> Result<(StoreResponse, Option<OwnedRequest>), Option<Sent>> {
-        let (mut shard, cost) = (self.lock(hash), charge.cost());
+        let (hash, cost) = (charge.hash, charge.cost());
+        let mut shard = self.lock(hash);
         let sent = Some(Sent { hash, cost, at: now });
         match shard.keys.get_mut(&hash) {
             Some(key) if key.is_of(charge) => {
@@ -157,7 +153,7 @@ impl Prefetch {
             None => {
                 let has_room = shard.has_room(time, now);
                 if has_room {
-                    shard.keys.insert(hash, HotKey::new(charge, key_format, time, now));
+                    shard.keys.insert(hash, HotKey::new(charge, time, now));
                 }
                 Err(sent.filter(|_| has_room))
             }
@@ -181,8 +177,8 @@ impl Prefetch {
     /// Forgets the units of keys that are reset.
     pub(super) fn forget(&self, requests: &[OwnedRequest]) {
         let resets = requests.iter().filter(|request| request.operation == Operation::Reset);
-        for charge in resets.flat_map(|request| &request.charges) {
-            if charge.limit.prefetch_time().is_some()
+        for charge in resets.flat_map(|request| request.charges()) {
+            if charge.limit().prefetch_time().is_some()
                 && let Some(key) = self.lock(charge.hash).keys.get_mut(&charge.hash)
             {
                 key.grants.clear();
@@ -195,7 +191,7 @@ impl Prefetch {
     pub(super) fn ask(self: &Arc<Self>, queues: &Arc<CommitQueues>, request: OwnedRequest) {
         let (prefetch, queues) = (self.clone(), Arc::downgrade(queues));
         try_spawn(async move {
-            let (Some(hash), Some(store)) = (request.charges.first().map(|charge| charge.hash), queues.upgrade())
+            let (Some(hash), Some(store)) = (request.charges().next().map(|charge| charge.hash), queues.upgrade())
             else {
                 return;
             };
@@ -212,13 +208,10 @@ impl Prefetch {
             if unused == 0 {
                 return owed.confirm();
             }
-            let mut refund = request.part(
-                Operation::Refund {
-                    admitted_at: grant.charged_at,
-                },
-                &[0],
-            );
-            refund.charges[0].cost = unused;
+            let refund = Operation::Refund {
+                admitted_at: grant.charged_at,
+            };
+            let refund = request.at_cost(refund, unused);
             if let Some(store) = queues.upgrade() {
                 owed.end(&send(store, refund).await);
             }
@@ -240,12 +233,12 @@ impl Prefetch {
         let response = response.filter(|_| key.reset_at.is_none_or(|reset_at| asked_at > reset_at))?;
         key.left = left_by(response);
         let outcome = response.outcomes().first().filter(|outcome| outcome.allowed)?;
-        let (state, charge) = (outcome.states().first()?, request.charges.first()?);
+        let (state, charge) = (outcome.states().first()?, request.only_charge()?);
         let grant = Grant {
-            units: charge.cost,
+            units: charge.cost(),
             charged_at: state.decided_at.unwrap_or(response.server_time),
             asked_at,
-            ends_at: asked_at + lifetime(&charge.limit, key.time, state.reset_after),
+            ends_at: asked_at + lifetime(charge.limit(), key.time, state.reset_after),
             resets_at: asked_at + state.reset_after,
         };
         key.grants.push(grant);
@@ -302,12 +295,9 @@ impl Shard {
 }
 
 impl HotKey {
-    fn new(charge: &Charge<'_>, key_format: &KeyFormat, time: Duration, now: Instant) -> Self {
-        let request = StoreRequest::new(Operation::Check, slice::from_ref(charge));
+    fn new(charge: &Charge, time: Duration, now: Instant) -> Self {
         Self {
-            policy: charge.policy().into(),
-            key: charge.key().clone(),
-            request: OwnedRequest::of(key_format, &request),
+            request: StoreRequest::new(Operation::Check, [charge]).into_owned(),
             time,
             began: now,
             used: 0,
@@ -319,9 +309,9 @@ impl HotKey {
         }
     }
 
-    fn is_of(&self, charge: &Charge<'_>) -> bool {
-        let limit = self.request.charges.first().map(|own| &own.limit);
-        self.key == *charge.key() && *self.policy == *charge.policy() && limit == Some(charge.limit())
+    fn is_of(&self, charge: &Charge) -> bool {
+        let mut own = self.request.charges();
+        own.all(|own| own.counts_with(charge) && own.limit() == charge.limit())
     }
 
     fn is_idle(&self, now: Instant) -> bool {
@@ -350,7 +340,7 @@ impl HotKey {
         let grant = self.grants.iter_mut().find(usable)?;
         grant.units -= cost;
         let grant = *grant;
-        let quota = self.request.charges.first().map_or(0, |charge| charge.limit.quota());
+        let quota = self.request.only_charge().map_or(0, |charge| charge.limit().quota());
         let remaining = (self.left + self.available(now)).min(quota);
         let reset_after = grant.resets_at.saturating_duration_since(now);
         let state = ChargeState::new(remaining, None, reset_after);
@@ -372,9 +362,7 @@ impl HotKey {
             return None;
         }
         self.asked_at = Some(now);
-        let mut request = self.request.clone();
-        request.charges[0].cost = units;
-        Some(request)
+        Some(self.request.at_cost(Operation::Check, units))
     }
 }
 
@@ -384,6 +372,7 @@ mod tests {
     use tokio::{runtime::Builder, task::JoinSet, time::sleep};
 
     use super::*;
+    use crate::Key;
     use crate::{
         FixedWindow, SlidingLog, TokenBucket,
         store::{
@@ -439,7 +428,7 @@ mod tests {
         send_charges(store, &charges, started).await
     }
 
-    async fn send_charges(store: &RedisStore, charges: &[Charge<'_>], started: Instant) -> Option<u64> {
+    async fn send_charges(store: &RedisStore, charges: &[Charge], started: Instant) -> Option<u64> {
         let called_at = started.elapsed().as_micros() as u64;
         let request = StoreRequest::new(Operation::Check, charges);
         let response = store.decide(&[request]).await.ok()?;
@@ -607,11 +596,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn many_keys_take_bounded_memory_and_make_room_when_they_are_idle() {
-        let (prefetch, key_format, limit) = (Prefetch::new(), KeyFormat::new("quota", None), &limits()[0]);
+        let (prefetch, limit) = (Prefetch::new(), &limits()[0]);
         let use_key = |number: u64| {
             let key = Key::from(number);
             let charge = Charge::new("p", limit, &key, 1);
-            let _ = prefetch.use_for((&charge, TIME), key_format.hash(&charge), &key_format, Instant::now());
+            let _ = prefetch.use_for((&charge, TIME), Instant::now());
         };
         let length = || {
             prefetch
@@ -629,12 +618,14 @@ mod tests {
 
     /// Uses one unit of the key `hot` of a limit so often, and notes that much is left. The last request for units, if there is one.
     fn heat(prefetch: &Prefetch, limit: &Limit, times: u64) -> Option<OwnedRequest> {
-        let (key_format, key) = (KeyFormat::new("quota", None), Key::from("hot"));
-        let charge = Charge::new("p", limit, &key, 1);
+        let charge = Charge {
+            hash: HASH,
+            ..Charge::new("p", limit, &Key::from("hot"), 1)
+        };
         let outcome = Outcome::new(true, [ChargeState::new(QUOTA / 2, None, WINDOW)]);
         let response = StoreResponse::new(Duration::ZERO, [outcome]);
         (0..times).fold(None, |asked, _| {
-            let more = match prefetch.use_for((&charge, TIME), HASH, &key_format, Instant::now()) {
+            let more = match prefetch.use_for((&charge, TIME), Instant::now()) {
                 Ok((_, more)) => more,
                 Err(sent) => prefetch.note(sent.expect("it is noted"), &response, Instant::now()),
             };
@@ -672,11 +663,10 @@ mod tests {
     async fn units_that_were_asked_for_before_a_reset_are_not_used() {
         let (prefetch, limit) = (Prefetch::new(), &limits()[0]);
         let (asked_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
-        let mut reset = OwnedRequest {
+        let reset = OwnedRequest {
             operation: Operation::Reset,
             ..asked.clone()
         };
-        reset.charges[0].hash = HASH;
         prefetch.forget(&[reset]);
         assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_none());
 

@@ -23,7 +23,7 @@ use crate::{
     Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
     store::{
         Charge, Operation, Store, StoreFuture, StoreRequest,
-        redis::{key_format::KeyFormat, request::OwnedRequest, store::RedisStore},
+        redis::{key_format::KeyFormat, store::RedisStore},
     },
 };
 
@@ -107,7 +107,7 @@ impl SimulatedRequest {
         charges.any(|((_, limit, _), key)| network.room(key, limit) == 0)
     }
 
-    fn charges(&self) -> Vec<Charge<'_>> {
+    fn charges(&self) -> Vec<Charge> {
         let charge = |(policy, limit, key)| Charge::new(policy, limit, key, 1).ban(self.ban.as_ref());
         self.charges
             .iter()
@@ -122,9 +122,9 @@ impl SimulatedRequest {
 
     pub(super) fn redis_keys(&self, key_format: &KeyFormat) -> Vec<String> {
         let charges = self.charges();
-        let request = OwnedRequest::of(key_format, &StoreRequest::new(Operation::Check, &charges));
-        let text = |key: &[u8]| String::from_utf8(key.to_vec()).expect("text");
-        request.entries().map(|entry| text(entry.key())).collect()
+        let request = StoreRequest::new(Operation::Check, &charges);
+        let keys = request.entries().map(|entry| key_format.of_entry(entry).concat());
+        keys.map(|key| String::from_utf8(key).expect("text")).collect()
     }
 }
 

@@ -180,7 +180,7 @@ impl Network {
         read.states[0].banned_for().is_some()
     }
 
-    fn outcome(&self, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+    fn outcome(&self, operation: Operation, charges: &[Charge]) -> Outcome {
         self.outcome_of(StoreRequest::new(operation, charges))
     }
 
@@ -362,7 +362,7 @@ impl Network {
             _ => (request.times, 1),
         };
         for _ in 0..rounds {
-            let room = |(charge, (_, key)): (&Charge<'_>, &(_, &String))| self.room(key, charge.limit());
+            let room = |(charge, (_, key)): (&Charge, &(_, &String))| self.room(key, charge.limit());
             let rooms: Vec<u64> = charges.iter().zip(&keys).map(room).collect();
             let mut with_bans = request.charges.iter().zip(&keys);
             let is_banned = with_bans.any(|(parsed, (_, key))| parsed.ban.is_some_and(|ban| self.is_banned(key, &ban)));
