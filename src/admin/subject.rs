@@ -70,7 +70,7 @@ pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
     let mut done = Vec::new();
     for (policy, own) in limits {
         for limit in [Some(own.clone()), policy.overriding(own, key)].into_iter().flatten() {
-            let counts = (limit.limit.shape(), policy.ban());
+            let counts = (limit.shape, policy.ban());
             if limit.limit.is_counted() && !done.contains(&counts) {
                 let _ = perform(Operation::Reset, undecided(policy, &limit, key)).await?;
                 done.push(counts);

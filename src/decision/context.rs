@@ -191,7 +191,7 @@ impl PolicyContext {
     }
 
     /// How long requests of this key wait. Those that are observed do not.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn waiting_of(&self, key: &Key) -> Waiting {
         match self.observes(key) {
             true => Waiting::default(),

@@ -1,7 +1,7 @@
 use std::{error::Error, fmt};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode, header::RETRY_AFTER, request::Parts};
+use http::{HeaderMap, Response, header::RETRY_AFTER, request::Parts};
 
 use super::{
     headers::{delay_secs, retry_after},
@@ -135,7 +135,7 @@ impl Decision {
     #[must_use]
     pub fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        write_fields(self, StatusCode::OK, &mut headers);
+        write_fields(self, &mut headers);
         if let Some(wait) = self.retry_after() {
             headers.insert(RETRY_AFTER, retry_after(wait));
         }

@@ -299,7 +299,7 @@ impl Decision {
 
 impl Decision {
     /// A decision without a store, or one that the store is to settle.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(allowed: bool, policies: PolicyDecisions) -> Self {
         Self(Arc::new(Inner {
             allowed,

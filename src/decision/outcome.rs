@@ -2,6 +2,8 @@
 
 use tracing::{Span, level_filters::LevelFilter};
 
+#[cfg(feature = "admin")]
+use super::Denials;
 use super::{Decision, Denial, PolicyDecision};
 use crate::observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitMetrics};
 
@@ -31,13 +33,17 @@ impl Decision {
 
     /// Counts the decision of each policy, and the key of each that denies the request or, if it only observes, would have denied it.
     #[cfg(feature = "admin")]
-    #[inline]
+    #[inline(always)]
     fn count_denials(&self) {
         let Some(first) = self.as_slice().first() else { return };
-        let denials = &first.context.denials;
-        if !denials.are_watched() {
-            return;
+        if first.context.denials.are_watched() {
+            self.count_watched_denials(&first.context.denials);
         }
+    }
+
+    #[cfg(feature = "admin")]
+    #[cold]
+    fn count_watched_denials(&self, denials: &Denials) {
         for policy in self.policies() {
             denials.count_decision(policy.position);
             if policy.denial.is_some() {

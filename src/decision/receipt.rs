@@ -318,7 +318,7 @@ fn newest_limit(policy: &PolicyDecision) -> Arc<NamedLimit> {
     let file = context.file.as_ref().filter(|_| Arc::ptr_eq(charged, &context.limit));
     let newest = file.and_then(|file| file.newest_limit());
     newest
-        .filter(|newest| newest.limit.shape() == charged.limit.shape())
+        .filter(|newest| newest.shape == charged.shape)
         .unwrap_or_else(|| charged.clone())
 }
 

@@ -33,7 +33,7 @@ struct Led {
 }
 
 impl Undecided {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(policies: PolicyDecisions) -> Self {
         Self {
             decision: Decision::new(false, policies),
@@ -43,7 +43,7 @@ impl Undecided {
     }
 
     /// The decision, which was recorded.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn decided(self) -> Decision {
         match self.is_line_full {
             true => self.decision.for_a_full_line(),
@@ -110,19 +110,26 @@ impl Undecided {
     }
 
     /// The request to a store for all policies.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn request(&self, operation: Operation) -> StoreRequest<'_> {
-        self.request_for(operation, self.as_slice())
+        match self.as_slice() {
+            [policy] => self.of_request(StoreRequest::of_one(operation, policy.counted())),
+            policies => self.request_for(operation, policies),
+        }
     }
 
     /// The request to a store for some of the policies, which it decides together.
-    #[inline]
     pub(crate) fn request_for<'a>(
         &'a self,
         operation: Operation,
         policies: impl IntoIterator<Item = &'a PolicyDecision>,
     ) -> StoreRequest<'a> {
-        let request = StoreRequest::new(operation, policies.into_iter().map(PolicyDecision::counted));
+        let charges = policies.into_iter().map(PolicyDecision::counted);
+        self.of_request(StoreRequest::new(operation, charges))
+    }
+
+    #[inline(always)]
+    fn of_request<'a>(&'a self, request: StoreRequest<'a>) -> StoreRequest<'a> {
         match &self.led {
             None => request.units(self.units()),
             Some(led) => request.standing(Some(&led.waiting), self.units()),
@@ -369,7 +376,7 @@ impl PolicyDecision {
         let named = self.named();
         let hash = HASHER.hash_one((
             self.context.store_number(),
-            named.limit.shape(),
+            named.shape,
             &*named.name,
             self.charge.key.as_bytes(),
         ));

@@ -6,8 +6,8 @@ use http::HeaderValue;
 #[cfg(feature = "_redis")]
 use super::shape::ShapeText;
 use super::{
-    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, sliding_counter::SlidingCounter,
-    sliding_log::SlidingLog, token_bucket::TokenBucket,
+    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, shape::Shape,
+    sliding_counter::SlidingCounter, sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 use crate::ConfigError;
 
@@ -278,7 +278,8 @@ pub(crate) struct NamedLimit {
     pub(crate) limit: Limit,
     /// The hash of the name by [`hash_text`].
     pub(crate) name_hash: u64,
-    /// The shape of the limit as in the keys of Redis.
+    pub(crate) shape: Shape,
+    /// The shape as in the keys of Redis.
     #[cfg(feature = "_redis")]
     pub(crate) shape_text: Box<str>,
     /// The member of `RateLimit-Policy`.
@@ -292,6 +293,7 @@ impl NamedLimit {
     pub(crate) fn new(name: Arc<str>, limit: Limit) -> Self {
         Self {
             name_hash: hash_text(&name),
+            shape: limit.shape(),
             #[cfg(feature = "_redis")]
             shape_text: ShapeText(&limit).to_string().into(),
             name,

@@ -10,27 +10,25 @@ use super::{
     sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 
-/// The algorithm of a limit with the numbers that shape what it stores: the window, the grain and the rate, and neither the quota nor the
-/// burst. A limit of another shape has other counts.
+/// What shapes the state of a limit: the algorithm and its numbers. A count of another shape is another count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape(&'static str, [u64; 2]);
+pub(crate) struct Shape(u8, [u64; 2]);
 
 impl Shape {
-    /// That of bans.
-    pub(crate) const BANS: Self = Self("ban", [0; 2]);
+    /// That of the bans of a policy.
+    pub(crate) const BANS: Self = Self(0, [0; 2]);
 }
 
 impl Limit {
-    #[inline]
     pub(crate) fn shape(&self) -> Shape {
-        let numbers = match self {
-            Self::SlidingLog(log) => log.shape(),
-            Self::SlidingCounter(counter) => [counter.window_us(), 0],
-            Self::FixedWindow(fixed) => fixed.shape(),
-            Self::TokenBucket(bucket) => bucket.rate_and_period().into(),
-            Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => [0; 2],
-        };
-        Shape(self.algorithm(), numbers)
+        match self {
+            Self::SlidingLog(log) => Shape(1, log.shape()),
+            Self::SlidingCounter(counter) => Shape(2, [counter.window_us(), 0]),
+            Self::FixedWindow(fixed) => Shape(3, fixed.shape()),
+            Self::TokenBucket(bucket) => Shape(4, bucket.rate_and_period().into()),
+            Self::Concurrency(_) => Shape(5, [0; 2]),
+            Self::Unlimited | Self::DenyAll => Shape(6, [0; 2]),
+        }
     }
 }
 

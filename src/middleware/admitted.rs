@@ -35,7 +35,7 @@ impl Admitted {
             && !denied::made(&response)
         {
             let fields = &policy.context.fields;
-            fields.write(&own, response.status(), response.headers_mut());
+            fields.annotate(&own, response.status(), response.headers_mut());
         }
         if extensions {
             // The decision of an inner layer has the policies of this one too.

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct StoreRequest<'a> {
     pub(super) operation: Operation,
-    pub(super) charges: SmallVec<[Cow<'a, Charge>; 1]>,
+    charges: Charges<'a>,
     /// How many equal requests this one stands for.
     pub(super) units: u32,
     #[cfg_attr(
@@ -28,20 +28,38 @@ pub struct StoreRequest<'a> {
     pub(super) waiting: Option<Cow<'a, [Arrival]>>,
 }
 
+/// Charges of one request. Those that wait in a queue are owned.
+#[derive(Clone, Debug, PartialEq)]
+enum Charges<'a> {
+    Borrowed(SmallVec<[&'a Charge; 2]>),
+    #[cfg(feature = "_redis")]
+    Owned(Box<[Charge]>),
+}
+
 impl<'a> StoreRequest<'a> {
     /// An operation on these charges, no two of which are on one key of one policy, and all of which are of limits that count.
     #[doc(hidden)]
     #[must_use]
     #[inline]
     pub fn new(operation: Operation, charges: impl IntoIterator<Item = &'a Charge>) -> Self {
-        let charges: SmallVec<[Cow<'a, Charge>; 1]> = charges.into_iter().map(Cow::Borrowed).collect();
+        Self::of(operation, charges.into_iter().collect())
+    }
+
+    /// The same on one charge.
+    #[inline(always)]
+    pub(crate) fn of_one(operation: Operation, charge: &'a Charge) -> Self {
+        Self::of(operation, SmallVec::from_buf_and_len([charge; 2], 1))
+    }
+
+    #[inline(always)]
+    fn of(operation: Operation, charges: SmallVec<[&'a Charge; 2]>) -> Self {
         debug_assert!(
             matches!(operation, Operation::Ban { .. }) || charges.iter().all(|charge| charge.limit().is_counted()),
             "no store is called for limits that count nothing"
         );
         Self {
             operation,
-            charges,
+            charges: Charges::Borrowed(charges),
             units: 1,
             is_optional: false,
             waiting: None,
@@ -83,29 +101,56 @@ impl<'a> StoreRequest<'a> {
 
     /// The charges, in the order of the states in the [`Outcome`](super::Outcome).
     #[doc(hidden)]
+    #[inline]
     pub fn charges(&self) -> impl Iterator<Item = &Charge> {
-        self.charges.iter().map(|charge| &**charge)
+        (0..self.charge_count()).map(|position| self.charge(position))
+    }
+
+    #[inline]
+    pub(super) fn charge_count(&self) -> usize {
+        match &self.charges {
+            Charges::Borrowed(charges) => charges.len(),
+            #[cfg(feature = "_redis")]
+            Charges::Owned(charges) => charges.len(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn charge(&self, position: usize) -> &Charge {
+        match &self.charges {
+            Charges::Borrowed(charges) => charges[position],
+            #[cfg(feature = "_redis")]
+            Charges::Owned(charges) => &charges[position],
+        }
     }
 
     /// The only charge.
     #[inline]
     pub(super) fn only_charge(&self) -> Option<&Charge> {
-        match &self.charges[..] {
-            [charge] => Some(charge),
-            _ => None,
-        }
+        (self.charge_count() == 1).then(|| self.charge(0))
     }
 
-    /// The same request, which borrows nothing.
+    /// The same request with charges that it owns.
     #[cfg(feature = "_redis")]
-    pub(super) fn into_owned(self) -> StoreRequest<'static> {
-        let charges = self.charges.into_iter();
+    pub(super) fn to_owned(&self, change: impl Fn(&mut Charge)) -> StoreRequest<'static> {
+        self.with(
+            self.operation,
+            self.charges().cloned().map(|mut charge| {
+                change(&mut charge);
+                charge
+            }),
+        )
+    }
+
+    /// Another operation of the same request, on these charges.
+    #[cfg(feature = "_redis")]
+    pub(super) fn with(&self, operation: Operation, charges: impl Iterator<Item = Charge>) -> StoreRequest<'static> {
         StoreRequest {
-            operation: self.operation,
-            charges: charges.map(|charge| Cow::Owned(charge.into_owned())).collect(),
+            operation,
+            charges: Charges::Owned(charges.collect()),
             units: self.units,
             is_optional: self.is_optional,
-            waiting: self.waiting.map(|waiting| Cow::Owned(waiting.into_owned())),
+            waiting: self.waiting.as_deref().map(|waiting| Cow::Owned(waiting.to_vec())),
         }
     }
 }
@@ -257,7 +302,7 @@ impl Charge {
         self.hash == other.hash
             && self.key == other.key
             && self.limit.name == other.limit.name
-            && self.limit().shape() == other.limit().shape()
+            && self.limit.shape == other.limit.shape
     }
 }
 

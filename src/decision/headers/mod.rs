@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
 pub(crate) use self::{
     values::{delay_secs, retry_after},
-    write::policy_item,
+    write::{is_for_shared_caches, policy_item},
 };
 use crate::{Decision, key::Secret};
 

@@ -11,18 +11,24 @@ use super::{
 use crate::{Decision, Limit, PolicyDecision, key::Secret};
 
 impl Fields {
-    /// Adds the fields of a decision to a response, beside those of an inner layer.
-    pub(crate) fn write(&self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) {
+    /// Adds the fields to a response of the inner service.
+    pub(crate) fn annotate(&self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) {
+        let has_fields = self.observed || !matches!(self.dialect, Headers::None);
         // The fields belong to the response that a redirect leads to. A client that polls receives 304 alone.
         let is_redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
-        let has_fields = self.observed || !matches!(self.dialect, Headers::None);
-        if !has_fields || is_redirect || is_for_shared_caches(headers) {
-            return;
+        if has_fields && !is_redirect && !is_for_shared_caches(headers) {
+            self.write(decision, headers);
         }
+    }
+
+    /// Adds the fields to a response of this crate.
+    pub(crate) fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
         if self.observed {
             write_observed(decision, headers);
         }
-        if let Some(foremost) = decision.foremost() {
+        if !matches!(self.dialect, Headers::None)
+            && let Some(foremost) = decision.foremost()
+        {
             self.write_dialect(&self.dialect, (decision, foremost), headers);
         }
     }
@@ -50,9 +56,12 @@ impl Fields {
 
 /// Whether shared caches are to store the response, and would send the fields of one caller to others (RFC 9111 §5.2.2, RFC 9213
 /// §3.1).
-fn is_for_shared_caches(headers: &HeaderMap) -> bool {
+pub(crate) fn is_for_shared_caches(headers: &HeaderMap) -> bool {
     const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
 
+    if headers.is_empty() {
+        return false;
+    }
     let has = |field: HeaderName, directives: &[&str]| {
         let lines = headers.get_all(field).iter().filter_map(|line| line.to_str().ok());
         let mut names = lines
@@ -252,7 +261,7 @@ mod tests {
     fn written(fields: &Fields, policies: Vec<PolicyDecision>, mut headers: HeaderMap) -> Vec<String> {
         let allowed = !policies.iter().any(PolicyDecision::denies);
         let decision = Decision::new(allowed, policies.into());
-        fields.write(&decision, StatusCode::OK, &mut headers);
+        fields.write(&decision, &mut headers);
         let mut lines: Vec<_> = headers
             .iter()
             .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))

@@ -3,11 +3,16 @@ use std::{mem, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Response, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_LENGTH, RETRY_AFTER},
+    header::{CACHE_CONTROL, CONTENT_LENGTH, Entry, RETRY_AFTER},
     request::Parts,
 };
 
-use crate::{Decision, decision::headers::retry_after, key::KeyError, store::StoreError};
+use crate::{
+    Decision,
+    decision::headers::{is_for_shared_caches, retry_after},
+    key::KeyError,
+    store::StoreError,
+};
 
 /// Builds the response to a request that is not admitted.
 ///
@@ -262,29 +267,35 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
     let headers = response.headers_mut();
     // RFC 6585 §4: a 429 must not be stored. RFC 9111 §4.2.2: a 200 without this field may be, and gRPC sends its errors as
     // 200.
-    headers
-        .entry(CACHE_CONTROL)
-        .or_insert(const { HeaderValue::from_static("no-store") });
+    let is_private = match headers.entry(CACHE_CONTROL) {
+        Entry::Vacant(vacant) => {
+            vacant.insert(const { HeaderValue::from_static("no-store") });
+            true
+        }
+        Entry::Occupied(_) => !is_for_shared_caches(headers),
+    };
+    if let Rejection::Limited(decision) = rejection
+        && is_private
+        && !status.is_redirection()
+    {
+        write_fields(decision, headers);
+    }
     // In gRPC the wait is part of the status.
     if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success()) {
         headers.entry(RETRY_AFTER).or_insert_with(|| retry_after(wait));
     }
-    match rejection {
-        Rejection::Limited(decision) => write_fields(decision, status, headers),
-        Rejection::Failed { .. } => {
-            response.extensions_mut().insert(OwnRejection { is_denial: false });
-        }
-        Rejection::Refused(_) | Rejection::Blocked => {}
+    if matches!(rejection, Rejection::Failed { .. }) {
+        response.extensions_mut().insert(OwnRejection { is_denial: false });
     }
     response
 }
 
 /// Adds the rate limit fields of a decision; those of nested layers as these add them, the inner one first.
-pub(crate) fn write_fields(decision: &Decision, status: StatusCode, headers: &mut HeaderMap) {
+pub(crate) fn write_fields(decision: &Decision, headers: &mut HeaderMap) {
     if let Some([outer, inner]) = decision.joined() {
-        write_fields(inner, status, headers);
-        write_fields(outer, status, headers);
+        write_fields(inner, headers);
+        write_fields(outer, headers);
     } else if let Some(policy) = decision.as_slice().first() {
-        policy.context.fields.write(decision, status, headers);
+        policy.context.fields.write(decision, headers);
     }
 }

@@ -140,6 +140,40 @@ impl<'a> AdvancedBans<'a> {
     }
 }
 
+/// Decides a check of one charge without bans and a line, as most are: whether it is admitted, its state, and what is kept.
+#[inline(always)]
+pub(super) fn check(charge: &Charge, state: &mut State, now: u64) -> (bool, ChargeState, Kept) {
+    let (limit, cost, saved) = (charge.limit(), charge.cost(), state.saved());
+    let room = limit.read(state, now, cost);
+    let (change, allowed) = match room >= cost {
+        true => (Change::Add { count: 1 }, true),
+        false => (Change::Nothing, false),
+    };
+    let effect = limit.change(state, now, change, cost, charge.lease);
+    let remaining = if allowed {
+        room - cost
+    } else {
+        effect.room.unwrap_or(room)
+    };
+    let is_held = limit.is_held();
+    let wait = if remaining < cost || is_held {
+        limit.wait(state, now, cost)
+    } else {
+        0
+    };
+    if let (false, Some(saved)) = (effect.changed, saved) {
+        state.restore(saved);
+    }
+    let retry_after = (!allowed).then(|| Duration::from_micros(wait));
+    let kept_for = if is_held { effect.reset } else { wait };
+    let kept = Kept {
+        expires_at: effect.changed.then_some(now + effect.lasts),
+        denies_until: now.saturating_add(kept_for),
+    };
+    let charge_state = ChargeState::new(remaining, retry_after, Duration::from_micros(effect.reset));
+    (allowed, charge_state, kept)
+}
+
 impl<'a> Advanced<'a> {
     #[inline]
     pub(super) fn new(

@@ -27,7 +27,7 @@ impl<'a> Id<'a> {
         Self {
             hash: charge.hash,
             charge,
-            shape: charge.limit().shape(),
+            shape: charge.limit.shape,
         }
     }
 

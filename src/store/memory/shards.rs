@@ -11,7 +11,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    charging::{Advanced, AdvancedBans, AdvancedLine, Decided, Kept, Verdict},
+    charging::{Advanced, AdvancedBans, AdvancedLine, Decided, Kept, Verdict, check},
     clock::Clock,
     shard::{Id, Shard},
 };
@@ -113,29 +113,34 @@ impl Shards {
             None => new.insert(State::new(charge.limit())),
         };
 
-        let mut advanced = Advanced::new(operation, (charge, 1), None, None, state, now);
-        let verdict = Advanced::judge(operation, slice::from_mut(&mut advanced), 1);
-        let decided = advanced.decide(operation, verdict);
+        let (allowed, charge_state, kept) = if operation == Operation::Check {
+            check(charge, state, now)
+        } else {
+            let mut advanced = Advanced::new(operation, (charge, 1), None, None, state, now);
+            let verdict = Advanced::judge(operation, slice::from_mut(&mut advanced), 1);
+            let decided = advanced.decide(operation, verdict);
+            let allowed = matches!(verdict, Verdict::Allowed(_));
+            (allowed, decided.charge_state, decided.kept)
+        };
 
         if let Some(count) = counted {
-            if count.update(decided.kept, now) {
+            if count.update(kept, now) {
                 shard.relist(&id);
             }
-        } else if let (Some(state), Some(expires_at)) = (new, decided.kept.expires_at) {
-            let evicted = shard.insert(&id, state, decided.kept, expires_at, now);
+        } else if let (Some(state), Some(expires_at)) = (new, kept.expires_at) {
+            let evicted = shard.insert(&id, state, kept, expires_at, now);
             drop(shard);
             self.count(evicted.into());
         } else {
             drop(shard);
         }
-        let allowed = matches!(verdict, Verdict::Allowed(_));
         StoreResponse {
             server_time: Duration::from_micros(now),
             outcomes: SmallVec::from_buf([Outcome {
                 allowed,
                 units: allowed.into(),
                 is_cached: false,
-                states: SmallVec::from_buf([decided.charge_state]),
+                states: SmallVec::from_buf([charge_state]),
             }]),
         }
     }
@@ -181,7 +186,7 @@ impl Shards {
     }
 
     fn line_of(charge: &Charge) -> LineKey {
-        (charge.hash, charge.limit().shape())
+        (charge.hash, charge.limit.shape)
     }
 
     /// What a request reads: for each charge its bans, if they are regarded, and its count.

@@ -132,7 +132,7 @@ impl<'a> Progress<'a> {
             declares_keys,
             allowed: true,
             units: request.units.min(1),
-            states: smallvec![ChargeState::new(0, None, Duration::ZERO); request.charges.len()],
+            states: smallvec![ChargeState::new(0, None, Duration::ZERO); request.charge_count()],
             server_time: Duration::ZERO,
             charged: Vec::new(),
         }

@@ -348,7 +348,7 @@ fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
         one.cost() == other.cost() && one.limit() == other.limit() && bans && one.line == other.line && !is_held
     };
     let is_same = a.operation == b.operation && a.waiting.is_none() && b.waiting.is_none();
-    is_same && a.charges.len() == b.charges.len() && a.charges().zip(b.charges()).all(same)
+    is_same && a.charge_count() == b.charge_count() && a.charges().zip(b.charges()).all(same)
 }
 
 fn spans_slots(merged: &MergedRequest<'_>) -> bool {
@@ -396,7 +396,7 @@ mod tests {
 
     fn request(charges: &[Charge]) -> OwnedRequest {
         let request = StoreRequest::new(Operation::Check, charges);
-        request.into_owned()
+        request.to_owned(|_| {})
     }
 
     #[test]
@@ -447,7 +447,7 @@ mod tests {
         let ban = Ban::after(3, Duration::from_secs(60));
         let charges = [Charge::new("p", &limit, &key, 1).ban(&ban)];
         let of = |operation| {
-            let request = StoreRequest::new(operation, &charges).into_owned();
+            let request = StoreRequest::new(operation, &charges).to_owned(|_| {});
             let merged = MergedRequest {
                 request: &request,
                 times: 1,

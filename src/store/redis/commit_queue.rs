@@ -414,7 +414,7 @@ mod tests {
     fn a_call_contains_half_of_the_requests_that_wait_or_are_in_flight() {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
         let charges = [Charge::new("p", &limit, &key, 1)];
-        let check = StoreRequest::new(Operation::Check, &charges).into_owned();
+        let check = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
         for (in_flight, waiting, taken) in [(0, 10, 10), (0, 100, 50), (40, 100, 70), (1_000, 900, 256)] {
             let queued = || QueuedRequest::new(vec![check.clone()], Instant::now(), None).0;
             let mut state = State {

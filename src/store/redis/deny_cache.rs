@@ -220,7 +220,7 @@ fn same_counts(denied: &OwnedRequest, request: &StoreRequest<'_>) -> bool {
         let bans = denied.ban_for(Operation::Check) == charge.ban_for(Operation::Check);
         denied.counts_with(charge) && denied.limit() == charge.limit() && bans
     };
-    denied.charges.len() == request.charges.len() && denied.charges().zip(request.charges()).all(same)
+    denied.charge_count() == request.charge_count() && denied.charges().zip(request.charges()).all(same)
 }
 
 /// The state of a denied charge after this time. One that would wait by then does not deny.
@@ -259,7 +259,7 @@ mod tests {
         }
 
         fn request(&self, operation: Operation) -> OwnedRequest {
-            StoreRequest::new(operation, &[self.charge()]).into_owned()
+            StoreRequest::new(operation, &[self.charge()]).to_owned(|_| {})
         }
     }
 
@@ -309,7 +309,7 @@ mod tests {
         };
         let ban = Ban::by_hand();
         let charges = [plain.charge().ban(&ban)];
-        let with_bans = StoreRequest::new(Operation::Check, &charges).into_owned();
+        let with_bans = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
         tokio::time::advance(WAIT).await;
         for (request, made_at, is_cached) in [
             (plain.request(Operation::Check), start + MICRO, true),
@@ -320,7 +320,7 @@ mod tests {
             (with_bans, start + MICRO, false),
         ] {
             let cache = DenyCache::new();
-            let states = vec![ChargeState::new(1, Some(WAIT), Duration::from_secs(5)); request.charges.len()];
+            let states = vec![ChargeState::new(1, Some(WAIT), Duration::from_secs(5)); request.charge_count()];
             let generation = cache.generation(&request);
             cache.insert(&request, made_at, generation, Duration::from_secs(9), &states);
             let shards = cache.shards.iter();
@@ -376,7 +376,7 @@ mod tests {
             cached.map(|response| response.outcomes[0].states[0].banned_for())
         };
         let charges = [plain.charge().ban(&ban)];
-        let check = StoreRequest::new(Operation::Check, &charges).into_owned();
+        let check = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
         let state = ChargeState::new(1, None, Duration::ZERO).banned(WAIT);
         cache.insert(
             &check,

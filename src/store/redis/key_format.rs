@@ -2,7 +2,7 @@ use std::{borrow::Cow, fmt};
 
 use bytes::Bytes;
 
-use super::request::Entry;
+use super::request::{Entry, OwnedRequest};
 
 #[cfg(doc)]
 use crate::Limit;
@@ -75,16 +75,18 @@ impl KeyFormat {
         &self.prefix
     }
 
-    /// The request with keys as they are stored.
-    pub(super) fn stored<'a>(&self, request: &StoreRequest<'a>) -> StoreRequest<'a> {
-        let mut request = request.clone();
-        if let Some(secret) = &self.secret {
-            for charge in &mut request.charges {
-                let charge = charge.to_mut();
+    /// Whether keys are stored as hashes.
+    pub(super) fn hashes_keys(&self) -> bool {
+        self.secret.is_some()
+    }
+
+    /// The request with its keys as they are stored.
+    pub(super) fn stored(&self, request: &StoreRequest<'_>) -> OwnedRequest {
+        request.to_owned(|charge| {
+            if let Some(secret) = &self.secret {
                 charge.key = charge.key.hashed(secret);
             }
-        }
-        request
+        })
     }
 
     /// The key of a caller as it is stored.

@@ -281,7 +281,7 @@ mod tests {
 
     fn check(charges: &[Charge]) -> OwnedRequest {
         let request = StoreRequest::new(Operation::Check, charges);
-        request.into_owned()
+        request.to_owned(|_| {})
     }
 
     fn raw(numbers: &[i64]) -> RawReply {
@@ -413,7 +413,7 @@ mod tests {
         let (key, other) = (Key::from("a"), Key::from("b"));
         let charge = Charge::new("p", &limit, &key, 1);
         let (banned, free) = (charge.ban(&ban), Charge::new("p", &limit, &other, 1));
-        let of = |operation, charges: &[Charge]| StoreRequest::new(operation, charges).into_owned();
+        let of = |operation, charges: &[Charge]| StoreRequest::new(operation, charges).to_owned(|_| {});
         let outcome = |request: &OwnedRequest, raw: &RawReply| {
             let call = call(std::slice::from_ref(request));
             let reply = ScriptReply::decode(&call, raw).unwrap();
@@ -441,7 +441,7 @@ mod tests {
 
     /// Whether the reply with this state of one charge is accepted.
     fn is_accepted(operation: Operation, charge: &Charge, times: u64, state: [f64; 4]) -> bool {
-        let request = StoreRequest::new(operation, [charge]).into_owned();
+        let request = StoreRequest::new(operation, [charge]).to_owned(|_| {});
         let call = ScriptCall::at(
             &[MergedRequest {
                 request: &request,

@@ -30,24 +30,20 @@ impl<'a> Entry<'a> {
 impl StoreRequest<'_> {
     /// Another operation on some of the charges.
     pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> OwnedRequest {
-        let charges = positions.iter().map(|position| self.charges[*position].clone());
-        let waits = matches!(operation, Operation::Wait | Operation::Peek);
-        let part = StoreRequest {
-            operation,
-            charges: charges.collect(),
-            // Of requests that wait, the others are checked after this one.
-            units: self.units.min(1),
-            is_optional: false,
-            waiting: self.waiting.clone().filter(|_| waits),
-        };
-        part.into_owned()
+        let charges = positions.iter().map(|position| self.charge(*position).clone());
+        let mut part = self.with(operation, charges);
+        // Of requests that wait, the others are checked after this one.
+        (part.units, part.is_optional) = (self.units.min(1), false);
+        if !matches!(operation, Operation::Wait | Operation::Peek) {
+            part.waiting = None;
+        }
+        part
     }
 
-    /// The same operation on one charge at another cost.
+    /// Another operation at another cost on a request of one charge.
     pub(super) fn at_cost(&self, operation: Operation, cost: u64) -> OwnedRequest {
-        let mut request = self.part(operation, &[0]);
-        request.charges[0].to_mut().cost = cost;
-        request
+        let charges = self.charges().cloned();
+        self.with(operation, charges.map(|charge| Charge { cost, ..charge }))
     }
 
     /// The outcome, where an optional request may fail.
@@ -93,7 +89,7 @@ impl StoreRequest<'_> {
             && other.is_check()
             && self.units == 1
             && other.units == 1
-            && self.charges == other.charges
+            && self.charges().eq(other.charges())
             && self
                 .charges()
                 .all(|charge| charge.ban_for(self.operation).is_none() && merges(charge.limit()))
@@ -168,7 +164,7 @@ mod tests {
     fn request_of(operation: Operation, limit: &Limit, keys: &[&str]) -> OwnedRequest {
         let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
         let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
-        StoreRequest::new(operation, &charges).into_owned()
+        StoreRequest::new(operation, &charges).to_owned(|_| {})
     }
 
     /// For each request its merged request, and the number of requests in each merged request.
@@ -236,7 +232,7 @@ mod tests {
         let charge = Charge::new("p", &limit, &key, 1);
         for (charge, times) in [(charge.clone(), vec![2]), (charge.ban(&ban), vec![1, 1])] {
             let check = StoreRequest::new(Operation::Check, std::slice::from_ref(&charge));
-            let twice = [0; 2].map(|_| check.clone().into_owned());
+            let twice = [0; 2].map(|_| check.clone().to_owned(|_| {}));
             assert_eq!(merged(&twice).1, times);
         }
     }

@@ -3,7 +3,6 @@ use std::{
     sync::{Arc, LazyLock, Weak},
 };
 
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
@@ -11,7 +10,7 @@ use super::{
     failure::Failure,
     key_format::slot_of_charge,
     overrides::{RedisOverrides, follow},
-    prefetch::Prefetch,
+    prefetch::{Prefetch, Sent},
     queues::{CommitQueues, Decided},
     request::OwnedRequest,
     script::SCRIPTS,
@@ -175,6 +174,26 @@ impl RedisStore {
         self
     }
 
+    /// The response to a request that is decided without a call; else what is to be noted of the reply.
+    fn known(&self, request: &StoreRequest<'_>, now: Instant) -> Result<StoreResponse, Option<Sent>> {
+        let mut sent = None;
+        if let Some(limited) = Prefetch::charge_of(request) {
+            match self.prefetch.use_for(limited, now) {
+                Ok((response, more)) => {
+                    if let Some(more) = more {
+                        self.prefetch.ask(&self.queues, more);
+                    }
+                    return Ok(response);
+                }
+                Err(noted) => sent = noted,
+            }
+        }
+        let cache = self.queues.deny_cache.as_deref();
+        let response = cache.and_then(|cache| cache.get(request, now)).ok_or(sent)?;
+        self.queues.backend.metrics.deny_cache_hit();
+        Ok(response)
+    }
+
     pub(super) fn queues(&self) -> &CommitQueues {
         &self.queues
     }
@@ -248,27 +267,20 @@ impl Store for RedisStore {
         let queues = &self.queues;
         let cache = queues.deny_cache.as_deref();
         let made_at = Instant::now();
-        let mut noted = None;
-        let stored = requests.iter().map(|request| queues.backend.key_format.stored(request));
-        let requests: SmallVec<[StoreRequest<'_>; 1]> = stored.collect();
-        if let [request] = &*requests {
-            if let Some(limited) = Prefetch::charge_of(request) {
-                match self.prefetch.use_for(limited, made_at) {
-                    Ok((response, more)) => {
-                        if let Some(more) = more {
-                            self.prefetch.ask(queues, more);
-                        }
-                        return StoreFuture::ready(Ok(response));
-                    }
-                    Err(sent) => noted = sent.map(|sent| (self.prefetch.clone(), sent)),
-                }
-            }
-            if let Some(response) = cache.and_then(|cache| cache.get(request, made_at)) {
-                queues.backend.metrics.deny_cache_hit();
-                return StoreFuture::ready(Ok(response));
-            }
-        }
-        let owned: Vec<OwnedRequest> = requests.into_iter().map(StoreRequest::into_owned).collect();
+        let key_format = &queues.backend.key_format;
+        let stored = || requests.iter().map(|request| key_format.stored(request)).collect();
+        // Before what is known of a key, which has it as it is stored.
+        let hashed: Option<Vec<OwnedRequest>> = key_format.hashes_keys().then(stored);
+        let known = match (hashed.as_deref(), requests) {
+            (Some([request]), _) => self.known(request, made_at),
+            (None, [request]) => self.known(request, made_at),
+            _ => Err(None),
+        };
+        let noted = match known {
+            Ok(response) => return StoreFuture::ready(Ok(response)),
+            Err(sent) => sent.map(|sent| (self.prefetch.clone(), sent)),
+        };
+        let owned = hashed.unwrap_or_else(stored);
 
         let mut generation = None;
         if let Some(cache) = cache {

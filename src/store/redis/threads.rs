@@ -67,8 +67,8 @@ fn slots() -> Concurrency {
 fn redis_key(limit: impl Into<Limit>, key: &str) -> String {
     let (limit, key) = (limit.into(), Key::from(key));
     let charges = [Charge::new("p", &limit, &key, 1)];
-    let request = StoreRequest::new(Operation::Check, &charges).into_owned();
-    String::from_utf8_lossy(&request.charges[0].key).into_owned()
+    let request = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
+    String::from_utf8_lossy(&request.charges[0].key).to_owned(|_| {})
 }
 
 fn check(store: &RedisStore, key: &str) -> StoreFuture {

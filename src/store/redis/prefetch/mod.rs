@@ -297,7 +297,7 @@ impl Shard {
 impl HotKey {
     fn new(charge: &Charge, time: Duration, now: Instant) -> Self {
         Self {
-            request: StoreRequest::new(Operation::Check, [charge]).into_owned(),
+            request: StoreRequest::new(Operation::Check, [charge]).to_owned(|_| {}),
             time,
             began: now,
             used: 0,
@@ -663,10 +663,7 @@ mod tests {
     async fn units_that_were_asked_for_before_a_reset_are_not_used() {
         let (prefetch, limit) = (Prefetch::new(), &limits()[0]);
         let (asked_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
-        let reset = OwnedRequest {
-            operation: Operation::Reset,
-            ..asked.clone()
-        };
+        let reset = asked.at_cost(Operation::Reset, 1);
         prefetch.forget(&[reset]);
         assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_none());
 
