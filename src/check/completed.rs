@@ -17,10 +17,10 @@ use super::bans;
 use crate::{
     Decision, PolicyDecision,
     decision::{
-        Completion, End, LostSettlements, Responses, Settlement, awaits_trailers, caught, denied, grpc_status_in,
-        requested_pause, response::OwnRejection,
+        Completion, End, Responses, Settlement, awaits_trailers, caught, denied, grpc_status_in, requested_pause,
+        response::OwnRejection,
     },
-    store::{Owed, OwedKind},
+    store::{LostSettlements, Owed, OwedKind},
 };
 
 /// The completion of an admitted request that a policy depends on. Dropped before, the request is cancelled.

@@ -15,12 +15,11 @@ use super::{
     policy_settings::Settings,
     response::{Grpc, Problem, ResponseFormat},
     slots::Keeper,
-    store_replies::LostSettlements,
 };
 use crate::{
     Ban, Key,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, StoreNumber},
+    store::{ErrorKind, Failover, LostSettlements, NamedLimit, Outstanding, Overrides, Store, StoreError, StoreNumber},
 };
 
 /// What the checks of a layer or a limiter have in common.

@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Key,
-    store::{NamedLimit, Owed, OwedKind, Store, StoreError},
+    store::{LostSettlements, NamedLimit, Owed, OwedKind, Store, StoreError},
 };
 
 #[cfg(all(test, feature = "shuttle"))]
@@ -51,7 +51,7 @@ pub(crate) use self::{
     policy_settings::{Condition, Cost, EnforcedShare, Settings},
     receipt::Settlement,
     slots::{Release, release_unknown},
-    store_replies::{LostSettlements, Responses},
+    store_replies::Responses,
     undecided::Undecided,
     waits::{LongestWait, MOST_WAITING, POSSIBLE_WAITING, WaitOrder, Waiting, turn_key},
 };
@@ -297,11 +297,10 @@ impl Decision {
     }
 }
 
-impl Decision {
-    /// A decision without a store, or one that the store is to settle.
+impl Inner {
     #[inline(always)]
-    pub(crate) fn new(allowed: bool, policies: PolicyDecisions) -> Self {
-        Self(Arc::new(Inner {
+    fn new(allowed: bool, policies: PolicyDecisions) -> Self {
+        Self {
             allowed,
             units: 1,
             server_time: Duration::ZERO,
@@ -311,7 +310,15 @@ impl Decision {
             joined: None,
             requested_pause: AtomicU64::new(0),
             slots: None,
-        }))
+        }
+    }
+}
+
+impl Decision {
+    /// A decision without a store, or one that the store is to settle.
+    #[inline(always)]
+    pub(crate) fn new(allowed: bool, policies: PolicyDecisions) -> Self {
+        Self(Arc::new(Inner::new(allowed, policies)))
     }
 
     /// The decision about a request that no policy applies to.
@@ -330,35 +337,29 @@ impl Decision {
         if delay.is_zero() {
             return self;
         }
-        let mut policies = self.0.policies.clone();
-        for policy in policies.iter_mut().filter(|policy| policy.denies()) {
-            policy.retry_after = policy.retry_after.map(|wait| wait.saturating_add(delay));
-        }
-        Self(Arc::new(Inner {
-            allowed: self.0.allowed,
-            units: self.0.units,
+        let mut delayed = Inner {
             server_time: self.0.server_time,
             waited: self.0.waited,
-            policies,
+            units: self.0.units,
             store_error: self.0.store_error.clone(),
-            joined: None,
-            requested_pause: AtomicU64::new(0),
-            slots: None,
-        }))
+            ..Inner::new(self.0.allowed, self.0.policies.clone())
+        };
+        for policy in delayed.policies.iter_mut().filter(|policy| policy.denies()) {
+            policy.retry_after = policy.retry_after.map(|wait| wait.saturating_add(delay));
+        }
+        Self(Arc::new(delayed))
     }
 
     /// The decisions of an outer layer, which admitted the request, and of an inner one.
     pub(crate) fn followed_by(&self, later: &Self) -> Self {
+        let policies = self.policies().chain(later.policies()).cloned().collect();
         Self(Arc::new(Inner {
-            allowed: later.is_allowed(),
-            units: later.0.units,
             server_time: later.server_time(),
             waited: later.0.waited,
-            policies: self.policies().chain(later.policies()).cloned().collect(),
+            units: later.0.units,
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
             joined: Some([self.clone(), later.clone()]),
-            requested_pause: AtomicU64::new(0),
-            slots: None,
+            ..Inner::new(later.is_allowed(), policies)
         }))
     }
 }

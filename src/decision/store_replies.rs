@@ -1,19 +1,13 @@
 use std::{
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
-use crate::{
-    observe::lost_settlement,
-    store::{Owed, StoreError, StoreFuture, StoreResponse},
-};
+use crate::store::{LostSettlements, Owed, StoreError, StoreFuture, StoreResponse};
 
 /// Responses of stores to refunds, charges and releases. As a future it waits for all of them, at the same time, and returns the
 /// first error. Those that are missing when it is dropped continue in tasks of their own.
@@ -32,12 +26,8 @@ impl Responses {
 
     /// Waits for them in tasks, and counts those that no store confirms as lost, also for a layer.
     pub(crate) fn receive(mut self, layer: Option<&Arc<LostSettlements>>) {
-        for (response, owed) in self.responses.drain(..) {
-            let unconfirmed = Unconfirmed::new(layer.cloned());
-            receive(response, move |response| {
-                unconfirmed.end(response);
-                owed.end(response);
-            });
+        for (_, owed) in &mut self.responses {
+            owed.count_if_lost(layer.cloned());
         }
     }
 }
@@ -79,65 +69,6 @@ impl Drop for Responses {
     fn drop(&mut self) {
         for (response, owed) in self.responses.drain(..) {
             receive(response, |response| owed.end(response));
-        }
-    }
-}
-
-/// The number of settlements of a layer that were lost.
-#[derive(Default)]
-pub(crate) struct LostSettlements(AtomicU64);
-
-impl LostSettlements {
-    pub(crate) fn count(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Counts one more, and logs the first.
-    fn add(&self, error: Option<&StoreError>) {
-        if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
-            tracing::warn!(
-                error = error.map(ToString::to_string),
-                "a refund or a charge after the response was lost; `RateLimitLayer::lost_settlements` counts them"
-            );
-        }
-    }
-}
-
-/// A settlement that is lost unless its store confirms it.
-pub(crate) struct Unconfirmed {
-    /// The layer that counts its settlements.
-    layer: Option<Arc<LostSettlements>>,
-    has_response: bool,
-}
-
-impl Unconfirmed {
-    pub(crate) fn new(layer: Option<Arc<LostSettlements>>) -> Self {
-        Self {
-            layer,
-            has_response: false,
-        }
-    }
-
-    /// Ends with the response of the store.
-    pub(crate) fn end(mut self, response: &Result<StoreResponse, StoreError>) {
-        self.has_response = true;
-        if let Err(error) = response {
-            self.lose(Some(error));
-        }
-    }
-
-    fn lose(&self, error: Option<&StoreError>) {
-        lost_settlement();
-        if let Some(layer) = &self.layer {
-            layer.add(error);
-        }
-    }
-}
-
-impl Drop for Unconfirmed {
-    fn drop(&mut self) {
-        if !self.has_response {
-            self.lose(None);
         }
     }
 }

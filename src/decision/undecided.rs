@@ -8,11 +8,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, slots::Slots};
+use super::{Decision, Inner, PolicyDecision, PolicyDecisions, slots::Slots};
 use crate::{
     Denial,
     limit::Arrival,
-    store::{ChargeLine, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
+    store::{ChargeLine, LostSettlements, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
     sync::atomic::{AtomicBool, Ordering},
 };
 

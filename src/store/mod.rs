@@ -23,7 +23,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 pub(crate) use self::status::summary;
 pub(crate) use self::{
     failover::Failover,
-    outstanding::{Outstanding, Owed, OwedKind, PerStore, StoreNumber},
+    outstanding::{LostSettlements, Outstanding, Owed, OwedKind, PerStore, StoreNumber},
 };
 pub use self::{
     failover::FailureMode,

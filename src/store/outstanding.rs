@@ -3,7 +3,10 @@ use std::{
     pin::Pin,
     sync::{
         Arc, LazyLock, Mutex, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering::SeqCst},
+        atomic::{
+            AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::Duration,
 };
@@ -11,7 +14,10 @@ use std::{
 use tokio::{sync::Notify, time::timeout};
 
 use super::response::StoreResponse;
-use crate::error::{ErrorKind, StoreError};
+use crate::{
+    error::{ErrorKind, StoreError},
+    observe::lost_settlement,
+};
 
 /// What requests of this process owe to one store: settlements and releases that it has not confirmed.
 #[derive(Default)]
@@ -69,6 +75,8 @@ impl Outstanding {
             kind,
             number: 1,
             is_due: false,
+            counted_by: None,
+            error: None,
         }
     }
 
@@ -124,6 +132,26 @@ impl OwedCounts {
     }
 }
 
+/// The number of settlements of a layer that were lost.
+#[derive(Default)]
+pub(crate) struct LostSettlements(AtomicU64);
+
+impl LostSettlements {
+    pub(crate) fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Counts one more, and logs the first.
+    fn add(&self, error: Option<&StoreError>) {
+        if self.0.fetch_add(1, Relaxed) == 0 {
+            tracing::warn!(
+                error = error.map(ToString::to_string),
+                "a refund or a charge after the response was lost; `RateLimitLayer::lost_settlements` counts them"
+            );
+        }
+    }
+}
+
 /// What a request may have to send to its store. Dropped before it is due, it is nothing; after that, it is lost unless it was
 /// confirmed, such as in a task that ends with its runtime.
 #[must_use]
@@ -132,6 +160,9 @@ pub(crate) struct Owed {
     kind: OwedKind,
     number: u64,
     is_due: bool,
+    /// Whether a loss is counted, and by which layer.
+    counted_by: Option<Option<Arc<LostSettlements>>>,
+    error: Option<StoreError>,
 }
 
 impl Owed {
@@ -146,6 +177,11 @@ impl Owed {
         self
     }
 
+    /// Counts it as lost unless it is confirmed, also for a layer.
+    pub(crate) fn count_if_lost(&mut self, layer: Option<Arc<LostSettlements>>) {
+        self.counted_by = Some(layer);
+    }
+
     /// Adds another one to the same store, which is sent in the same call.
     pub(crate) fn join(mut self, mut other: Self) -> Self {
         self.number += std::mem::take(&mut other.number);
@@ -153,9 +189,10 @@ impl Owed {
     }
 
     /// Ends with the response of the store.
-    pub(crate) fn end(self, response: &Result<StoreResponse, StoreError>) {
-        if response.is_ok() {
-            self.confirm();
+    pub(crate) fn end(mut self, response: &Result<StoreResponse, StoreError>) {
+        match response {
+            Ok(_) => self.is_due = false,
+            Err(error) => self.error = Some(error.clone()),
         }
     }
 
@@ -169,6 +206,10 @@ impl Drop for Owed {
     fn drop(&mut self) {
         if self.is_due {
             self.outstanding.lost.of(self.kind).fetch_add(self.number, SeqCst);
+            if let Some(layer) = self.counted_by.take() {
+                lost_settlement();
+                layer.inspect(|layer| layer.add(self.error.as_ref()));
+            }
         }
         self.outstanding.owed.of(self.kind).fetch_sub(self.number, SeqCst);
         self.outstanding.changed.notify_waiters();

@@ -19,7 +19,7 @@ use super::{
     breaker::Breaker,
     call::ScriptCall,
     client::RedisClient,
-    failure::{CallFailure, Failure},
+    failure::Failure,
     key_format::{KeyFormat, slot_of},
     reply::{RawReply, ScriptReply},
     request::MergedRequest,
@@ -117,7 +117,7 @@ impl Backend {
         self: &Arc<Self>,
         breaker: &Arc<Breaker>,
         call: &mut ScriptCall,
-    ) -> Result<ScriptReply, CallFailure> {
+    ) -> Result<ScriptReply, Failure> {
         self.metrics.call(call.requests());
         let node = self.client.node(|| slot_of(call.keys.first().map_or(&[], |key| key)));
         let mut reply = self.run_call(call).await;
@@ -137,7 +137,6 @@ impl Backend {
         }
         self.record_refusal(&reply);
         let reply = reply.and_then(|reply| ScriptReply::decode(call, &reply));
-        let reply = reply.map_err(CallFailure::from);
         self.record_health(&node, call, &reply);
         reply
     }
@@ -148,25 +147,28 @@ impl Backend {
         self.client.run(script, call, self.deadline).await
     }
 
-    fn record_health(&self, node: &Node, call: &ScriptCall, reply: &Result<ScriptReply, CallFailure>) {
-        let (health, mut decided) = (self.client.health(), call.requests());
+    fn record_failed(&self, node: &Node, checks: u64, failure: &Failure) {
+        let (health, error) = (self.client.health(), failure.clone().into());
+        match failure.is_of_key() {
+            true => health.failed_by_key(node, checks, &error),
+            false => health.failed(node, checks, &error),
+        }
+    }
+
+    fn record_health(&self, node: &Node, call: &ScriptCall, reply: &Result<ScriptReply, Failure>) {
+        let mut decided = call.requests();
         match reply {
             // Its requests are sent once more, each alone.
-            Err(failure) if failure.is_try_again && decided > 1 => {}
+            Err(failure) if failure.is_try_again() && decided > 1 => {}
             // They are sent once more, in calls for each slot.
             Err(failure) if call.is_elsewhere(failure) => {}
-            Err(failure) if failure.is_of_key => health.failed_by_key(node, decided, &failure.error),
-            Err(failure) => health.failed(node, decided, &failure.error),
+            Err(failure) => self.record_failed(node, decided, failure),
             Ok(reply) => {
                 for (shape, reply) in call.shape.iter().zip(&reply.replies) {
                     let Err(failure) = reply else { continue };
                     decided -= shape.times;
-                    if call.is_elsewhere(failure) {
-                        continue;
-                    }
-                    match failure.is_of_key {
-                        true => health.failed_by_key(node, shape.times, &failure.error),
-                        false => health.failed(node, shape.times, &failure.error),
+                    if !call.is_elsewhere(failure) {
+                        self.record_failed(node, shape.times, failure);
                     }
                 }
                 node.decided(decided);

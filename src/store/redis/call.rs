@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 
 use super::{
-    failure::CallFailure,
+    failure::Failure,
     key_format::{KeyFormat, slot_of_charge},
     reply::Bounds,
     request::{Entry, MergedRequest},
@@ -131,8 +131,8 @@ impl ScriptCall {
     }
 
     /// Whether a request of this call was not executed, since the node does not have one of its keys.
-    pub(super) fn is_elsewhere(&self, failure: &CallFailure) -> bool {
-        self.is_across && failure.is_elsewhere
+    pub(super) fn is_elsewhere(&self, failure: &Failure) -> bool {
+        self.is_across && failure.is_elsewhere()
     }
 
     /// The number of requests.

@@ -202,7 +202,7 @@ impl CommitQueue {
 
         match self.backend.run(&self.breaker, &mut call).await {
             // Requests that have all keys on one node can be decided alone.
-            Err(failure) if failure.is_try_again && batch.len() > 1 => {
+            Err(failure) if failure.is_try_again() && batch.len() > 1 => {
                 for request in batch {
                     Box::pin(self.send_batch(vec![request])).await;
                 }

@@ -66,9 +66,14 @@ impl Failure {
         matches!(self, Self::Refused(error) if error.starts_with("TRYAGAIN"))
     }
 
-    /// Whether a cluster node names another one for the key of a call. Nothing was executed.
-    fn is_redirection(&self) -> bool {
-        matches!(self, Self::Refused(error) if error.starts_with("MOVED ") || error.starts_with("ASK "))
+    /// Whether another node has a key.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.starts_with("MOVED ") || error.starts_with("ASK ") || is_of_other_node(error))
+    }
+
+    /// Whether the key holds what is not of this crate.
+    pub(super) fn is_of_key(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.starts_with("WRONGTYPE"))
     }
 
     /// Whether the server does not have the script in its cache. Nothing was executed.
@@ -96,61 +101,17 @@ impl From<Failure> for StoreError {
     }
 }
 
-/// The failure of a call, or of one request of it.
-#[derive(Clone, Debug)]
-pub(super) struct CallFailure {
-    pub(super) error: StoreError,
-    /// Whether the call was not executed, because a cluster node has only some of the keys.
-    pub(super) is_try_again: bool,
-    /// Whether nothing was executed, because this node of a cluster does not have the keys.
-    pub(super) is_elsewhere: bool,
-    /// Whether it fails because of what its key contains.
-    pub(super) is_of_key: bool,
-}
-
-impl From<Failure> for CallFailure {
-    fn from(failure: Failure) -> Self {
-        Self {
-            is_try_again: failure.is_try_again(),
-            is_elsewhere: failure.is_redirection(),
-            is_of_key: matches!(&failure, Failure::Refused(error) if is_of_key(error)),
-            error: failure.into(),
-        }
-    }
-}
-
-/// Whether a check fails because of what its key contains, so that others do not.
-pub(super) fn is_of_key(error: &str) -> bool {
-    error.starts_with("WRONGTYPE")
-}
-
 /// Whether it is the error of a command in a script for a key of another node of the cluster.
 ///
 /// Redis 6.2: `Lua script attempted to access a non local key in a cluster node`; later ones begin with `Script attempted`, and
 /// those of Valkey with `Attempted`.
-pub(super) fn is_of_other_node(error: &str) -> bool {
+fn is_of_other_node(error: &str) -> bool {
     error.contains("ttempted to access a non local key")
 }
 
 /// Whether it is the error of a replica, which cannot count.
 pub(super) fn is_of_replica(error: &[u8]) -> bool {
     error.starts_with(b"READONLY") || error.starts_with(b"MASTERDOWN")
-}
-
-/// The failure of one request of a call, to which Redis replied with this error.
-pub(super) fn error_of_request(error: &str) -> CallFailure {
-    CallFailure {
-        error: error_reply(error),
-        is_try_again: false,
-        is_elsewhere: is_of_other_node(error),
-        is_of_key: is_of_key(error),
-    }
-}
-
-impl From<CallFailure> for StoreError {
-    fn from(failure: CallFailure) -> Self {
-        failure.error
-    }
 }
 
 fn error_reply(error: &str) -> StoreError {

@@ -12,7 +12,7 @@ use super::{
     call::{ScriptCall, are_in_several_slots},
     commit_queue::CommitQueue,
     deny_cache::{DenyCache, Generation},
-    failure::{CallFailure, Failure},
+    failure::Failure,
     key_format::slot_of_charge,
     reply::ScriptReply,
     request::{BatchPosition, OwnedRequest},
@@ -303,7 +303,7 @@ impl QueuedRequest {
             Err(failure) if is_elsewhere(failure) => {
                 return self.respond_partly(DecidedPartly::none);
             }
-            Err(failure) => Err(failure.error.clone()),
+            Err(failure) => Err(failure.clone().into()),
             Ok(reply) => {
                 let failures = || {
                     positions
@@ -361,13 +361,13 @@ impl QueuedRequest {
 }
 
 /// The reply to a call, or its failure.
-pub(super) type CallReply = Result<ScriptReply, CallFailure>;
+pub(super) type CallReply = Result<ScriptReply, Failure>;
 
 /// The outcome of a request, which has this position in a call.
 fn outcome_in(request: &OwnedRequest, position: BatchPosition, reply: &ScriptReply) -> Result<Outcome, StoreError> {
     match &reply.replies[position.merged] {
         Ok(merged) => Ok(merged.outcome(request, position.nth)),
-        Err(failure) => Err(failure.error.clone()),
+        Err(failure) => Err(failure.clone().into()),
     }
 }
 

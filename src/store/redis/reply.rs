@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::{
     call::{ReplyShape, ScriptCall},
-    failure::{CallFailure, Failure, error_of_request, shortened_bytes},
+    failure::{Failure, shortened_bytes},
     request::{Entry, OwnedRequest},
     rules::{longest, reset_delay},
 };
@@ -27,7 +27,7 @@ pub(super) struct RawReply {
 pub(super) struct ScriptReply {
     pub(super) server_time: Duration,
     /// For each merged request of the call, its reply or its error.
-    pub(super) replies: SmallVec<[Result<RequestReply, CallFailure>; 1]>,
+    pub(super) replies: SmallVec<[Result<RequestReply, Failure>; 1]>,
 }
 
 /// The reply to one merged request.
@@ -116,7 +116,7 @@ impl RequestReply {
         shape: &ReplyShape,
         charges: impl Iterator<Item = (&'a [Double; 4], &'a Bounds)>,
         errors: &[String],
-    ) -> Result<Self, CallFailure> {
+    ) -> Result<Self, Failure> {
         let mut admitted = None;
         let mut banned_for = Duration::ZERO;
         let mut states = SmallVec::with_capacity(shape.keys);
@@ -125,18 +125,18 @@ impl RequestReply {
             if count < 0.0 {
                 let position = exact(-count - 1.0)?;
                 let error = errors.get(position as usize).ok_or_else(Failure::malformed_reply)?;
-                return Err(error_of_request(error));
+                return Err(Failure::Refused(error.clone()));
             }
             let count = exact(count)?;
             // All charges of a request are counted as often.
             if count > shape.times || admitted.is_some_and(|admitted| admitted != count) {
-                return Err(Failure::malformed_reply().into());
+                return Err(Failure::malformed_reply());
             }
             admitted = Some(count);
 
             let remaining = integer(*remaining)?;
             if remaining.saturating_add(count.saturating_mul(bounds.counted)) > bounds.remaining {
-                return Err(Failure::malformed_reply().into());
+                return Err(Failure::malformed_reply());
             }
             let reset_after = duration(*reset_after, bounds.reset_us)?;
             if bounds.is_of_bans {
@@ -158,7 +158,7 @@ impl RequestReply {
         });
         let denies = admitted < shape.times;
         if shape.times > 0 && denies != waits || denies && !shape.requires_room {
-            return Err(Failure::malformed_reply().into());
+            return Err(Failure::malformed_reply());
         }
         Ok(Self { admitted, states })
     }

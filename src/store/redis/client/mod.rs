@@ -7,7 +7,7 @@ pub(super) mod fred;
 #[cfg(feature = "cluster")]
 pub(super) mod redis_rs;
 
-use std::{ops::Deref, sync::Arc};
+use std::sync::Arc;
 
 #[cfg(test)]
 use super::simulation::network::Network;
@@ -121,16 +121,16 @@ impl RedisClient {
         not(feature = "cluster"),
         expect(unused_variables, reason = "only clusters have slots")
     )]
-    pub(super) fn node(&self, slot: impl FnOnce() -> u16) -> NodeOfSlot<'_> {
+    pub(super) fn node(&self, slot: impl FnOnce() -> u16) -> Arc<Node> {
         let node = match self {
             #[cfg(feature = "fred")]
-            Self::Fred(client) => Some(NodeOfSlot::Fixed(client.node())),
+            Self::Fred(client) => Some(client.node().clone()),
             #[cfg(feature = "cluster")]
             Self::RedisRs(client) => client.node(slot),
             #[cfg(test)]
             Self::Simulated(_) => None,
         };
-        node.unwrap_or_else(|| NodeOfSlot::Fixed(&self.health().rest))
+        node.unwrap_or_else(|| self.health().rest.clone())
     }
 
     /// Whether all keys of a call must lie in one slot.
@@ -188,23 +188,4 @@ pub(in crate::store::redis) struct HashTags {
 
 impl HashTags {
     pub(in crate::store::redis) const SINGLE_SERVER: Self = Self { first: 0, second: None };
-}
-
-/// The health of the server of a slot.
-pub(in crate::store::redis) enum NodeOfSlot<'a> {
-    Fixed(&'a Node),
-    #[cfg(feature = "cluster")]
-    Current(Arc<Node>),
-}
-
-impl Deref for NodeOfSlot<'_> {
-    type Target = Node;
-
-    fn deref(&self) -> &Node {
-        match self {
-            Self::Fixed(node) => node,
-            #[cfg(feature = "cluster")]
-            Self::Current(node) => node,
-        }
-    }
 }

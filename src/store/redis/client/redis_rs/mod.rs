@@ -17,7 +17,7 @@ use self::{
     },
     topology::Sentinels,
 };
-use super::{HashTags, NodeOfSlot};
+use super::HashTags;
 use crate::{
     ConfigError,
     store::{
@@ -207,10 +207,10 @@ impl RedisRsClient {
     }
 
     /// The health of the server of a slot.
-    pub(in crate::store::redis) fn node(&self, slot: impl FnOnce() -> u16) -> Option<NodeOfSlot<'_>> {
+    pub(in crate::store::redis) fn node(&self, slot: impl FnOnce() -> u16) -> Option<Arc<health::Node>> {
         match self {
-            Self::SingleServer(server) => Some(NodeOfSlot::Fixed(&server.node)),
-            Self::Cluster(cluster) => cluster.node(slot()).map(NodeOfSlot::Current),
+            Self::SingleServer(server) => Some(server.node.clone()),
+            Self::Cluster(cluster) => cluster.node(slot()),
         }
     }
 
