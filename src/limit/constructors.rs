@@ -6,55 +6,22 @@ pub(super) const MIN_WINDOW: Duration = Duration::from_millis(1);
 pub(super) const MAX_WINDOW: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// What is wrong with the quota or the window of a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    QuotaZero,
-    QuotaTooLarge,
-    WindowOutOfRange,
-    WindowNotInMicroseconds,
-}
-
-impl Fault {
-    pub(super) const fn of(quota: u64, window: Duration) -> Option<Self> {
-        if quota == 0 {
-            return Some(Self::QuotaZero);
-        }
-        if quota > MAX_QUOTA {
-            return Some(Self::QuotaTooLarge);
-        }
-        if window.as_micros() < MIN_WINDOW.as_micros() || window.as_micros() > MAX_WINDOW.as_micros() {
-            return Some(Self::WindowOutOfRange);
-        }
-        if !window.subsec_nanos().is_multiple_of(1_000) {
-            return Some(Self::WindowNotInMicroseconds);
-        }
-        None
+pub(super) const fn fault_of(quota: u64, window: Duration) -> Option<&'static str> {
+    if quota == 0 {
+        return Some(
+            "a limit is at least 1; `DenyAll`, as text `deny-all`, admits nothing, and `Unlimited` everything",
+        );
     }
-
-    /// The message, with the spelling in code. `const` constructors panic with it.
-    pub(super) const fn in_code(self) -> &'static str {
-        match self {
-            Self::QuotaZero => {
-                "a limit is at least 1, as in `SlidingLog::per_minute(100)`; `Limit::DenyAll` admits nothing, and \
-                 `Limit::Unlimited` everything"
-            }
-            Self::QuotaTooLarge => "a limit is at most 999999999999999; `Limit::Unlimited` admits everything",
-            Self::WindowOutOfRange => {
-                "a window is between 1 ms and 10 years long, as in `SlidingLog::new(100, Duration::from_secs(60))`"
-            }
-            Self::WindowNotInMicroseconds => "a window is a whole number of microseconds long",
-        }
+    if quota > MAX_QUOTA {
+        return Some("a limit is at most 999999999999999; `Unlimited`, as text `unlimited`, admits everything");
     }
-
-    /// The message, with the spelling in text.
-    pub(super) const fn in_text(self) -> &'static str {
-        match self {
-            Self::QuotaZero => "a limit is at least 1, `deny-all` admits nothing, and `unlimited` everything",
-            Self::QuotaTooLarge => "a limit is at most 999999999999999, and `unlimited` admits everything",
-            Self::WindowOutOfRange => "a window is between 1 ms and 10 years long",
-            Self::WindowNotInMicroseconds => "a window is a whole number of microseconds long",
-        }
+    if window.as_micros() < MIN_WINDOW.as_micros() || window.as_micros() > MAX_WINDOW.as_micros() {
+        return Some("a window is between 1 ms and 10 years long");
     }
+    if !window.subsec_nanos().is_multiple_of(1_000) {
+        return Some("a window is a whole number of microseconds long");
+    }
+    None
 }
 
 /// The constructors of an algorithm, each for a quota and a window.
@@ -78,8 +45,8 @@ macro_rules! constructors {
             /// ```
             #[track_caller]
             pub const fn new($quota: u64, $window: std::time::Duration) -> Self {
-                if let Some(fault) = $crate::limit::constructors::Fault::of($quota, $window) {
-                    panic!("{}", fault.in_code());
+                if let Some(fault) = $crate::limit::constructors::fault_of($quota, $window) {
+                    panic!("{}", fault);
                 }
                 $build
             }
@@ -164,8 +131,11 @@ macro_rules! constructors {
             type Error = $crate::ConfigError;
 
             fn try_from(($quota, $window): (u64, std::time::Duration)) -> Result<Self, $crate::ConfigError> {
-                match $crate::limit::constructors::Fault::of($quota, $window) {
-                    Some(fault) => Err($crate::ConfigError::new(fault.in_code())),
+                match $crate::limit::constructors::fault_of($quota, $window) {
+                    Some(fault) => Err($crate::ConfigError::new(format!(
+                        "{fault}; one looks like `{}::per_minute(100)`",
+                        stringify!($name)
+                    ))),
                     None => Ok($build),
                 }
             }
