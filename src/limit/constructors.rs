@@ -38,7 +38,7 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::{", stringify!($name), ", Limit};")]
+            /// # use tower_quota::*;
             #[doc = concat!("const LIMIT: ", stringify!($name), " = ", stringify!($name), "::new(2, Duration::from_secs(30));")]
             /// assert_eq!(Limit::from(LIMIT).window(), Some(Duration::from_secs(30)));
             #[doc = concat!("assert!(", stringify!($name), "::try_from((0, Duration::from_secs(30))).is_err());")]
@@ -59,9 +59,8 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
-            #[doc = concat!("let limit = ", stringify!($name), "::per_second(60);")]
-            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(1)));")]
+            /// # use tower_quota::*;
+            #[doc = concat!("assert_eq!(", stringify!($name), "::per_second(60), ", stringify!($name), "::new(60, Duration::from_secs(1)));")]
             /// ```
             #[track_caller]
             pub const fn per_second(quota: u64) -> Self {
@@ -76,13 +75,12 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
-            #[doc = concat!("let limit = ", stringify!($name), "::per_minute(60);")]
-            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(60)));")]
+            /// # use tower_quota::*;
+            #[doc = concat!("assert_eq!(", stringify!($name), "::per_minute(60), ", stringify!($name), "::new(60, Duration::from_secs(60)));")]
             /// ```
             ///
             /// ```compile_fail,E0080
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
+            /// # use tower_quota::*;
             #[doc = concat!("const NONE: ", stringify!($name), " = ", stringify!($name), "::per_minute(0);")]
             /// # let _ = NONE;
             /// ```
@@ -99,9 +97,8 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
-            #[doc = concat!("let limit = ", stringify!($name), "::per_hour(60);")]
-            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(3_600)));")]
+            /// # use tower_quota::*;
+            #[doc = concat!("assert_eq!(", stringify!($name), "::per_hour(60), ", stringify!($name), "::new(60, Duration::from_secs(3_600)));")]
             /// ```
             #[track_caller]
             pub const fn per_hour(quota: u64) -> Self {
@@ -116,9 +113,8 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
-            #[doc = concat!("let limit = ", stringify!($name), "::per_day(60);")]
-            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(86_400)));")]
+            /// # use tower_quota::*;
+            #[doc = concat!("assert_eq!(", stringify!($name), "::per_day(60), ", stringify!($name), "::new(60, Duration::from_secs(86_400)));")]
             /// ```
             #[track_caller]
             pub const fn per_day(quota: u64) -> Self {

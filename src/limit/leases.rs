@@ -68,11 +68,8 @@ impl Held {
 
     /// Adds a lease, or renews it.
     pub(super) fn put(&mut self, lease: Lease, now: u64) {
-        if let Some(expires_at) = self.expiries.remove(&lease) {
-            self.order.remove(&(expires_at, lease));
-        } else {
-            self.total += lease.weight;
-        }
+        self.remove(&lease);
+        self.total += lease.weight;
         let expires_at = now + lease.length;
         self.order.insert((expires_at, lease));
         self.expiries.insert(lease, expires_at);

@@ -283,12 +283,7 @@ impl<'a> Advanced<'a> {
             | Operation::Ban { .. } => Change::Nothing,
         };
         let effect = limit.change(self.state, now, change, cost, self.charge.lease_id());
-        let Effect {
-            changed,
-            reset,
-            lasts,
-            room,
-        } = effect;
+        let Effect { changed, reset, room } = effect;
         let room = match change {
             Change::Add { .. } => self.room.saturating_sub(weight),
             Change::Nothing | Change::Renew | Change::End => room.unwrap_or(self.room),
@@ -337,7 +332,7 @@ impl<'a> Advanced<'a> {
         Decided {
             charge_state,
             kept: Kept {
-                expires_at: changed.then_some(now + lasts),
+                expires_at: changed.then_some(now + reset),
                 denies_until: now.saturating_add(kept_for),
             },
             kept_bans,
