@@ -191,39 +191,19 @@ impl Element<'_> {
 
 /// The address of a node (RFC 7239 §6), unless it is unknown or obfuscated.
 fn node(text: &str) -> Option<IpAddr> {
-    let (name, port) = match text.strip_prefix('[') {
-        Some(rest) => rest
-            .split_once(']')
-            .map(|(name, rest)| (name, rest.strip_prefix(':').or(empty(rest))))?,
-        None => match text.split_once(':') {
-            Some((name, port)) => (name, Some(port)),
-            None => (text, Some("")),
-        },
+    let is_obfuscated = |port: &str| {
+        !port.is_empty()
+            && port
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
     };
-    let port = port?;
-    let valid = match port.strip_prefix('_') {
-        // obfport
-        Some(rest) => {
-            !rest.is_empty()
-                && rest
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
-        }
-        None => is_port(port) || (port.is_empty() && !text.ends_with(':')),
+    let node = match text.rsplit_once(":_") {
+        Some((node, port)) if is_obfuscated(port) && (node.ends_with(']') || !node.contains(':')) => node,
+        _ => text,
     };
-    valid.then_some(())?;
-
-    match text.starts_with('[') {
-        true => ipv6(name),
-        false => name.parse().ok().map(IpAddr::V4),
-    }
+    address(node).filter(|address| address.is_ipv4() || node.starts_with('['))
 }
 
-fn empty(text: &str) -> Option<&str> {
-    text.is_empty().then_some("")
-}
-
-/// RFC 9110 §5.6.2
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

@@ -170,13 +170,11 @@ impl KeySpec {
     }
 
     pub(crate) fn extractor(&self, registered: &Registered<'_>) -> Found {
-        let mut all = Vec::new();
-        for alternatives in &self.0 {
+        let all = self.0.iter().map(|alternatives| -> Found {
             let alternatives = alternatives.iter().map(|component| component.extractor(registered));
-            let alternatives = alternatives.collect::<Result<Vec<_>, _>>()?;
-            all.push(only(alternatives).unwrap_or_else(|several| Arc::new(Extractor::first(several))));
-        }
-        Ok(only(all).unwrap_or_else(|several| Arc::new(Extractor::all(several))))
+            Ok(Arc::new(Extractor::first(alternatives.collect::<Result<_, _>>()?)))
+        });
+        Ok(Arc::new(Extractor::all(all.collect::<Result<_, _>>()?)))
     }
 }
 
@@ -195,17 +193,6 @@ fn alternatives(text: &str) -> Result<Vec<Component>, String> {
         alternatives.push(Component::parse(text)?);
     }
     Ok(alternatives)
-}
-
-/// The only extractor of a list, or the list.
-fn only(mut extractors: Vec<Arc<dyn KeyExtractor>>) -> Result<Arc<dyn KeyExtractor>, Vec<Arc<dyn KeyExtractor>>> {
-    match extractors.pop() {
-        Some(only) if extractors.is_empty() => Ok(only),
-        last => {
-            extractors.extend(last);
-            Err(extractors)
-        }
-    }
 }
 
 impl<'de> Deserialize<'de> for KeySpec {
