@@ -287,10 +287,10 @@ async fn report_policy(
     let most = size.subjects.unwrap_or(usize::MAX);
     PolicyReport {
         policy: policy.name.clone(),
-        plan: policy.of_plan.clone(),
+        plan: policy.unkeyed.plan_name().map(ToString::to_string),
         store,
         key: key_forms(policies, policy),
-        limit: policy.limit.clone(),
+        limit: policy.unkeyed.limit().map(ToString::to_string),
         limits,
         cost: policy.cost,
         failure_mode: policy.failure_mode().to_string(),

@@ -57,8 +57,6 @@ fn policies<K: Clone>(newest: &Basis<K>, key_form: fn(&Policy<K>) -> KeyForm) ->
         context: newest.context.here().clone(),
         position,
         name: policy.name().to_owned(),
-        of_plan: policy.plan_name().map(ToString::to_string),
-        limit: policy.limit().map(ToString::to_string),
         limits: policy.known_limits(),
         key_form: key_form(policy),
         unkeyed: policy.clone().without_key(),
@@ -80,10 +78,6 @@ pub(super) struct WatchedPolicy {
     pub(super) context: Arc<CheckContext>,
     pub(super) position: usize,
     pub(super) name: String,
-    /// The name of the plan that it is of, if it is of one.
-    pub(super) of_plan: Option<String>,
-    /// Unless it is chosen for each request.
-    pub(super) limit: Option<String>,
     /// The limits that are known.
     pub(super) limits: Vec<Arc<RenderedLimit>>,
     /// What its keys are made of.

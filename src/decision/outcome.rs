@@ -5,7 +5,7 @@ use tracing::{Span, level_filters::LevelFilter};
 use super::{Decision, Denial, PolicyDecision};
 use crate::{
     Limit,
-    observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitMetrics},
+    observe::{GaugeGuard, METRICS_ENABLED, PolicyOutcome, WaitMetrics},
 };
 
 impl Decision {
@@ -102,7 +102,7 @@ impl PolicyDecision {
     }
 
     /// Counts slots that the request has taken of this policy, until the guard is dropped.
-    pub(super) fn hold(&self) -> HeldSlots {
+    pub(super) fn hold(&self) -> GaugeGuard {
         self.policy().metrics.hold(self.cost)
     }
 

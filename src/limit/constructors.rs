@@ -129,7 +129,7 @@ macro_rules! constructors {
             fn try_from(($quota, $window): (u64, std::time::Duration)) -> Result<Self, $crate::ConfigError> {
                 match $crate::limit::constructors::fault_of($quota, $window) {
                     Some(fault) => Err($crate::ConfigError::new(format!(
-                        "{fault}; one looks like `{}::per_minute(100)`",
+                        "{fault}; one looks like `{}::new(100, Duration::from_secs(60))`",
                         stringify!($name)
                     ))),
                     None => Ok($build),

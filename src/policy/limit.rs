@@ -93,14 +93,11 @@ fn render(name: Arc<str>, limit: Limit) -> Arc<RenderedLimit> {
 /// The limits that apply to some requests of a policy alone: those that are chosen, and overrides.
 pub(super) struct ChosenLimits {
     policy: Arc<str>,
-    /// Those that were rendered before, each near the place of its limit. None is removed, so reading takes no lock.
+    /// Those that were rendered before, in places from the first on. None is removed, so reading takes no lock.
     seen: OnceLock<Box<[OnceLock<Arc<RenderedLimit>>; PLACES]>>,
 }
 
-const PLACES: usize = 512;
-
-/// The number of places that are searched for a limit.
-const REACH: usize = 32;
+const PLACES: usize = 256;
 
 impl ChosenLimits {
     fn new(policy: Arc<str>) -> Self {
@@ -113,7 +110,7 @@ impl ChosenLimits {
     /// A limit, which is rendered once.
     #[inline]
     pub(super) fn of(&self, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
-        let mut seen = self.near(&limit).map_while(OnceLock::get);
+        let mut seen = self.places().iter().map_while(OnceLock::get);
         match seen.find(|seen| seen.named.limit == limit) {
             Some(seen) => Ok(seen.clone()),
             None => self.add(limit),
@@ -130,7 +127,7 @@ impl ChosenLimits {
         }
 
         let new = render(self.policy.clone(), limit);
-        for place in self.near(&new.named.limit) {
+        for place in self.places() {
             let seen = place.get_or_init(|| new.clone());
             if seen.named.limit == new.named.limit {
                 return Ok(seen.clone());
@@ -146,14 +143,9 @@ impl ChosenLimits {
         places.filter_map(OnceLock::get).cloned().collect()
     }
 
-    /// The places where a limit may be.
     #[inline]
-    fn near<'a>(&'a self, limit: &Limit) -> impl Iterator<Item = &'a OnceLock<Arc<RenderedLimit>>> + use<'a> {
-        let window = limit.window().map_or(0, |window| window.as_micros() as u64);
-        let hash = (limit.quota() ^ window.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let first = (hash >> 32) as usize;
-        let seen = self.seen.get_or_init(|| Box::new([const { OnceLock::new() }; PLACES]));
-        (first..first + REACH).map(move |place| &seen[place % PLACES])
+    fn places(&self) -> &[OnceLock<Arc<RenderedLimit>>; PLACES] {
+        self.seen.get_or_init(|| Box::new([const { OnceLock::new() }; PLACES]))
     }
 }
 
@@ -240,29 +232,27 @@ impl Policy<()> {
 }
 
 impl<K> Policy<K> {
-    /// Refuses settings by which a request is counted when it has ended, or once for several: it holds its slots until then.
-    pub(super) fn validate_slots(&self) -> Result<(), ConfigError> {
-        match self.limit() {
-            Some(limit) if limit.is_held() => self.validate_slots_of_requests(),
-            _ => Ok(()),
-        }
+    /// Refuses settings that contradict the limits, as far as these are known before a request.
+    pub(super) fn validate_settings(&self) -> Result<(), ConfigError> {
+        self.limit().map_or(Ok(()), |limit| self.validate_slots(limit))?;
+        self.validate_cost()
     }
 
-    /// Refuses a limit that was chosen for a request, if the settings of the policy contradict it.
+    /// Refuses settings by which a request is counted when it has ended, if it holds slots until then.
     #[inline]
-    pub(super) fn validate_chosen(&self, limit: &Limit) -> Result<(), KeyError> {
-        if !limit.is_held() {
+    pub(super) fn validate_slots(&self, limit: &Limit) -> Result<(), ConfigError> {
+        if !limit.is_held() || self.settings.refund_if.is_none() {
             return Ok(());
         }
-        self.validate_slots_of_requests().map_err(|error| {
-            KeyError::misconfigured(format!(
-                "the limit `{limit}` that was chosen for a request cannot be applied: {error}"
-            ))
-        })
+        Err(ConfigError::new(format!(
+            "`.refund_if(..)` has no meaning for the policy `{}` with the limit `{limit}`: a request holds its slots until it ends; \
+             leave it out, or add a policy with a limit such as `SlidingLog::per_minute(100)` for it",
+            self.name(),
+        )))
     }
 
     /// Refuses a fixed cost above one of the limits, as far as these are known before a request.
-    pub(super) fn validate_cost(&self) -> Result<(), ConfigError> {
+    fn validate_cost(&self) -> Result<(), ConfigError> {
         let mut limits = self.limit().into_iter().chain(&self.policy_limit.of_plans);
         match limits.find_map(|limit| Some((limit, self.cost_above(limit)?))) {
             None => Ok(()),
@@ -279,17 +269,6 @@ impl<K> Policy<K> {
     pub(super) fn cost_above(&self, limit: &Limit) -> Option<u64> {
         let cost = self.all_settings().fixed_cost()?;
         (limit.is_counted() && cost > limit.quota()).then_some(cost)
-    }
-
-    fn validate_slots_of_requests(&self) -> Result<(), ConfigError> {
-        if self.settings.refund_if.is_none() {
-            return Ok(());
-        }
-        Err(ConfigError::new(format!(
-            "`.refund_if(..)` has no meaning for the policy `{}`: a request holds its slots until it ends; \
-             leave it out, or add a policy with a limit such as `SlidingLog::per_minute(100)` for it",
-            self.name(),
-        )))
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The content of a file. Keys of extensions are built later, when these are registered.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(try_from = "FileFields")]
 pub(super) struct Config {
     enabled: bool,

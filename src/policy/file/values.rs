@@ -28,7 +28,7 @@ impl<'de> Deserialize<'de> for Texts {
 }
 
 /// The templates of routes, or the paths.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "Texts")]
 pub(super) enum Routes {
     #[default]
@@ -69,7 +69,7 @@ impl Routes {
 }
 
 /// The networks of clients.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(try_from = "Texts")]
 pub(super) struct Networks(pub(super) Vec<String>);
 
@@ -82,7 +82,7 @@ impl TryFrom<Texts> for Networks {
 }
 
 /// The methods of requests.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "Texts")]
 pub(super) struct Methods(pub(super) Vec<Method>);
 
@@ -116,7 +116,7 @@ impl<'de> Deserialize<'de> for Length {
 }
 
 /// The client address as configuration describes it: the header, the networks whose header is read, and the number of proxies.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(try_from = "ClientIpTable")]
 pub(super) struct ClientIp(pub(super) key::Ip);
 
