@@ -55,12 +55,6 @@ impl PartialEq for ConfigError {
 
 impl Eq for ConfigError {}
 
-impl fmt::Debug for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_with_cause(f, &self.message, self.source())
-    }
-}
-
 /// Writes a message, and the cause if the message does not contain it.
 pub(crate) fn write_with_cause(
     f: &mut fmt::Formatter<'_>,
@@ -74,17 +68,31 @@ pub(crate) fn write_with_cause(
     }
 }
 
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
+macro_rules! message_and_source {
+    ($($error:ident)+) => {
+        $(
+            impl fmt::Debug for $error {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    write_with_cause(f, &self.message, self.source())
+                }
+            }
+
+            impl fmt::Display for $error {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str(&self.message)
+                }
+            }
+
+            impl Error for $error {
+                fn source(&self) -> Option<&(dyn Error + 'static)> {
+                    self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
+                }
+            }
+        )+
+    };
 }
 
-impl Error for ConfigError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
-    }
-}
+message_and_source!(ConfigError StoreError);
 
 /// The failure of a store.
 ///
@@ -178,24 +186,6 @@ impl StoreError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
-    }
-}
-
-impl fmt::Debug for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_with_cause(f, &self.message, self.source())
-    }
-}
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for StoreError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
     }
 }
 

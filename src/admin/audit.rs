@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::{
-    extract::{FromRequestParts, Request, State},
+    extract::{Request, State},
     http::{StatusCode, header, request::Parts},
     middleware::Next,
     response::Response,
@@ -53,14 +53,6 @@ impl Audited {
 
     fn change(&self) -> std::sync::MutexGuard<'_, AuditedChange> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Audited {
-    type Rejection = std::convert::Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        Ok(parts.extensions.get::<Self>().cloned().unwrap_or_default())
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::decision::DenialWatch;
 use axum::{
-    Router,
+    Extension, Router,
     extract::{DefaultBodyLimit, Query, State, rejection::QueryRejection},
     http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware,
@@ -133,7 +133,7 @@ async fn search(
 
 async fn reset(
     State(shared): State<Arc<AdminState>>,
-    audited: Audited,
+    Extension(audited): Extension<Audited>,
     Posted(selection): Posted<Selection>,
 ) -> Result<Response, AdminError> {
     let selected = Selected::find(&shared, selection)?;
@@ -144,7 +144,7 @@ async fn reset(
 
 async fn set_override(
     State(shared): State<Arc<AdminState>>,
-    audited: Audited,
+    Extension(audited): Extension<Audited>,
     Posted(new): Posted<NewOverride>,
 ) -> Result<Response, AdminError> {
     let setting = new.limit();
@@ -160,7 +160,7 @@ async fn set_override(
 
 async fn end_override(
     State(shared): State<Arc<AdminState>>,
-    audited: Audited,
+    Extension(audited): Extension<Audited>,
     Posted(selection): Posted<Selection>,
 ) -> Result<Response, AdminError> {
     let selected = Selected::find(&shared, selection)?;

@@ -5,7 +5,7 @@ use tracing::{Span, level_filters::LevelFilter};
 #[cfg(feature = "admin")]
 use super::Denials;
 use super::{Decision, Denial, PolicyDecision};
-use crate::observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitMetrics};
+use crate::observe::{GaugeGuard, METRICS_ENABLED, PolicyOutcome, WaitMetrics};
 
 impl Decision {
     /// Counts what each policy has done with the request.
@@ -91,7 +91,7 @@ impl PolicyDecision {
     }
 
     /// Counts slots that the request has taken of this policy, until the guard is dropped.
-    pub(super) fn hold(&self) -> HeldSlots {
+    pub(super) fn hold(&self) -> GaugeGuard {
         self.policy().metrics.hold(self.counted().cost)
     }
 

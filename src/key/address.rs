@@ -195,13 +195,10 @@ impl Grouping {
         match address {
             IpAddr::V4(v4) if self.ipv4 == 32 => Key::ipv4(v4),
             IpAddr::V6(v6) if self.ipv6 == 128 => Key::plain("ip", v6),
-            IpAddr::V4(v4) => {
-                let network = v4.to_bits() & (u32::MAX << (32 - self.ipv4));
-                Key::plain("ip", format_args!("{}/{}", Ipv4Addr::from_bits(network), self.ipv4))
-            }
-            IpAddr::V6(v6) => {
-                let network = v6.to_bits() & (u128::MAX << (128 - self.ipv6));
-                Key::plain("ip", format_args!("{}/{}", Ipv6Addr::from_bits(network), self.ipv6))
+            _ => {
+                let bits = if address.is_ipv4() { self.ipv4 } else { self.ipv6 };
+                let network = IpNet::new(address, bits).map(|network| network.trunc());
+                Key::plain("ip", network.unwrap_or(address.into()))
             }
         }
     }

@@ -132,16 +132,24 @@ impl Extractor {
     pub(super) fn all(extractors: Vec<Arc<dyn KeyExtractor>>) -> Self {
         let form = KeyForm::all(extractors.iter().map(|extractor| extractor.form()));
         Self::new(form, move |parts| {
-            let mut all = Key::empty();
-            for extractor in &extractors {
-                match extractor.extract(parts)? {
-                    Some(key) => all.push(&key),
-                    None => return Ok(None),
-                }
-            }
-            Ok(Some(all))
+            extract_all(extractors.iter().map(|extractor| &**extractor), parts)
         })
     }
+}
+
+/// The keys of all extractors together; none if one of them does not apply.
+fn extract_all<'a>(
+    extractors: impl IntoIterator<Item = &'a dyn KeyExtractor>,
+    parts: &Parts,
+) -> Result<Option<Key>, KeyError> {
+    let mut all = Key::empty();
+    for extractor in extractors {
+        match extractor.extract(parts)? {
+            Some(key) => all.push(&key),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(all))
 }
 
 impl KeyExtractor for Extractor {
@@ -178,7 +186,7 @@ macro_rules! inherent_or {
 
 inherent_or!(Extractor Ip Path);
 
-/// Tuples mean "and". If one extractor does not apply, the tuple does not.
+/// Tuples mean "and".
 macro_rules! tuples {
     ($($name:ident)+) => {
         impl<$($name),+> KeyExtractor for ($($name,)+)
@@ -188,14 +196,7 @@ macro_rules! tuples {
             fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
                 #[allow(non_snake_case)]
                 let ($($name,)+) = self;
-                let mut key = Key::empty();
-                $(
-                    match $name.extract(parts)? {
-                        Some(more) => key.push(&more),
-                        None => return Ok(None),
-                    }
-                )+
-                Ok(Some(key))
+                extract_all([$($name as &dyn KeyExtractor),+], parts)
             }
 
             fn form(&self) -> KeyForm {
@@ -214,25 +215,23 @@ tuples!(A B C D);
 tuples!(A B C D E);
 tuples!(A B C D E F);
 
-impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        (**self).extract(parts)
-    }
+macro_rules! pointers {
+    ($($pointer:ident)+) => {
+        $(
+            impl<E: KeyExtractor + ?Sized> KeyExtractor for $pointer<E> {
+                fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+                    (**self).extract(parts)
+                }
 
-    fn form(&self) -> KeyForm {
-        (**self).form()
-    }
+                fn form(&self) -> KeyForm {
+                    (**self).form()
+                }
+            }
+        )+
+    };
 }
 
-impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        (**self).extract(parts)
-    }
-
-    fn form(&self) -> KeyForm {
-        (**self).form()
-    }
-}
+pointers!(Arc Box);
 
 /// The reason why a request has no key.
 ///

@@ -207,7 +207,7 @@ pub(super) fn bytes(text: &str) -> Vec<u8> {
 /// The byte that the escape at the begin of a text stands for.
 fn escape(text: &[u8]) -> Option<u8> {
     let &[b'^', high, low, ..] = text else { return None };
-    let digit = |byte: u8| char::from(byte).to_digit(16).filter(|_| !byte.is_ascii_lowercase());
+    let digit = |byte: u8| char::from(byte).to_digit(16);
     u8::try_from(16 * digit(high)? + digit(low)?).ok()
 }
 
@@ -225,7 +225,7 @@ fn escaped(text: &str) -> Option<(char, usize)> {
 }
 
 /// Whether a character is written as itself, and not by the escapes of its bytes. U+FFFD stands for bytes that are no text.
-pub(super) fn is_shown(character: char) -> bool {
+fn is_shown(character: char) -> bool {
     // A character that combines with one before it is printed too.
     let after_another = format!("a{character}");
     !character.is_ascii() && character != char::REPLACEMENT_CHARACTER && after_another.escape_debug().count() == 2

@@ -56,7 +56,7 @@ where
 
 /// The return types of functions for [`from_fn`].
 ///
-/// The trait is sealed: it is implemented for [`Key`], [`String`], [`u64`], and for [`Option`] and [`Result`] of them.
+/// Those are [`Key`], [`String`] and [`u64`], and [`Option`] and [`Result`] of them.
 ///
 /// ```
 /// use http::Request;
@@ -81,57 +81,45 @@ where
     note = "return a `Key`, a `String` or a `u64`, an `Option` of one, or a `Result` of either with a `KeyError`",
     note = "copy text that is borrowed from the request with `Key::from(text)`"
 )]
-pub trait IntoKey: sealed::IntoKey {}
+pub trait IntoKey: Sized {
+    /// The key, or `Ok(None)` if the policy does not apply to the request.
+    ///
+    /// # Errors
+    ///
+    /// If the request is refused.
+    fn into_key(self) -> Result<Option<Key>, KeyError>;
 
-mod sealed {
-    use super::{Key, KeyError, KeyForm};
-
-    pub trait IntoKey {
-        fn into_key(self) -> Result<Option<Key>, KeyError>;
-
-        fn form() -> KeyForm;
-    }
-}
-
-impl IntoKey for Key {}
-
-impl sealed::IntoKey for Key {
-    fn into_key(self) -> Result<Option<Key>, KeyError> {
-        Ok(Some(self))
-    }
-
+    #[doc(hidden)]
     fn form() -> KeyForm {
         KeyForm::any()
     }
 }
 
-impl IntoKey for String {}
-
-impl sealed::IntoKey for String {
+impl IntoKey for Key {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
-        Ok(Some(self.into()))
-    }
-
-    fn form() -> KeyForm {
-        KeyForm::of("key", "", Value::Text)
+        Ok(Some(self))
     }
 }
 
-impl IntoKey for u64 {}
+macro_rules! values {
+    ($($ty:ident)+) => {
+        $(
+            impl IntoKey for $ty {
+                fn into_key(self) -> Result<Option<Key>, KeyError> {
+                    Ok(Some(self.into()))
+                }
 
-impl sealed::IntoKey for u64 {
-    fn into_key(self) -> Result<Option<Key>, KeyError> {
-        Ok(Some(self.into()))
-    }
-
-    fn form() -> KeyForm {
-        KeyForm::of("key", "", Value::Text)
-    }
+                fn form() -> KeyForm {
+                    KeyForm::of("key", "", Value::Text)
+                }
+            }
+        )+
+    };
 }
 
-impl<T: IntoKey> IntoKey for Option<T> {}
+values!(String u64);
 
-impl<T: IntoKey> sealed::IntoKey for Option<T> {
+impl<T: IntoKey> IntoKey for Option<T> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         self.map_or(Ok(None), T::into_key)
     }
@@ -141,9 +129,7 @@ impl<T: IntoKey> sealed::IntoKey for Option<T> {
     }
 }
 
-impl<T: IntoKey> IntoKey for Result<T, KeyError> {}
-
-impl<T: IntoKey> sealed::IntoKey for Result<T, KeyError> {
+impl<T: IntoKey> IntoKey for Result<T, KeyError> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         self?.into_key()
     }

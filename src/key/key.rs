@@ -63,7 +63,7 @@ impl Key {
     }
 
     /// A component with a kind without delimiters, a label and a value, such as `header:`, `x-user-id` and `42`.
-    pub(super) fn component(kind: &'static str, label: &[u8], value: &[u8]) -> Self {
+    pub(super) fn component(kind: &str, label: &[u8], value: &[u8]) -> Self {
         let mut key = Self::labelled(kind, label);
         key.escape(value, None);
         key
@@ -79,7 +79,7 @@ impl Key {
     }
 
     /// A component whose value is still empty.
-    fn labelled(kind: &'static str, label: &[u8]) -> Self {
+    fn labelled(kind: &str, label: &[u8]) -> Self {
         let mut key = Self::empty();
         key.text.extend_from_slice(kind.as_bytes());
         key.escape(label, Some(b'='));
@@ -99,16 +99,14 @@ impl Key {
     /// The component of an IPv4 address, formatted without `fmt`, since most requests have one.
     #[inline]
     pub(super) fn ipv4(address: Ipv4Addr) -> Self {
-        let mut text = *b"ip=255.255.255.255..............................................";
-        let mut end = 3;
-        for octet in address.octets() {
-            let (digits, length) = &OCTETS[usize::from(octet)];
-            text[end..end + digits.len()].copy_from_slice(digits);
-            end += length;
+        let mut key = Self {
+            text: SmallVec::from_slice(b"ip"),
+        };
+        for (delimiter, octet) in b"=...".iter().zip(address.octets()) {
+            key.text.push(*delimiter);
+            key.text.extend_from_slice(itoa::Buffer::new().format(octet).as_bytes());
         }
-        Self {
-            text: SmallVec::from_buf_and_len(text, end - 1),
-        }
+        key
     }
 
     pub(super) fn push(&mut self, other: &Self) {
@@ -133,16 +131,8 @@ impl Key {
 
     /// Whether a byte is written as itself.
     #[inline]
-    pub(super) fn is_plain(byte: u8, delimiter: Option<u8>) -> bool {
+    fn is_plain(byte: u8, delimiter: Option<u8>) -> bool {
         byte.is_ascii_graphic() && !matches!(byte, b'^' | b'|' | b'{' | b'}') && Some(byte) != delimiter
-    }
-
-    /// The key of a text that was validated.
-    #[cfg(feature = "admin")]
-    pub(super) fn of_text(text: &str) -> Self {
-        Self {
-            text: SmallVec::from_slice(text.as_bytes()),
-        }
     }
 }
 
@@ -212,26 +202,6 @@ impl Key {
 
 /// The longest text of a key in a store, in bytes.
 const MAX_TEXT: usize = 128;
-
-/// The digits of each octet with a dot after them, and their length.
-static OCTETS: [([u8; 4], usize); 256] = {
-    let mut octets = [(*b"....", 0); 256];
-    let mut octet = 0;
-    while octet < 256 {
-        let (digits, length) = &mut octets[octet];
-        let mut divisor = 100;
-        while divisor > 0 {
-            if octet >= divisor || divisor == 1 {
-                digits[*length] = b'0' + (octet / divisor % 10) as u8;
-                *length += 1;
-            }
-            divisor /= 10;
-        }
-        *length += 1;
-        octet += 1;
-    }
-    octets
-};
 
 impl From<&str> for Key {
     fn from(text: &str) -> Self {

@@ -212,7 +212,8 @@ pub(crate) fn decoded(path: &str) -> PathBytes {
 fn decode_first(path: &[u8]) -> Option<(u8, &[u8])> {
     match path {
         [b'%', high, low, tail @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
-            Some((hex_value(*high) << 4 | hex_value(*low), tail))
+            let digit = |byte: &u8| char::from(*byte).to_digit(16).unwrap_or_default() as u8;
+            Some((digit(high) << 4 | digit(low), tail))
         }
         [first, tail @ ..] => Some((*first, tail)),
         [] => None,
@@ -227,13 +228,6 @@ fn begins_with_hex_digits(path: &[u8]) -> bool {
             character.is_ascii_hexdigit()
         })
     })
-}
-
-fn hex_value(digit: u8) -> u8 {
-    match digit {
-        b'0'..=b'9' => digit - b'0',
-        _ => digit.to_ascii_lowercase() - b'a' + 10,
-    }
 }
 
 #[cfg(all(test, feature = "serde"))]

@@ -149,7 +149,7 @@ impl KeyForm {
 }
 
 /// A key of a form, as far as a search has values for it.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Filled {
     components: Vec<Result<Key, String>>,
     /// The values that it has, as bits.
@@ -158,19 +158,11 @@ struct Filled {
 }
 
 impl Filled {
-    fn with(component: Key, values: u32) -> Self {
+    fn of(component: Result<Key, String>, values: u32) -> Self {
         Self {
-            components: vec![Ok(component)],
+            missing: usize::from(component.is_err()),
+            components: vec![component],
             values,
-            missing: 0,
-        }
-    }
-
-    fn without(form: &Form) -> Self {
-        Self {
-            components: vec![Err(form.in_list())],
-            values: 0,
-            missing: 1,
         }
     }
 
@@ -205,42 +197,33 @@ impl Form {
 
         let with_each = |component: &dyn Fn(&SearchedValue) -> Option<Key>| -> Vec<Filled> {
             let numbered = values.iter().enumerate();
-            let with = numbered.filter_map(|(number, value)| Some(Filled::with(component(value)?, 1 << number)));
+            let with = numbered.filter_map(|(number, value)| Some(Filled::of(Ok(component(value)?), 1 << number)));
             with.collect()
         };
+        let mut without = Filled::of(Err(self.in_list()), 0);
         let mut filled = match self {
             Self::Component(form) => {
-                let mut filled = with_each(&|value| value.as_component(form));
-                let fixed = form.fixed().map(|key| Filled::with(key, 0));
-                filled.push(fixed.unwrap_or_else(|| Filled::without(self)));
-                filled
+                if let Some(fixed) = form.fixed() {
+                    without = Filled::of(Ok(fixed), 0);
+                }
+                with_each(&|value| value.as_component(form))
             }
-            Self::Any => {
-                let mut filled = with_each(&SearchedValue::as_any_component);
-                filled.push(Filled::without(self));
-                filled
-            }
+            Self::Any => with_each(&SearchedValue::as_any_component),
             Self::First(forms) => {
-                let mut filled: Vec<_> = forms.iter().flat_map(|form| form.filled(values)).collect();
-                filled.retain(|filled| filled.values > 0);
-                filled.push(Filled::without(self));
-                filled
+                let filled = forms.iter().flat_map(|form| form.filled(values));
+                filled.filter(|filled| filled.values > 0).collect()
             }
             Self::All(forms) => {
-                let nothing = Filled {
-                    components: Vec::new(),
-                    values: 0,
-                    missing: 0,
-                };
-                forms.iter().fold(vec![nothing], |begun, form| {
+                return forms.iter().fold(vec![Filled::default()], |begun, form| {
                     let next = form.filled(values);
                     let pairs = begun
                         .iter()
                         .flat_map(|begun| next.iter().filter_map(|next| begun.and(next)));
                     pairs.take(MOST).collect()
-                })
+                });
             }
         };
+        filled.push(without);
         filled.truncate(MOST);
         filled
     }

@@ -109,26 +109,15 @@ impl Named {
     fn new(extractor: impl KeyExtractor) -> Self {
         Self::Complete(Arc::new(extractor))
     }
-}
 
-/// One key in a file, such as `header:x-user-id`.
-#[derive(Clone)]
-struct Component {
-    text: String,
-    extractor: Named,
-}
-
-impl Component {
+    /// One key in a file, such as `header:x-user-id`.
     fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         for (name, _, extractor) in KEYS {
             if let Some(argument) = text.strip_prefix(name)
                 && (name.ends_with(':') || argument.is_empty())
             {
-                return Ok(Self {
-                    text: text.to_owned(),
-                    extractor: extractor(argument)?,
-                });
+                return extractor(argument);
             }
         }
 
@@ -137,11 +126,11 @@ impl Component {
     }
 
     fn extractor(&self, registered: &Registered<'_>) -> Found {
-        match (&self.extractor, registered.client_ip) {
-            (Named::Complete(extractor), _) => Ok(extractor.clone()),
-            (Named::Extension(name), _) => (registered.extension)(name),
-            (Named::ClientIp, Some(client_ip)) => Ok(Arc::new(client_ip.clone())),
-            (Named::ClientIp, None) => Err(ConfigError::new(
+        match (self, registered.client_ip) {
+            (Self::Complete(extractor), _) => Ok(extractor.clone()),
+            (Self::Extension(name), _) => (registered.extension)(name),
+            (Self::ClientIp, Some(client_ip)) => Ok(Arc::new(client_ip.clone())),
+            (Self::ClientIp, None) => Err(ConfigError::new(
                 "the key `client-ip` requires the table `client-ip`, with a `header` such as `\"x-forwarded-for\"` and \
                  `trusted` networks such as `[\"10.0.0.0/8\"]`",
             )),
@@ -149,15 +138,9 @@ impl Component {
     }
 }
 
-impl fmt::Debug for Component {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.text.fmt(f)
-    }
-}
-
 /// The key of a policy in a file: all components of a list, and of each the first alternative that a request has.
-#[derive(Clone, Debug)]
-pub(crate) struct KeySpec(Vec<Vec<Component>>);
+#[derive(Clone)]
+pub(crate) struct KeySpec(Vec<Vec<Named>>);
 
 impl KeySpec {
     /// Refuses a key that the rest of the file does not complete. Extensions are registered after the file was read.
@@ -170,13 +153,11 @@ impl KeySpec {
     }
 
     pub(crate) fn extractor(&self, registered: &Registered<'_>) -> Found {
-        let mut all = Vec::new();
-        for alternatives in &self.0 {
+        let all = self.0.iter().map(|alternatives| -> Found {
             let alternatives = alternatives.iter().map(|component| component.extractor(registered));
-            let alternatives = alternatives.collect::<Result<Vec<_>, _>>()?;
-            all.push(only(alternatives).unwrap_or_else(|several| Arc::new(Extractor::first(several))));
-        }
-        Ok(only(all).unwrap_or_else(|several| Arc::new(Extractor::all(several))))
+            Ok(Arc::new(Extractor::first(alternatives.collect::<Result<_, _>>()?)))
+        });
+        Ok(Arc::new(Extractor::all(all.collect::<Result<_, _>>()?)))
     }
 }
 
@@ -184,28 +165,13 @@ impl KeySpec {
 const MAX_PARTS: usize = 16;
 
 /// `ip`, or several with `or` between them.
-fn alternatives(text: &str) -> Result<Vec<Component>, String> {
-    let mut alternatives = Vec::new();
-    for text in text.split(" or ") {
-        if alternatives.len() == MAX_PARTS {
-            return Err(format!(
-                "a key has at most {MAX_PARTS} alternatives with `or` between them"
-            ));
-        }
-        alternatives.push(Component::parse(text)?);
+fn alternatives(text: &str) -> Result<Vec<Named>, String> {
+    if text.split(" or ").nth(MAX_PARTS).is_some() {
+        return Err(format!(
+            "a key has at most {MAX_PARTS} alternatives with `or` between them"
+        ));
     }
-    Ok(alternatives)
-}
-
-/// The only extractor of a list, or the list.
-fn only(mut extractors: Vec<Arc<dyn KeyExtractor>>) -> Result<Arc<dyn KeyExtractor>, Vec<Arc<dyn KeyExtractor>>> {
-    match extractors.pop() {
-        Some(only) if extractors.is_empty() => Ok(only),
-        last => {
-            extractors.extend(last);
-            Err(extractors)
-        }
-    }
+    text.split(" or ").map(Named::parse).collect()
 }
 
 impl<'de> Deserialize<'de> for KeySpec {
@@ -299,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_docs_and_the_errors_have_every_key() {
-        let error = Component::parse("address").unwrap_err();
+        let error = Named::parse("address").err().unwrap();
         for (name, argument, _) in KEYS {
             let example = format!("{name}{argument}");
             let docs = include_str!("../policy/file/mod.rs");
@@ -308,17 +274,14 @@ mod tests {
                 "`{name}` is not in the docs of `Policies`"
             );
             assert!(error.contains(&format!("`{example}`")), "{error}");
-            assert!(
-                Component::parse(&example).is_ok() || !cfg!(feature = "axum"),
-                "{example}"
-            );
+            assert!(Named::parse(&example).is_ok() || !cfg!(feature = "axum"), "{example}");
         }
     }
 
     #[test]
     fn a_name_with_something_after_it_is_not_a_key() {
         for text in ["ip:", "ipv6", "client-ip-2", "header", "constant", "ip ip", "or", ""] {
-            let error = Component::parse(text).unwrap_err();
+            let error = Named::parse(text).err().unwrap();
             assert!(error.contains("is not a key"), "{text}: {error}");
         }
     }

@@ -62,20 +62,12 @@ impl Ip {
         let networks = networks.into_iter().map(|text| listed(text.as_ref(), &self.grouping));
         let networks: Result<Vec<IpNet>, _> = networks.collect();
         let networks = networks?;
-        let logged = AtomicBool::new(false);
-        Ok(Box::new(move |parts| match self.client(parts) {
-            Some(Client {
-                address: Peer::Address(address),
-                is_unknown: false,
-            }) => networks.iter().any(|network| network.contains(&address)),
-            Some(_) => false,
-            None => {
-                if is_first(&logged) {
-                    tracing::error!(error = NO_PEER, "a request is in no network");
-                }
-                false
-            }
-        }))
+        Ok(
+            self.is_client(false, move |client| match (client.address, client.is_unknown) {
+                (Peer::Address(address), false) => networks.iter().any(|network| network.contains(&address)),
+                _ => false,
+            }),
+        )
     }
 
     /// The condition that the client is unknown: a trusted proxy sent the request, but its header is absent, is there twice
@@ -107,14 +99,23 @@ impl Ip {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn unknown(self) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
+        self.is_client(true, |client| client.is_unknown)
+    }
+
+    /// Whether a condition holds for the client of a request, or this if the request has no peer address.
+    fn is_client(
+        self,
+        without_peer: bool,
+        holds: impl Fn(Client) -> bool + Send + Sync + 'static,
+    ) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
         let logged = AtomicBool::new(false);
         Box::new(move |parts| match self.client(parts) {
-            Some(client) => client.is_unknown,
+            Some(client) => holds(client),
             None => {
-                if is_first(&logged) {
+                if !logged.swap(true, Ordering::Relaxed) {
                     tracing::error!(error = NO_PEER, "the client of a request is unknown");
                 }
-                true
+                without_peer
             }
         })
     }
@@ -129,9 +130,4 @@ fn listed(text: &str, grouping: &Grouping) -> Result<IpNet, ConfigError> {
         )));
     }
     Ok(network)
-}
-
-#[cold]
-fn is_first(logged: &AtomicBool) -> bool {
-    !logged.swap(true, Ordering::Relaxed)
 }

@@ -118,19 +118,11 @@ impl Ban {
             ("first length", self.first),
             ("longest length", self.longest),
         ] {
-            if !(MIN_WINDOW..=MAX_BAN).contains(&length) {
+            if !(MIN_WINDOW..=MAX_BAN).contains(&length) || length.subsec_nanos() % 1_000 > 0 {
                 return Err(ConfigError::new(format!(
-                    "the {name} of a ban is between 1 ms and 366 days, as in {example}"
+                    "the {name} of a ban is a whole number of microseconds between 1 ms and 366 days, as in {example}"
                 )));
             }
-        }
-        if [self.within, self.first, self.longest]
-            .iter()
-            .any(|length| length.subsec_nanos() % 1_000 > 0)
-        {
-            return Err(ConfigError::new(
-                "the lengths of a ban are whole numbers of microseconds",
-            ));
         }
         if self.first > self.longest {
             return Err(ConfigError::new(

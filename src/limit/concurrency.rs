@@ -1,6 +1,6 @@
 use std::{fmt, time::Duration};
 
-use super::{limit::Share, rate::LengthText};
+use super::rate::LengthText;
 use crate::ConfigError;
 
 /// Limits how many requests run concurrently, across all processes.
@@ -121,8 +121,8 @@ use crate::ConfigError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Concurrency {
-    quota: u64,
-    lease: Duration,
+    pub(super) quota: u64,
+    pub(super) lease: Duration,
 }
 
 const LEASE: Duration = Duration::from_secs(10);
@@ -138,9 +138,9 @@ pub(crate) const HEAVIEST: u64 = MAX_SLOTS + 1;
 /// The wait of a denied request in microseconds: when a slot will be free is not known.
 pub(crate) const RETRY_US: u64 = 1_000_000;
 
-const QUOTA_FAULT: &str = "there are between 1 and 999999999 slots, as in `Concurrency::new(3)`; `Limit::DenyAll` admits nothing, and \
-     `Limit::Unlimited` everything";
-const LEASE_FAULT: &str = "a lease is a whole number of microseconds between 1 s and 1 h, as in `Concurrency::new(3).lease(Duration::from_secs(30))`";
+const QUOTA_FAULT: &str = "there are between 1 and 999999999 slots; `DenyAll`, as text `deny-all`, admits nothing, and `Unlimited` \
+     everything";
+const LEASE_FAULT: &str = "a lease is a whole number of microseconds between 1 s and 1 h";
 
 /// Constructors.
 impl Concurrency {
@@ -222,31 +222,8 @@ const fn is_valid(lease: Duration) -> bool {
 
 /// Accessors.
 impl Concurrency {
-    pub(crate) const NAME: &'static str = "concurrency";
-
-    /// Which numbers of slots are valid, with the spelling in text.
-    pub(super) const SLOTS_IN_TEXT: &'static str =
-        "there are between 1 and 999999999 slots; `deny-all` admits nothing, and `unlimited` everything";
-    /// Which leases are valid.
-    pub(super) const LEASE_IN_TEXT: &'static str = "a lease is a whole number of microseconds between 1 s and 1 h long";
-
-    pub(crate) fn quota(&self) -> u64 {
-        self.quota
-    }
-
-    pub(crate) fn lease_length(&self) -> Duration {
-        self.lease
-    }
-
     pub(crate) fn lease_us(&self) -> u64 {
         self.lease.as_micros() as u64
-    }
-
-    pub(crate) fn scaled(self, share: Share) -> Self {
-        Self {
-            quota: share.part_of(self.quota),
-            ..self
-        }
     }
 }
 

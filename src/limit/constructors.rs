@@ -6,55 +6,22 @@ pub(super) const MIN_WINDOW: Duration = Duration::from_millis(1);
 pub(super) const MAX_WINDOW: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// What is wrong with the quota or the window of a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    QuotaZero,
-    QuotaTooLarge,
-    WindowOutOfRange,
-    WindowNotInMicroseconds,
-}
-
-impl Fault {
-    pub(super) const fn of(quota: u64, window: Duration) -> Option<Self> {
-        if quota == 0 {
-            return Some(Self::QuotaZero);
-        }
-        if quota > MAX_QUOTA {
-            return Some(Self::QuotaTooLarge);
-        }
-        if window.as_micros() < MIN_WINDOW.as_micros() || window.as_micros() > MAX_WINDOW.as_micros() {
-            return Some(Self::WindowOutOfRange);
-        }
-        if !window.subsec_nanos().is_multiple_of(1_000) {
-            return Some(Self::WindowNotInMicroseconds);
-        }
-        None
+pub(super) const fn fault_of(quota: u64, window: Duration) -> Option<&'static str> {
+    if quota == 0 {
+        return Some(
+            "a limit is at least 1; `DenyAll`, as text `deny-all`, admits nothing, and `Unlimited` everything",
+        );
     }
-
-    /// The message, with the spelling in code. `const` constructors panic with it.
-    pub(super) const fn in_code(self) -> &'static str {
-        match self {
-            Self::QuotaZero => {
-                "a limit is at least 1, as in `SlidingLog::per_minute(100)`; `Limit::DenyAll` admits nothing, and \
-                 `Limit::Unlimited` everything"
-            }
-            Self::QuotaTooLarge => "a limit is at most 999999999999999; `Limit::Unlimited` admits everything",
-            Self::WindowOutOfRange => {
-                "a window is between 1 ms and 10 years long, as in `SlidingLog::new(100, Duration::from_secs(60))`"
-            }
-            Self::WindowNotInMicroseconds => "a window is a whole number of microseconds long",
-        }
+    if quota > MAX_QUOTA {
+        return Some("a limit is at most 999999999999999; `Unlimited`, as text `unlimited`, admits everything");
     }
-
-    /// The message, with the spelling in text.
-    pub(super) const fn in_text(self) -> &'static str {
-        match self {
-            Self::QuotaZero => "a limit is at least 1, `deny-all` admits nothing, and `unlimited` everything",
-            Self::QuotaTooLarge => "a limit is at most 999999999999999, and `unlimited` admits everything",
-            Self::WindowOutOfRange => "a window is between 1 ms and 10 years long",
-            Self::WindowNotInMicroseconds => "a window is a whole number of microseconds long",
-        }
+    if window.as_micros() < MIN_WINDOW.as_micros() || window.as_micros() > MAX_WINDOW.as_micros() {
+        return Some("a window is between 1 ms and 10 years long");
     }
+    if !window.subsec_nanos().is_multiple_of(1_000) {
+        return Some("a window is a whole number of microseconds long");
+    }
+    None
 }
 
 /// The constructors of an algorithm, each for a quota and a window.
@@ -71,15 +38,15 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::{", stringify!($name), ", Limit};")]
+            /// # use tower_quota::*;
             #[doc = concat!("const LIMIT: ", stringify!($name), " = ", stringify!($name), "::new(2, Duration::from_secs(30));")]
             /// assert_eq!(Limit::from(LIMIT).window(), Some(Duration::from_secs(30)));
             #[doc = concat!("assert!(", stringify!($name), "::try_from((0, Duration::from_secs(30))).is_err());")]
             /// ```
             #[track_caller]
             pub const fn new($quota: u64, $window: std::time::Duration) -> Self {
-                if let Some(fault) = $crate::limit::constructors::Fault::of($quota, $window) {
-                    panic!("{}", fault.in_code());
+                if let Some(fault) = $crate::limit::constructors::fault_of($quota, $window) {
+                    panic!("{}", fault);
                 }
                 $build
             }
@@ -92,9 +59,8 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
-            #[doc = concat!("let limit = ", stringify!($name), "::per_second(60);")]
-            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(1)));")]
+            /// # use tower_quota::*;
+            #[doc = concat!("assert_eq!(", stringify!($name), "::per_second(60), ", stringify!($name), "::new(60, Duration::from_secs(1)));")]
             /// ```
             #[track_caller]
             pub const fn per_second(quota: u64) -> Self {
@@ -109,13 +75,12 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
-            #[doc = concat!("let limit = ", stringify!($name), "::per_minute(60);")]
-            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(60)));")]
+            /// # use tower_quota::*;
+            #[doc = concat!("assert_eq!(", stringify!($name), "::per_minute(60), ", stringify!($name), "::new(60, Duration::from_secs(60)));")]
             /// ```
             ///
             /// ```compile_fail,E0080
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
+            /// # use tower_quota::*;
             #[doc = concat!("const NONE: ", stringify!($name), " = ", stringify!($name), "::per_minute(0);")]
             /// # let _ = NONE;
             /// ```
@@ -132,9 +97,8 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
-            #[doc = concat!("let limit = ", stringify!($name), "::per_hour(60);")]
-            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(3_600)));")]
+            /// # use tower_quota::*;
+            #[doc = concat!("assert_eq!(", stringify!($name), "::per_hour(60), ", stringify!($name), "::new(60, Duration::from_secs(3_600)));")]
             /// ```
             #[track_caller]
             pub const fn per_hour(quota: u64) -> Self {
@@ -149,9 +113,8 @@ macro_rules! constructors {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
-            #[doc = concat!("let limit = ", stringify!($name), "::per_day(60);")]
-            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(86_400)));")]
+            /// # use tower_quota::*;
+            #[doc = concat!("assert_eq!(", stringify!($name), "::per_day(60), ", stringify!($name), "::new(60, Duration::from_secs(86_400)));")]
             /// ```
             #[track_caller]
             pub const fn per_day(quota: u64) -> Self {
@@ -164,8 +127,11 @@ macro_rules! constructors {
             type Error = $crate::ConfigError;
 
             fn try_from(($quota, $window): (u64, std::time::Duration)) -> Result<Self, $crate::ConfigError> {
-                match $crate::limit::constructors::Fault::of($quota, $window) {
-                    Some(fault) => Err($crate::ConfigError::new(fault.in_code())),
+                match $crate::limit::constructors::fault_of($quota, $window) {
+                    Some(fault) => Err($crate::ConfigError::new(format!(
+                        "{fault}; one looks like `{}::new(100, Duration::from_secs(60))`",
+                        stringify!($name)
+                    ))),
                     None => Ok($build),
                 }
             }

@@ -4,10 +4,9 @@ use std::{fmt, time::Duration};
 use jiff::tz::TimeZone;
 
 #[cfg(feature = "calendar")]
-use super::{calendar::Calendar, constructors::Fault, limit::hash_text};
+use super::{calendar::Calendar, constructors::fault_of, limit::hash_text};
 use super::{
     constructors::constructors,
-    limit::Share,
     prefetch::{PrefetchText, prefetch},
     rate::WindowText,
     rule::{MAX_TOTAL, Rule, SLACK},
@@ -67,7 +66,7 @@ use crate::ConfigError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct FixedWindow {
-    quota: u64,
+    pub(super) quota: u64,
     kind: Kind,
     /// For how many microseconds units are taken ahead; 0 if they are not.
     ahead_us: u32,
@@ -115,8 +114,8 @@ impl FixedWindow {
     /// assert_eq!(error.to_string(), "`Europe/Atlantis` is not a time zone of the IANA database, such as `Europe/Berlin`");
     /// ```
     pub fn calendar(quota: u64, calendar: Calendar, zone: &str) -> Result<Self, ConfigError> {
-        if let Some(fault) = Fault::of(quota, Duration::from_secs(1)) {
-            return Err(ConfigError::new(fault.in_code()));
+        if let Some(fault) = fault_of(quota, Duration::from_secs(1)) {
+            return Err(ConfigError::new(fault));
         }
         let zone = TimeZone::get(zone).map_err(|_| {
             ConfigError::new(format!(
@@ -154,12 +153,6 @@ prefetch!(FixedWindow, "FixedWindow::per_second(9)", |fixed| fixed.window());
 
 /// Accessors.
 impl FixedWindow {
-    pub(crate) const NAME: &'static str = "fixed";
-
-    pub(crate) fn quota(&self) -> u64 {
-        self.quota
-    }
-
     /// The length of each window; `None` for windows of a calendar.
     pub(crate) const fn window(&self) -> Option<Duration> {
         match self.kind {
@@ -192,13 +185,6 @@ impl FixedWindow {
             Kind::Aligned(window) => write!(f, "{}/aligned", super::rate::LengthText(*window)),
             #[cfg(feature = "calendar")]
             Kind::Calendar(calendar, zone) => write!(f, "{}/{}", calendar.name(), name_of(zone)),
-        }
-    }
-
-    pub(crate) fn scaled(self, share: Share) -> Self {
-        Self {
-            quota: share.part_of(self.quota),
-            ..self
         }
     }
 

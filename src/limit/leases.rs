@@ -68,11 +68,8 @@ impl Held {
 
     /// Adds a lease, or renews it.
     pub(super) fn put(&mut self, lease: Lease, now: u64) {
-        if let Some(expires_at) = self.expiries.remove(&lease) {
-            self.order.remove(&(expires_at, lease));
-        } else {
-            self.total += lease.weight;
-        }
+        self.remove(&lease);
+        self.total += lease.weight;
         let expires_at = now + lease.length;
         self.order.insert((expires_at, lease));
         self.expiries.insert(lease, expires_at);
@@ -116,13 +113,13 @@ impl Rule for Concurrency {
 
     fn read(&self, state: &mut Leases, now: u64, needed: u64) -> u64 {
         let Some(held) = &mut state.0 else {
-            return self.quota();
+            return self.quota;
         };
         held.remove_expired(now);
-        if held.total + needed > self.quota() {
+        if held.total + needed > self.quota {
             held.remove_gone(now);
         }
-        self.quota().saturating_sub(held.total)
+        self.quota.saturating_sub(held.total)
     }
 
     fn add(&self, state: &mut Leases, now: u64, weight: u64, count: u64) {
@@ -144,7 +141,7 @@ impl Rule for Concurrency {
 
     fn room_of_leases(&self, state: &Leases) -> Option<u64> {
         let held = state.0.as_ref().map_or(0, |held| held.total);
-        Some(self.quota().saturating_sub(held))
+        Some(self.quota.saturating_sub(held))
     }
 
     fn holds(&self, state: &Leases, weight: u64, id: Option<LeaseId>) -> bool {

@@ -59,11 +59,11 @@ impl Limit {
     #[must_use]
     pub fn quota(&self) -> u64 {
         match self {
-            Self::SlidingLog(log) => log.quota(),
-            Self::SlidingCounter(counter) => counter.quota(),
-            Self::FixedWindow(fixed) => fixed.quota(),
+            Self::SlidingLog(SlidingLog { quota, .. })
+            | Self::SlidingCounter(SlidingCounter { quota, .. })
+            | Self::FixedWindow(FixedWindow { quota, .. })
+            | Self::Concurrency(Concurrency { quota, .. }) => *quota,
             Self::TokenBucket(bucket) => bucket.quota(),
-            Self::Concurrency(slots) => slots.quota(),
             Self::Unlimited => u64::MAX,
             Self::DenyAll => 0,
         }
@@ -107,11 +107,11 @@ impl Limit {
     #[must_use]
     pub fn algorithm(&self) -> &'static str {
         match self {
-            Self::SlidingLog(_) => SlidingLog::NAME,
-            Self::SlidingCounter(_) => SlidingCounter::NAME,
-            Self::FixedWindow(_) => FixedWindow::NAME,
-            Self::TokenBucket(_) => TokenBucket::NAME,
-            Self::Concurrency(_) => Concurrency::NAME,
+            Self::SlidingLog(_) => "log",
+            Self::SlidingCounter(_) => "counter",
+            Self::FixedWindow(_) => "fixed",
+            Self::TokenBucket(_) => "bucket",
+            Self::Concurrency(_) => "concurrency",
             Self::Unlimited => "unlimited",
             Self::DenyAll => "deny-all",
         }
@@ -119,41 +119,31 @@ impl Limit {
 
     /// The limit of a process that has a share of this one.
     pub(crate) fn scaled(&self, share: Share) -> Self {
-        match self {
-            Self::SlidingLog(log) => log.scaled(share).into(),
-            Self::SlidingCounter(counter) => counter.scaled(share).into(),
-            Self::FixedWindow(fixed) => fixed.clone().scaled(share).into(),
-            Self::TokenBucket(bucket) => bucket.scaled(share).into(),
-            Self::Concurrency(slots) => slots.scaled(share).into(),
-            Self::Unlimited => Self::Unlimited,
-            Self::DenyAll => Self::DenyAll,
+        let mut scaled = self.clone();
+        match &mut scaled {
+            Self::SlidingLog(SlidingLog { quota, .. })
+            | Self::SlidingCounter(SlidingCounter { quota, .. })
+            | Self::FixedWindow(FixedWindow { quota, .. })
+            | Self::Concurrency(Concurrency { quota, .. }) => *quota = share.part_of(*quota),
+            Self::TokenBucket(bucket) => *bucket = bucket.scaled(share),
+            Self::Unlimited | Self::DenyAll => {}
         }
+        scaled
     }
 
     /// Whether a store counts for it.
     #[inline]
     pub(crate) fn is_counted(&self) -> bool {
-        match self {
-            Self::SlidingLog(_)
-            | Self::SlidingCounter(_)
-            | Self::FixedWindow(_)
-            | Self::TokenBucket(_)
-            | Self::Concurrency(_) => true,
-            Self::Unlimited | Self::DenyAll => false,
-        }
+        !matches!(self, Self::Unlimited | Self::DenyAll)
     }
 
     /// Refuses a wait that hardly ever ends in time: a hundredth of the time in which the limit has room for one more request, if
     /// it is used up, is longer.
     pub(crate) fn validate_wait(&self, longest: Duration) -> Result<(), ConfigError> {
-        let Some(window) = self.window().filter(|_| self.is_counted()) else {
-            return Ok(());
-        };
+        let Some(window) = self.window() else { return Ok(()) };
         let returns_after = match self {
             Self::FixedWindow(_) | Self::SlidingCounter(_) => window,
-            Self::SlidingLog(_) | Self::TokenBucket(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => {
-                window / u32::try_from(self.quota()).unwrap_or(u32::MAX)
-            }
+            _ => window / u32::try_from(self.quota()).unwrap_or(u32::MAX),
         };
         if longest.is_zero() || longest >= returns_after / 100 {
             return Ok(());
@@ -169,13 +159,8 @@ impl Limit {
     #[inline]
     pub(crate) fn lease_length(&self) -> Option<Duration> {
         match self {
-            Self::Concurrency(slots) => Some(slots.lease_length()),
-            Self::SlidingLog(_)
-            | Self::SlidingCounter(_)
-            | Self::FixedWindow(_)
-            | Self::TokenBucket(_)
-            | Self::Unlimited
-            | Self::DenyAll => None,
+            Self::Concurrency(slots) => Some(slots.lease),
+            _ => None,
         }
     }
 
@@ -201,10 +186,8 @@ impl Limit {
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         match self {
             Self::SlidingLog(log) => log.validate(),
-            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => {
-                Ok(())
-            }
             Self::TokenBucket(bucket) => bucket.validate(),
+            _ => Ok(()),
         }
     }
 }
@@ -232,8 +215,7 @@ impl fmt::Display for Limit {
             Self::FixedWindow(fixed) => fixed.fmt(f),
             Self::TokenBucket(bucket) => bucket.fmt(f),
             Self::Concurrency(slots) => slots.fmt(f),
-            Self::Unlimited => f.write_str("unlimited"),
-            Self::DenyAll => f.write_str("deny-all"),
+            Self::Unlimited | Self::DenyAll => f.write_str(self.algorithm()),
         }
     }
 }

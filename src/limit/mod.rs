@@ -221,6 +221,8 @@ mod token_bucket;
 pub use self::calendar::Calendar;
 #[doc(hidden)]
 pub use self::line::Arrival;
+#[cfg(feature = "serde")]
+pub(crate) use self::parse::deserialize_text;
 #[cfg(any(feature = "serde", feature = "admin"))]
 pub(crate) use self::rate::parse_length;
 pub use self::{

@@ -31,23 +31,27 @@ impl FromStr for Limit {
         let text = text.trim();
         let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let rest = rest.trim_start();
-        match name {
-            "sliding-log" => sliding_log(rest),
-            "sliding-counter" => sliding_counter(rest),
-            "fixed-window" => fixed_window(rest),
-            "token-bucket" => token_bucket(rest),
-            "concurrency" => concurrency(rest),
-            "unlimited" if rest.is_empty() => Ok(Self::Unlimited),
-            "deny-all" if rest.is_empty() => Ok(Self::DenyAll),
-            _ if name.starts_with(|c: char| c.is_ascii_digit()) => unnamed(text),
-            _ => Err(fault(
-                format_args!(
-                    "`{text}` is not a limit: it begins with `sliding-log`, `sliding-counter`, `fixed-window`, \
-                     `token-bucket` or `concurrency`, or is `unlimited` or `deny-all`"
-                ),
-                LOG,
-            )),
-        }
+        let (rate, example, limit): (_, _, fn(&Rate<'_>, &[&str]) -> _) = match name {
+            "sliding-log" => (rest, LOG, sliding_log),
+            "sliding-counter" => (rest, COUNTER, sliding_counter),
+            "fixed-window" => (rest, WINDOW, fixed_window),
+            "token-bucket" => (rest, BUCKET, token_bucket),
+            "concurrency" => return concurrency(rest),
+            "unlimited" if rest.is_empty() => return Ok(Self::Unlimited),
+            "deny-all" if rest.is_empty() => return Ok(Self::DenyAll),
+            _ if name.starts_with(|c: char| c.is_ascii_digit()) => (text, LOG, unnamed),
+            _ => {
+                return Err(fault(
+                    format_args!(
+                        "`{text}` is not a limit: it begins with `sliding-log`, `sliding-counter`, `fixed-window`, \
+                         `token-bucket` or `concurrency`, or is `unlimited` or `deny-all`"
+                    ),
+                    LOG,
+                ));
+            }
+        };
+        let (rate, options) = Rate::parse(rate, example)?;
+        limit(&rate, &options)
     }
 }
 
@@ -72,20 +76,10 @@ const PREFETCH: &str = "sliding-log 100000/s precision 100 prefetch 10ms";
 const SLOTS: &str = "concurrency 3";
 const LEASED_SLOTS: &str = "concurrency 3 lease 30s";
 
-fn sliding_log(text: &str) -> Result<Limit, ConfigError> {
-    let (rate, options) = Rate::parse(text, LOG)?;
-    log_of(&rate, &options)
-}
-
-fn log_of(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
-    let log = SlidingLog::try_from((rate.quota, rate.window()?)).map_err(invalid(LOG))?;
+fn sliding_log(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
+    let log = SlidingLog::new(rate.quota, rate.window()?);
     let (options, ahead) = split_prefetch(options)?;
-    let log = log_with(log, rate, options)?;
-    Ok(log.try_prefetch(ahead).map_err(invalid(PREFETCH))?.into())
-}
-
-fn log_with(log: SlidingLog, rate: &Rate<'_>, options: &[&str]) -> Result<SlidingLog, ConfigError> {
-    match options {
+    let log = match options {
         [] if rate.quota > SlidingLog::MAX_QUOTA => Err(fault(
             format_args!("a sliding log of more than {} needs a precision", SlidingLog::MAX_QUOTA),
             format_args!("{log} precision 1000"),
@@ -96,35 +90,35 @@ fn log_with(log: SlidingLog, rate: &Rate<'_>, options: &[&str]) -> Result<Slidin
             log.try_precision(n).map_err(invalid(COARSE_LOG))
         }
         _ => Err(unknown(options, "sliding-log", COARSE_LOG)),
-    }
+    }?;
+    Ok(log.try_prefetch(ahead).map_err(invalid(PREFETCH))?.into())
 }
 
 /// The other settings, and for how long units are taken ahead, which is the last one.
 fn split_prefetch<'a, 'b>(options: &'a [&'b str]) -> Result<(&'a [&'b str], Duration), ConfigError> {
-    let [others @ .., "prefetch", time] = options else {
-        return Ok((options, Duration::ZERO));
-    };
-    let time = parse_length(time).ok_or_else(|| fault(format_args!("`{time}` is not a length of time"), PREFETCH))?;
-    Ok((others, time))
-}
-
-fn sliding_counter(text: &str) -> Result<Limit, ConfigError> {
-    let (rate, options) = Rate::parse(text, COUNTER)?;
-    if !options.is_empty() {
-        return Err(unknown(&options, "sliding-counter", COUNTER));
+    match options {
+        [others @ .., "prefetch", time] => Ok((others, length(time, PREFETCH)?)),
+        _ => Ok((options, Duration::ZERO)),
     }
-    let counter = SlidingCounter::try_from((rate.quota, rate.window()?));
-    Ok(counter.map_err(invalid(COUNTER))?.into())
 }
 
-fn fixed_window(text: &str) -> Result<Limit, ConfigError> {
-    let (rate, options) = Rate::parse(text, WINDOW)?;
-    let (others, ahead) = split_prefetch(&options)?;
-    let fixed = || FixedWindow::try_from((rate.quota, rate.window()?)).map_err(invalid(WINDOW));
+fn length(text: &str, example: &str) -> Result<Duration, ConfigError> {
+    parse_length(text).ok_or_else(|| fault(format_args!("`{text}` is not a length of time"), example))
+}
+
+fn sliding_counter(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
+    match options {
+        [] => Ok(SlidingCounter::new(rate.quota, rate.window()?).into()),
+        _ => Err(unknown(options, "sliding-counter", COUNTER)),
+    }
+}
+
+fn fixed_window(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
+    let (others, ahead) = split_prefetch(options)?;
     let fixed = match others {
-        [] => fixed()?,
-        ["aligned"] => fixed()?.aligned(),
-        [zone] => calendar(&rate, zone)?,
+        [] => FixedWindow::new(rate.quota, rate.window()?),
+        ["aligned"] => FixedWindow::new(rate.quota, rate.window()?).aligned(),
+        [zone] => calendar(rate, zone)?,
         _ => return Err(unknown(others, "fixed-window", ALIGNED_WINDOW)),
     };
     Ok(fixed.try_prefetch(ahead).map_err(invalid(PREFETCH))?.into())
@@ -146,10 +140,9 @@ fn calendar(_: &Rate<'_>, zone: &str) -> Result<FixedWindow, ConfigError> {
     ))
 }
 
-fn token_bucket(text: &str) -> Result<Limit, ConfigError> {
-    let (rate, options) = Rate::parse(text, BUCKET)?;
-    let bucket = TokenBucket::try_from((rate.quota, rate.window()?)).map_err(invalid(BUCKET))?;
-    let (others, ahead) = split_prefetch(&options)?;
+fn token_bucket(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
+    let bucket = TokenBucket::new(rate.quota, rate.window()?);
+    let (others, ahead) = split_prefetch(options)?;
     let bucket = match others {
         [] => bucket,
         ["burst", burst] => {
@@ -164,44 +157,34 @@ fn token_bucket(text: &str) -> Result<Limit, ConfigError> {
 }
 
 fn concurrency(text: &str) -> Result<Limit, ConfigError> {
-    let (slots, setting) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
-    if slots.is_empty() {
+    let words: Vec<_> = text.split_whitespace().collect();
+    let [slots, setting @ ..] = &words[..] else {
         return Err(fault("it needs a number of slots", SLOTS));
-    }
+    };
     if slots.contains('/') {
         return Err(fault(
             format_args!("`{text}` has a window, and slots have none: they are held until requests end"),
             SLOTS,
         ));
     }
-    let slots = Concurrency::try_from(whole_number(slots, SLOTS)?);
-    let slots = slots.map_err(|_| fault(Concurrency::SLOTS_IN_TEXT, SLOTS))?;
-    let (name, length) = setting
-        .trim_start()
-        .split_once(char::is_whitespace)
-        .unwrap_or((setting.trim(), ""));
-    match (name, length.trim()) {
-        ("", "") => Ok(slots.into()),
-        ("lease", length) => {
-            let lease = parse_length(length)
-                .ok_or_else(|| fault(format_args!("`{length}` is not a length of time"), LEASED_SLOTS))?;
-            Ok(slots
-                .try_lease(lease)
-                .map_err(|_| fault(Concurrency::LEASE_IN_TEXT, LEASED_SLOTS))?
-                .into())
+    let slots = Concurrency::try_from(whole_number(slots, SLOTS)?).map_err(invalid(SLOTS))?;
+    match setting {
+        [] => Ok(slots.into()),
+        ["lease", lease @ ..] => {
+            let slots = slots.try_lease(length(&lease.concat(), LEASED_SLOTS)?);
+            Ok(slots.map_err(invalid(LEASED_SLOTS))?.into())
         }
-        _ => Err(unknown(&[setting.trim()], "concurrency", LEASED_SLOTS)),
+        _ => Err(unknown(setting, "concurrency", LEASED_SLOTS)),
     }
 }
 
 /// A limit without the name of its algorithm: windows of a calendar are fixed, all others are those of a sliding log.
-fn unnamed(text: &str) -> Result<Limit, ConfigError> {
-    let (rate, options) = Rate::parse(text, LOG)?;
-    match options[..] {
-        [zone] if zone != "aligned" && zone != "precision" => Ok(calendar(&rate, zone)?.into()),
-        ["aligned"] => Err(unknown(&options, "sliding-log", fixed_window(text)?)),
-        ["burst", _] => Err(unknown(&options, "sliding-log", token_bucket(text)?)),
-        _ => log_of(&rate, &options),
+fn unnamed(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
+    match options {
+        [zone] if !matches!(*zone, "aligned" | "precision") => Ok(calendar(rate, zone)?.into()),
+        ["aligned"] => Err(unknown(options, "sliding-log", fixed_window(rate, options)?)),
+        ["burst", _] => Err(unknown(options, "sliding-log", token_bucket(rate, options)?)),
+        _ => sliding_log(rate, options),
     }
 }
 
@@ -226,22 +209,32 @@ impl serde::Serialize for Limit {
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Limit {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
+        deserialize_text(deserializer, "a limit such as \"sliding-log 100/min\"", str::parse)
+    }
+}
 
-        impl serde::de::Visitor<'_> for Text {
-            type Value = Limit;
+/// Reads what is written as a text, with what is expected, for errors.
+#[cfg(feature = "serde")]
+pub(crate) fn deserialize_text<'de, D: serde::Deserializer<'de>, T>(
+    deserializer: D,
+    expected: &'static str,
+    parse: fn(&str) -> Result<T, ConfigError>,
+) -> Result<T, D::Error> {
+    struct Text<T>(&'static str, fn(&str) -> Result<T, ConfigError>);
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a limit such as {LOG:?}")
-            }
+    impl<T> serde::de::Visitor<'_> for Text<T> {
+        type Value = T;
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Limit, E> {
-                text.parse().map_err(E::custom)
-            }
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
         }
 
-        deserializer.deserialize_str(Text)
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+            (self.1)(text).map_err(E::custom)
+        }
     }
+
+    deserializer.deserialize_str(Text(expected, parse))
 }
 
 /// The error of a text that is not a limit, with an example of the correct spelling.

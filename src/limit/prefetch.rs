@@ -38,7 +38,7 @@ macro_rules! prefetch {
             ///
             /// ```
             /// # use std::time::Duration;
-            #[doc = concat!("# use tower_quota::{Limit, ", stringify!($name), "};")]
+            /// # use tower_quota::*;
             #[doc = concat!("let limit = Limit::from(", $example, ".prefetch(Duration::from_millis(10)));")]
             /// assert!(limit.to_string().ends_with(" prefetch 10ms"));
             /// assert_eq!(limit.to_string().parse(), Ok(limit));

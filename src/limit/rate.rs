@@ -2,7 +2,7 @@ use std::{fmt, time::Duration};
 
 #[cfg(feature = "calendar")]
 use super::calendar::Calendar;
-use super::{constructors::Fault, parse::fault};
+use super::{constructors::fault_of, parse::fault};
 use crate::ConfigError;
 
 /// A quota and a window in the text form of a limit: `100/min`, `5 per 15 minutes`.
@@ -74,8 +74,8 @@ impl<'a> Rate<'a> {
     }
 
     fn check(&self, window: Duration) -> Result<(), ConfigError> {
-        match Fault::of(self.quota, window) {
-            Some(wrong) => Err(fault(wrong.in_text(), self.example)),
+        match fault_of(self.quota, window) {
+            Some(wrong) => Err(fault(wrong, self.example)),
             None => Ok(()),
         }
     }
@@ -181,10 +181,7 @@ impl Unit {
 
 /// A unit of time, or a number of them: `min`, `15min`, `15 minutes`.
 pub(crate) fn parse_length(text: &str) -> Option<Duration> {
-    let (count, unit) = text.split_at(
-        text.find(|c: char| !c.is_ascii_digit() && c != '_')
-            .unwrap_or(text.len()),
-    );
+    let (count, unit) = split_before(text, |c| !c.is_ascii_digit() && c != '_');
     let count = match count {
         "" => 1,
         count => count.replace('_', "").parse().ok()?,

@@ -34,11 +34,6 @@ pub(crate) trait Rule {
     /// Time until nothing counts, if nothing else is added.
     fn reset(&self, state: &Self::State, now: u64) -> u64;
 
-    /// Time for which the state is stored, if nothing else is added: at least until the [`reset`](Self::reset).
-    fn lasts(&self, state: &Self::State, now: u64) -> u64 {
-        self.reset(state, now)
-    }
-
     /// The weight that leases leave, for an algorithm with leases.
     fn room_of_leases(&self, _: &Self::State) -> Option<u64> {
         None
@@ -108,32 +103,15 @@ pub(crate) enum State {
 }
 
 /// Calls a rule with the state of its algorithm. A store has neither a state nor a charge of a limit that counts nothing.
-///
-/// It has an arm for each variant of [`Limit`], so an algorithm that is missing here does not compile.
 macro_rules! dispatch {
-    ($limit:expr, $state:expr, |$rule:ident, $inner:ident| $call:expr,mismatch => $mismatch:expr) => {
-        match $limit {
-            Limit::SlidingLog($rule) => {
-                let State::Log($inner) = $state else { $mismatch };
-                $call
-            }
-            Limit::SlidingCounter($rule) => {
-                let State::Counter($inner) = $state else { $mismatch };
-                $call
-            }
-            Limit::FixedWindow($rule) => {
-                let State::Window($inner) = $state else { $mismatch };
-                $call
-            }
-            Limit::TokenBucket($rule) => {
-                let State::Bucket($inner) = $state else { $mismatch };
-                $call
-            }
-            Limit::Concurrency($rule) => {
-                let State::Leases($inner) = $state else { $mismatch };
-                $call
-            }
-            Limit::Unlimited | Limit::DenyAll => $mismatch,
+    ($limit:expr, $state:expr, |$rule:ident, $inner:ident| $call:expr) => {
+        match ($limit, $state) {
+            (Limit::SlidingLog($rule), State::Log($inner)) => $call,
+            (Limit::SlidingCounter($rule), State::Counter($inner)) => $call,
+            (Limit::FixedWindow($rule), State::Window($inner)) => $call,
+            (Limit::TokenBucket($rule), State::Bucket($inner)) => $call,
+            (Limit::Concurrency($rule), State::Leases($inner)) => $call,
+            _ => mismatch(),
         }
     };
 }
@@ -189,10 +167,8 @@ pub(crate) struct Effect {
     pub(crate) changed: bool,
     /// The weight that fits then, where it is known without reading the state again.
     pub(crate) room: Option<u64>,
-    /// The time until nothing counts.
+    /// The time until nothing counts, for which the state is stored.
     pub(crate) reset: u64,
-    /// The time for which the state is stored.
-    pub(crate) lasts: u64,
 }
 
 /// The steps of a decision. The state is [new](State::new) of a limit of the same [shape](Limit::shape), and times are in microseconds.
@@ -202,8 +178,7 @@ impl Limit {
     /// Forgets what does not count, and returns the weight that fits.
     #[inline]
     pub(crate) fn read(&self, state: &mut State, now: u64, needed: u64) -> u64 {
-        dispatch!(self, state, |rule, state| rule.read(state, now, needed),
-            mismatch => mismatch())
+        dispatch!(self, state, |rule, state| rule.read(state, now, needed))
     }
 
     /// Makes a change, of this lease if the algorithm has leases.
@@ -222,16 +197,13 @@ impl Limit {
                 changed,
                 room: rule.room_of_leases(state),
                 reset: rule.reset(state, now),
-                lasts: rule.lasts(state, now),
             }
-        },
-            mismatch => mismatch())
+        })
     }
 
     /// Whether the slots of this lease are held.
     pub(crate) fn holds(&self, state: &State, lease: Option<LeaseId>, weight: u64) -> bool {
-        dispatch!(self, state, |rule, state| rule.holds(state, weight, lease),
-            mismatch => mismatch())
+        dispatch!(self, state, |rule, state| rule.holds(state, weight, lease))
     }
 
     /// Time until a weight fits, if nothing else is added: each quota beyond the first takes a [cycle](Self::cycle_us) more.
@@ -260,8 +232,7 @@ impl Limit {
 
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
     pub(crate) fn wait(&self, state: &State, now: u64, cost: u64) -> u64 {
-        dispatch!(self, state, |rule, state| rule.wait(state, now, cost),
-            mismatch => mismatch())
+        dispatch!(self, state, |rule, state| rule.wait(state, now, cost))
     }
 }
 

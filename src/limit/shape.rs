@@ -5,10 +5,7 @@ use std::fmt;
 
 use super::limit::Limit;
 #[cfg(feature = "_redis")]
-use super::{
-    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, sliding_counter::SlidingCounter,
-    sliding_log::SlidingLog, token_bucket::TokenBucket,
-};
+use super::rate::LengthText;
 
 /// What shapes the state of a limit: the algorithm and its numbers. A count of another shape is another count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,25 +36,22 @@ pub(crate) struct ShapeText<'a>(pub(crate) &'a Limit);
 #[cfg(feature = "_redis")]
 impl fmt::Display for ShapeText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let us = LengthText::of_us;
+        let (name, us) = (self.0.algorithm(), LengthText::of_us);
         match self.0 {
             Limit::SlidingLog(log) => match log.shape() {
-                [window, 0] => write!(f, "{}/{}", SlidingLog::NAME, us(window)),
-                [window, grain] => write!(f, "{}/{}/{}", SlidingLog::NAME, us(window), us(grain)),
+                [window, 0] => write!(f, "{name}/{}", us(window)),
+                [window, grain] => write!(f, "{name}/{}/{}", us(window), us(grain)),
             },
-            Limit::SlidingCounter(counter) => {
-                write!(f, "{}/{}", SlidingCounter::NAME, us(counter.window_us()))
-            }
+            Limit::SlidingCounter(counter) => write!(f, "{name}/{}", us(counter.window_us())),
             Limit::FixedWindow(fixed) => {
-                write!(f, "{}/", FixedWindow::NAME)?;
+                write!(f, "{name}/")?;
                 fixed.write_shape(f)
             }
             Limit::TokenBucket(bucket) => {
                 let (rate, period) = bucket.rate_and_period();
-                write!(f, "{}/{rate}/{}", TokenBucket::NAME, us(period))
+                write!(f, "{name}/{rate}/{}", us(period))
             }
-            Limit::Concurrency(_) => f.write_str(Concurrency::NAME),
-            Limit::Unlimited | Limit::DenyAll => f.write_str(self.0.algorithm()),
+            Limit::Concurrency(_) | Limit::Unlimited | Limit::DenyAll => f.write_str(name),
         }
     }
 }

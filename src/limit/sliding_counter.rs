@@ -2,7 +2,6 @@ use std::{fmt, time::Duration};
 
 use super::{
     constructors::constructors,
-    limit::Share,
     rate::WindowText,
     rule::{MAX_EXACT, Rule, SLACK},
 };
@@ -85,7 +84,7 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingCounter {
-    quota: u64,
+    pub(super) quota: u64,
     window: Duration,
 }
 
@@ -93,21 +92,8 @@ constructors!(SlidingCounter, |quota, window| Self { quota, window });
 
 /// Accessors.
 impl SlidingCounter {
-    pub(crate) const NAME: &'static str = "counter";
-
-    pub(crate) fn quota(&self) -> u64 {
-        self.quota
-    }
-
     pub(crate) fn window(&self) -> Duration {
         self.window
-    }
-
-    pub(crate) fn scaled(self, share: Share) -> Self {
-        Self {
-            quota: share.part_of(self.quota),
-            ..self
-        }
     }
 
     pub(crate) fn window_us(&self) -> u64 {

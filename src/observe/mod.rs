@@ -15,7 +15,7 @@ use std::{fmt, sync::Arc};
 
 pub(crate) use self::{
     metrics::*,
-    policy::{HeldSlots, PolicyMetrics, WaitMetrics},
+    policy::{GaugeGuard, PolicyMetrics, WaitMetrics},
 };
 
 /// A callback of the application, if it has set one.

@@ -58,13 +58,9 @@ impl PolicyMetrics {
     }
 
     /// Counts slots as held until the guard is dropped.
-    pub(crate) fn hold(&self, slots: u64) -> HeldSlots {
-        let mut held = HeldSlots(None);
-        self.record(|handles| {
-            let (gauge, slots) = (handles.slots_held.clone(), slots as f64);
-            gauge.increment(slots);
-            held.0 = Some((gauge, slots));
-        });
+    pub(crate) fn hold(&self, slots: u64) -> GaugeGuard {
+        let mut held = GaugeGuard(None);
+        self.record(|handles| held = GaugeGuard::new(&handles.slots_held, slots as f64));
         held
     }
 
@@ -98,13 +94,20 @@ impl PolicyHandles {
     }
 }
 
-/// Slots of one policy that a request holds.
-pub(crate) struct HeldSlots(Option<(Gauge, f64)>);
+/// What a gauge has more until this is dropped, such as a request that waits, or the slots of one.
+pub(crate) struct GaugeGuard(Option<(Gauge, f64)>);
 
-impl Drop for HeldSlots {
+impl GaugeGuard {
+    fn new(gauge: &Gauge, number: f64) -> Self {
+        gauge.increment(number);
+        Self(Some((gauge.clone(), number)))
+    }
+}
+
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
-        if let Some((gauge, slots)) = &self.0 {
-            gauge.decrement(*slots);
+        if let Some((gauge, number)) = &self.0 {
+            gauge.decrement(*number);
         }
     }
 }
@@ -115,12 +118,11 @@ pub(crate) struct WaitMetrics(Option<Arc<PolicyHandles>>);
 
 impl WaitMetrics {
     /// Counts the request as waiting until the guard is dropped.
-    pub(crate) fn begin(&self) -> WaitingRequest {
-        let gauge = self.0.as_ref().map(|handles| handles.requests_waiting.clone());
-        if let Some(gauge) = &gauge {
-            gauge.increment(1);
+    pub(crate) fn begin(&self) -> GaugeGuard {
+        match &self.0 {
+            Some(handles) => GaugeGuard::new(&handles.requests_waiting, 1.0),
+            None => GaugeGuard(None),
         }
-        WaitingRequest(gauge)
     }
 
     /// Records for how long the request has waited until it was admitted.
@@ -134,17 +136,6 @@ impl WaitMetrics {
     pub(crate) fn left(&self) {
         if let Some(handles) = &self.0 {
             handles.left_while_waiting.increment(1);
-        }
-    }
-}
-
-/// A request that is counted as waiting.
-pub(crate) struct WaitingRequest(Option<Gauge>);
-
-impl Drop for WaitingRequest {
-    fn drop(&mut self) {
-        if let Some(gauge) = &self.0 {
-            gauge.decrement(1);
         }
     }
 }

@@ -146,7 +146,6 @@ impl ChosenLimits {
         places.filter_map(OnceLock::get).cloned().collect()
     }
 
-    /// The places where a limit may be.
     #[inline]
     fn near<'a>(&'a self, limit: &Limit) -> impl Iterator<Item = &'a OnceLock<Arc<NamedLimit>>> + use<'a> {
         let window = limit.window().map_or(0, |window| window.as_micros() as u64);
@@ -240,29 +239,27 @@ impl Policy<()> {
 }
 
 impl<K> Policy<K> {
-    /// Refuses settings by which a request is counted when it has ended, or once for several: it holds its slots until then.
-    pub(super) fn validate_slots(&self) -> Result<(), ConfigError> {
-        match self.limit() {
-            Some(limit) if limit.is_held() => self.validate_slots_of_requests(),
-            _ => Ok(()),
-        }
+    /// Refuses settings that contradict the limits, as far as these are known before a request.
+    pub(super) fn validate_settings(&self) -> Result<(), ConfigError> {
+        self.limit().map_or(Ok(()), |limit| self.validate_slots(limit))?;
+        self.validate_cost()
     }
 
-    /// Refuses a limit that was chosen for a request, if the settings of the policy contradict it.
+    /// Refuses settings by which a request is counted when it has ended, if it holds slots until then.
     #[inline]
-    pub(super) fn validate_chosen(&self, limit: &Limit) -> Result<(), KeyError> {
-        if !limit.is_held() {
+    pub(super) fn validate_slots(&self, limit: &Limit) -> Result<(), ConfigError> {
+        if !limit.is_held() || self.settings.refund_if.is_none() {
             return Ok(());
         }
-        self.validate_slots_of_requests().map_err(|error| {
-            KeyError::misconfigured(format!(
-                "the limit `{limit}` that was chosen for a request cannot be applied: {error}"
-            ))
-        })
+        Err(ConfigError::new(format!(
+            "`.refund_if(..)` has no meaning for the policy `{}` with the limit `{limit}`: a request holds its slots until it ends; \
+             leave it out, or add a policy with a limit such as `SlidingLog::per_minute(100)` for it",
+            self.name(),
+        )))
     }
 
     /// Refuses a fixed cost above one of the limits, as far as these are known before a request.
-    pub(super) fn validate_cost(&self) -> Result<(), ConfigError> {
+    fn validate_cost(&self) -> Result<(), ConfigError> {
         let mut limits = self.limit().into_iter().chain(&self.policy_limit.of_plans);
         match limits.find_map(|limit| Some((limit, self.cost_above(limit)?))) {
             None => Ok(()),
@@ -279,17 +276,6 @@ impl<K> Policy<K> {
     pub(super) fn cost_above(&self, limit: &Limit) -> Option<u64> {
         let cost = self.all_settings().fixed_cost()?;
         (limit.is_counted() && cost > limit.quota()).then_some(cost)
-    }
-
-    fn validate_slots_of_requests(&self) -> Result<(), ConfigError> {
-        if self.settings.refund_if.is_none() {
-            return Ok(());
-        }
-        Err(ConfigError::new(format!(
-            "`.refund_if(..)` has no meaning for the policy `{}`: a request holds its slots until it ends; \
-             leave it out, or add a policy with a limit such as `SlidingLog::per_minute(100)` for it",
-            self.name(),
-        )))
     }
 }
 

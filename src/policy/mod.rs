@@ -1,6 +1,5 @@
 //! Named limits and the keys that they apply to.
 
-mod ban;
 mod costs;
 mod enforcement;
 #[cfg(feature = "serde")]
@@ -174,7 +173,7 @@ impl<K> Policy<K> {
                 .validate_wait(*longest)
                 .map_err(|error| error.of_policy(self.name()))?;
         }
-        self.validate_slots().and_then(|()| self.validate_cost())
+        self.validate_settings()
     }
 }
 
@@ -267,8 +266,10 @@ impl<K> Policy<K> {
     /// A limit under the name of the policy, unless the settings of the policy contradict it.
     fn rendered(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
         let limit = self.policy_limit.chosen.of(limit)?;
-        self.validate_chosen(&limit.limit)?;
-        Ok(limit)
+        match self.validate_slots(&limit.limit) {
+            Ok(()) => Ok(limit),
+            Err(error) => Err(KeyError::misconfigured(error.to_string())),
+        }
     }
 
     /// The limit of an override of this key, if there is one that can be applied in place of this limit.

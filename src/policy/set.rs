@@ -1,6 +1,6 @@
 //! The policies of a layer or limiter.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{ops::Deref, sync::Arc};
 
 #[cfg(feature = "serde")]
 use arc_swap::Guard;
@@ -19,7 +19,7 @@ use crate::{
 
 /// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them, or [`Plans`](crate::Plans).
 ///
-/// An empty list admits everything. The trait is sealed: it is implemented for these types only.
+/// An empty list admits everything.
 ///
 /// ```
 /// use tower_quota::{IntoPolicies, Limiter, MemoryStore, Policy, SlidingLog};
@@ -44,7 +44,7 @@ use crate::{
             limit for all callers",
     note = "a list is an array or a `Vec`, by value"
 )]
-pub trait IntoPolicies<K = Arc<dyn KeyExtractor>>: sealed::Sealed {
+pub trait IntoPolicies<K = Arc<dyn KeyExtractor>> {
     /// The policies, in the order in which they are reported.
     fn into_policies(self) -> Vec<Policy<K>>;
 }
@@ -65,18 +65,6 @@ impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
     fn into_policies(self) -> Vec<Policy<K>> {
         self.into()
     }
-}
-
-mod sealed {
-    use super::Policy;
-    use crate::Plans;
-
-    pub trait Sealed {}
-
-    impl<K> Sealed for Policy<K> {}
-    impl<K> Sealed for Plans<K> {}
-    impl<K> Sealed for Vec<Policy<K>> {}
-    impl<K, const N: usize> Sealed for [Policy<K>; N] {}
 }
 
 /// Refuses policies that are not valid, or of which two would share their counts.
@@ -328,8 +316,7 @@ impl<K: PolicyKey> Basis<K> {
     #[cfg(feature = "serde")]
     pub(super) fn renewed(&self, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
         for policy in &policies {
-            policy.validate_slots()?;
-            policy.validate_cost()?;
+            policy.validate_settings()?;
             K::validate(policy)?;
         }
         Ok(Self {
@@ -372,14 +359,5 @@ impl Access {
     #[cfg(feature = "serde")]
     pub(crate) fn is_empty(&self) -> bool {
         self.blocked.is_empty() && self.skipped.is_empty()
-    }
-}
-
-impl fmt::Debug for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access")
-            .field("blocked", &self.blocked.len())
-            .field("skipped", &self.skipped.len())
-            .finish()
     }
 }

@@ -122,7 +122,7 @@ fn violation(policy: &PolicyDecision) -> Vec<u8> {
 fn description(limit: &Limit, window: Option<Duration>) -> String {
     let per = match limit {
         Limit::DenyAll => return "no requests".to_owned(),
-        Limit::Concurrency(slots) => return format!("{} requests at once", slots.quota()),
+        Limit::Concurrency(_) => return format!("{} requests at once", limit.quota()),
         Limit::SlidingLog(_)
         | Limit::SlidingCounter(_)
         | Limit::FixedWindow(_)

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::{PolicyDecision, completion::caught, store_replies::Responses};
 use crate::{
     Decision,
-    observe::HeldSlots,
+    observe::GaugeGuard,
     store::{Operation, Owed, OwedKind, StoreError},
 };
 
@@ -70,7 +70,7 @@ pub struct Slots(SmallVec<[Held; 1]>);
 struct Held {
     lease: Arc<Lease>,
     keeper: Arc<Keeper>,
-    _counted: HeldSlots,
+    _counted: GaugeGuard,
 }
 
 impl Slots {
@@ -129,7 +129,7 @@ impl Slots {
     }
 
     /// Adds a lease that was taken, which is renewed from now on.
-    pub(crate) fn push(&mut self, lease: Lease, keeper: &Arc<Keeper>, counted: HeldSlots) {
+    pub(crate) fn push(&mut self, lease: Lease, keeper: &Arc<Keeper>, counted: GaugeGuard) {
         let (lease, keeper) = (Arc::new(lease), keeper.clone());
         keeper.hold(lease.clone());
         self.0.push(Held {

@@ -4,7 +4,6 @@ use std::{fmt, time::Duration};
 
 use super::{
     constructors::constructors,
-    limit::Share,
     prefetch::{PrefetchText, prefetch},
     rate::WindowText,
 };
@@ -84,7 +83,7 @@ pub(crate) use self::rule::{BUDGET, FEW};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingLog {
-    quota: u64,
+    pub(super) quota: u64,
     window: Duration,
     /// The number of parts that the window is divided into; 0 for no division.
     precision: u32,
@@ -155,12 +154,6 @@ prefetch!(
 
 /// Accessors.
 impl SlidingLog {
-    pub(crate) const NAME: &'static str = "log";
-
-    pub(crate) fn quota(&self) -> u64 {
-        self.quota
-    }
-
     pub(crate) fn window(&self) -> Duration {
         self.window
     }
@@ -194,13 +187,6 @@ impl SlidingLog {
             )));
         }
         Ok(())
-    }
-
-    pub(crate) fn scaled(self, share: Share) -> Self {
-        Self {
-            quota: share.part_of(self.quota),
-            ..self
-        }
     }
 
     /// For how long an admission counts: one window, and the time for which its unit may have been taken ahead.

@@ -152,8 +152,6 @@ prefetch!(TokenBucket, "TokenBucket::per_second(100_000)", |bucket| Some(
 
 /// Accessors.
 impl TokenBucket {
-    pub(crate) const NAME: &'static str = "bucket";
-
     /// The tokens that come in a period, and the period in microseconds.
     pub(super) fn rate_and_period(&self) -> (u64, u64) {
         (self.rate, self.period.as_micros() as u64)

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The content of a file. Keys of extensions are built later, when these are registered.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(try_from = "FileFields")]
 pub(super) struct Config {
     enabled: bool,
@@ -87,11 +87,6 @@ impl TryFrom<FileFields> for Config {
 }
 
 impl Config {
-    /// Adds the extensions that were registered for an earlier load of the file.
-    pub(super) fn inherit(&mut self, earlier: &Self) {
-        self.extensions.inherit(&earlier.extensions);
-    }
-
     /// The names of all policies, in alphabetical order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.places().filter(|place| !is_of_plan(place))

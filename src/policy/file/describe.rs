@@ -49,11 +49,8 @@ impl FilePolicy {
             has_key: false,
         };
         Policy {
-            policy_limit: config.switched(self.policy_limit),
-            settings: Settings::default(),
             from_file: Some(from_file),
-            plan: None,
-            extractor: (),
+            ..Policy::of_limit(config.switched(self.policy_limit))
         }
     }
 

@@ -20,14 +20,14 @@ use crate::{
 };
 
 /// A policy as configuration describes it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(try_from = "PolicyFields")]
 pub(super) struct PolicyEntry {
     pub(super) fields: PolicyFields,
     pub(super) plans: Option<Plans>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with a `limit`")]
 pub(super) struct PolicyFields {
     pub(super) limit: Limit,
@@ -81,7 +81,7 @@ impl TryFrom<PolicyFields> for PolicyEntry {
 }
 
 /// What a policy does with requests above its limit.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 enum Mode {
     #[default]
@@ -130,7 +130,7 @@ fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
 }
 
 /// Values by name. A name that occurs twice, which JSON itself allows, is an error.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Unique<K, V>(pub(super) BTreeMap<K, V>);
 
 impl<K, V> Default for Unique<K, V> {
@@ -220,7 +220,7 @@ pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<B
 }
 
 /// What selects the plan of a request, in a file: `extension:tier` or `header:x-plan`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(try_from = "String")]
 pub(super) enum Selector {
     Extension(String),
@@ -269,7 +269,7 @@ impl Selector {
 }
 
 /// The limits of a policy by the plan of a request.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Plans {
     pub(super) selector: Selector,
     pub(super) limits: BTreeMap<String, Limit>,

@@ -364,7 +364,7 @@ impl Policies {
 impl fmt::Debug for Policies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policies")
-            .field("policies", &self.file.state().config)
+            .field("names", &self.names())
             .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-use std::{any::type_name, collections::BTreeMap, fmt, fmt::Display, sync::Arc};
+use std::{collections::BTreeMap, fmt::Display, sync::Arc};
 
 use http::request::Parts;
 use serde::{Deserialize, Deserializer};
@@ -14,15 +14,15 @@ use crate::{
 };
 
 /// The requests that a file skips or blocks: those of each of these tables.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Requests(Vec<RequestMatcher>);
 
 /// Requests as a table describes them: those for which all of its fields hold.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(try_from = "RequestFields")]
 struct RequestMatcher(RequestFields);
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table with `networks`, `routes` or `methods`")]
 struct RequestFields {
     clients: Option<Clients>,
@@ -35,7 +35,7 @@ struct RequestFields {
 }
 
 /// Clients that have no network.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Clients {
     Unknown,
@@ -111,7 +111,6 @@ pub(super) struct Extensions(BTreeMap<String, Extension>);
 
 #[derive(Clone)]
 struct Extension {
-    type_name: &'static str,
     key: Arc<dyn KeyExtractor>,
     text: Arc<Text>,
 }
@@ -129,7 +128,6 @@ impl Extensions {
         let value = Arc::new(value);
         let of_key = value.clone();
         let extension = Extension {
-            type_name: type_name::<T>(),
             key: Arc::new(key::extension(&name, move |extension: &T| of_key(extension))),
             text: Arc::new(move |parts| {
                 parts
@@ -166,13 +164,6 @@ impl Extensions {
     }
 }
 
-impl fmt::Debug for Extensions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let types = self.0.iter().map(|(name, extension)| (name, extension.type_name));
-        f.debug_map().entries(types).finish()
-    }
-}
-
 /// Settings.
 impl Policies {
     /// Registers the type of an extension of requests under a name that the file uses, with the text of its value.
@@ -200,7 +191,7 @@ impl Policies {
     pub fn with_extension<T, V>(self, name: impl Into<String>, value: impl Fn(&T) -> V + Send + Sync + 'static) -> Self
     where
         T: Send + Sync + 'static,
-        V: fmt::Display,
+        V: Display,
     {
         self.file.state().config.extensions.register(name.into(), value);
         self

@@ -1,18 +1,15 @@
 //! Values of the fields of a file: routes, networks, methods, lengths of time, and the address of the client.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use http::{HeaderName, Method};
 use ipnet::IpNet;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error, Visitor},
-};
+use serde::{Deserialize, Deserializer, de::Error};
 
 use crate::{
     ConfigError, key,
     key::{ClientIpSource, OneOrSeveral},
-    limit::parse_length,
+    limit::{deserialize_text, parse_length},
     policy::{
         scope,
         scope::{Scope, Template},
@@ -31,7 +28,7 @@ impl<'de> Deserialize<'de> for Texts {
 }
 
 /// The templates of routes, or the paths.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "Texts")]
 pub(super) enum Routes {
     #[default]
@@ -72,7 +69,7 @@ impl Routes {
 }
 
 /// The networks of clients.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(try_from = "Texts")]
 pub(super) struct Networks(pub(super) Vec<String>);
 
@@ -85,7 +82,7 @@ impl TryFrom<Texts> for Networks {
 }
 
 /// The methods of requests.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "Texts")]
 pub(super) struct Methods(pub(super) Vec<Method>);
 
@@ -108,31 +105,18 @@ pub(super) struct Length(pub(super) Duration);
 
 impl<'de> Deserialize<'de> for Length {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-
-        impl Visitor<'_> for Text {
-            type Value = Length;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a length of time such as \"10min\"")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Length, E> {
-                let length = parse_length(text).map(Length);
-                length.ok_or_else(|| {
-                    E::custom(format_args!(
-                        "`{text}` is not a length of time; one looks like `10min` or `500ms`"
-                    ))
-                })
-            }
-        }
-
-        deserializer.deserialize_str(Text)
+        deserialize_text(deserializer, "a length of time such as \"10min\"", |text| {
+            parse_length(text).map(Self).ok_or_else(|| {
+                ConfigError::new(format!(
+                    "`{text}` is not a length of time; one looks like `10min` or `500ms`"
+                ))
+            })
+        })
     }
 }
 
 /// The client address as configuration describes it: the header, the networks whose header is read, and the number of proxies.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(try_from = "ClientIpTable")]
 pub(super) struct ClientIp(pub(super) key::Ip);
 

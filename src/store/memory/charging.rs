@@ -167,7 +167,7 @@ pub(super) fn check(charge: &Charge, state: &mut State, now: u64) -> (bool, Char
     let retry_after = (!allowed).then(|| Duration::from_micros(wait));
     let kept_for = if is_held { effect.reset } else { wait };
     let kept = Kept {
-        expires_at: effect.changed.then_some(now + effect.lasts),
+        expires_at: effect.changed.then_some(now + effect.reset),
         denies_until: now.saturating_add(kept_for),
     };
     let charge_state = ChargeState::new(remaining, retry_after, Duration::from_micros(effect.reset));
@@ -317,12 +317,7 @@ impl<'a> Advanced<'a> {
             | Operation::Ban { .. } => Change::Nothing,
         };
         let effect = limit.change(self.state, now, change, cost, self.charge.lease);
-        let Effect {
-            changed,
-            reset,
-            lasts,
-            room,
-        } = effect;
+        let Effect { changed, reset, room } = effect;
         let room = match change {
             Change::Add { .. } => self.room.saturating_sub(weight),
             Change::Nothing | Change::Renew | Change::End => room.unwrap_or(self.room),
@@ -371,7 +366,7 @@ impl<'a> Advanced<'a> {
         Decided {
             charge_state,
             kept: Kept {
-                expires_at: changed.then_some(now + lasts),
+                expires_at: changed.then_some(now + reset),
                 denies_until: now.saturating_add(kept_for),
             },
             kept_bans,

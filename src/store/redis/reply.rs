@@ -308,7 +308,7 @@ mod tests {
             Ok(reply) => reply.replies.into_iter().next().and_then(Result::err),
             Err(failure) => Some(failure.into()),
         };
-        error.is_some_and(|error| error.error.kind() == ErrorKind::Protocol)
+        error.is_some_and(|error| error.kind() == ErrorKind::Protocol)
     }
 
     #[test]
@@ -363,7 +363,7 @@ mod tests {
         let mut raw = raw(&[9, -1, 0, 0, 0, 1, 4, 0, 60]);
         let reply = ScriptReply::decode(&call, &raw).unwrap();
         assert_eq!(
-            reply.replies[0].as_ref().unwrap_err().error.kind(),
+            reply.replies[0].as_ref().unwrap_err().kind(),
             ErrorKind::Protocol,
             "without the text"
         );
@@ -371,7 +371,7 @@ mod tests {
 
         raw.errors = vec!["WRONGTYPE Operation against a key".into()];
         let reply = ScriptReply::decode(&call, &raw).unwrap();
-        assert_eq!(reply.replies[0].as_ref().unwrap_err().error.kind(), ErrorKind::Refused);
+        assert_eq!(reply.replies[0].as_ref().unwrap_err().kind(), ErrorKind::Refused);
         assert!(reply.replies[1].is_ok());
     }
 
@@ -456,7 +456,7 @@ mod tests {
         };
         match &ScriptReply::decode(&call, &raw).expect("a complete reply").replies[..] {
             [Ok(_)] => true,
-            [Err(error)] if error.error.kind() == ErrorKind::Protocol => false,
+            [Err(error)] if error.kind() == ErrorKind::Protocol => false,
             other => panic!("{other:?}"),
         }
     }

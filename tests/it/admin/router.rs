@@ -814,7 +814,7 @@ async fn a_request_with_a_mistake_is_an_error_with_the_fix() {
         ("/subject?policy=login&key=ip%3D192.0.2.1", 404, "those are `api`"),
         ("/subject?policy=api&key=192.0.2.1", 400, "`ip=203.0.113.7`"),
         ("/subject?policy=api&key=ip%3D1%7C", 400, "is not an address"),
-        ("/subject?policy=api&key=key%3D%FF%FE", 400, "`^EF`"),
+        ("/subject?policy=api&key=key%3D%FF%FE", 400, "`key=^EF^BF^BD^EF^BF^BD`"),
         ("/subject?policy=api&key=keyed%3D00", 400, "the key itself"),
         (
             "/subject?policy=api&key=ip%3D192.0.2.1&store=x",

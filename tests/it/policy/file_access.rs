@@ -386,7 +386,11 @@ fn a_request_without_an_address_is_in_no_list_and_is_logged() {
     let Ok(response) = runtime.block_on(service.oneshot(Request::new(Body::empty())));
     // The key of the policy is missing, too.
     assert_eq!(response.status().as_u16(), 500);
-    assert!(log.text().contains("a request is in no network"), "{}", log.text());
+    assert!(
+        log.text().contains("the client of a request is unknown"),
+        "{}",
+        log.text()
+    );
 }
 
 /// A file in which each policy has another limit, by which a response shows it.
