@@ -75,8 +75,8 @@ impl Outstanding {
             kind,
             number: 1,
             is_due: false,
-            counted_by: None,
-            error: None,
+            is_counted: false,
+            layer: None,
         }
     }
 
@@ -158,11 +158,11 @@ impl LostSettlements {
 pub(crate) struct Owed {
     outstanding: Arc<Outstanding>,
     kind: OwedKind,
-    number: u64,
+    number: u32,
     is_due: bool,
-    /// Whether a loss is counted, and by which layer.
-    counted_by: Option<Option<Arc<LostSettlements>>>,
-    error: Option<StoreError>,
+    /// Whether a loss is counted, for a layer too if it has one.
+    is_counted: bool,
+    layer: Option<Arc<LostSettlements>>,
 }
 
 impl Owed {
@@ -179,7 +179,7 @@ impl Owed {
 
     /// Counts it as lost unless it is confirmed, also for a layer.
     pub(crate) fn count_if_lost(&mut self, layer: Option<Arc<LostSettlements>>) {
-        self.counted_by = Some(layer);
+        (self.is_counted, self.layer) = (true, layer);
     }
 
     /// Adds another one to the same store, which is sent in the same call.
@@ -192,7 +192,21 @@ impl Owed {
     pub(crate) fn end(mut self, response: &Result<StoreResponse, StoreError>) {
         match response {
             Ok(_) => self.is_due = false,
-            Err(error) => self.error = Some(error.clone()),
+            Err(error) => self.lose(Some(error)),
+        }
+    }
+
+    fn lose(&mut self, error: Option<&StoreError>) {
+        if !std::mem::take(&mut self.is_due) {
+            return;
+        }
+        self.outstanding
+            .lost
+            .of(self.kind)
+            .fetch_add(self.number.into(), SeqCst);
+        if self.is_counted {
+            lost_settlement();
+            self.layer.iter().for_each(|layer| layer.add(error));
         }
     }
 
@@ -204,14 +218,11 @@ impl Owed {
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        if self.is_due {
-            self.outstanding.lost.of(self.kind).fetch_add(self.number, SeqCst);
-            if let Some(layer) = self.counted_by.take() {
-                lost_settlement();
-                layer.inspect(|layer| layer.add(self.error.as_ref()));
-            }
-        }
-        self.outstanding.owed.of(self.kind).fetch_sub(self.number, SeqCst);
+        self.lose(None);
+        self.outstanding
+            .owed
+            .of(self.kind)
+            .fetch_sub(self.number.into(), SeqCst);
         self.outstanding.changed.notify_waiters();
     }
 }
