@@ -40,14 +40,13 @@ local function settled(charge, since, spent, at, expires)
 end
 
 local function bucket_read(charge)
-  local since, spent, at, expires = fetch(charge.key)
-  local full
-  since, spent, at, expires, full = settled(charge, since, math.min(spent, charge.z), at, expires)
+  local since, spent, at, expires, full = fetch(charge.key)
+  since, spent, at, expires, full = settled(charge, since, spent < charge.z and spent or charge.z, at, expires)
   local room = charge.quota - spent
   if since < now then
     room = room + tokens_in(now - since, charge.x, charge.y)
   end
-  return math.max(0, room), since, spent, at, expires, full
+  return room > 0 and room or 0, since, spent, at, expires, full
 end
 
 local function bucket_add(charge, weight, _, since, spent, at, expires)

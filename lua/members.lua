@@ -51,15 +51,15 @@ end
 -- The room and the state. If the room is needed, this removes what belongs to a clock that is gone: it is further ahead than a clock is
 -- set back in passing.
 local function room_of(charge, needed, total, first, header, budget)
-  local key, quota, newest = charge.key, charge.quota, nil
-  if quota - total < needed then
-    local ahead = now + math.min(SLACK, charge.x)
+  local key, quota = charge.key, charge.quota
+  if quota - total >= needed then
+    return quota - total, total, first, header, budget
+  end
+  local ahead, newest = now + math.min(SLACK, charge.x), total > 0 and time_at(key, '-1') or now
+  if newest > ahead then
+    local gone = call('ZREVRANGEBYSCORE', key, '+inf', '(' .. digits(ahead), 'LIMIT', '0', math.max(0, budget - 2))
+    total, budget = remove(key, gone, -#gone, total, header, budget)
     newest = total > 0 and time_at(key, '-1') or now
-    if newest > ahead then
-      local gone = call('ZREVRANGEBYSCORE', key, '+inf', '(' .. digits(ahead), 'LIMIT', '0', math.max(0, budget - 2))
-      total, budget = remove(key, gone, -#gone, total, header, budget)
-      newest = total > 0 and time_at(key, '-1') or now
-    end
   end
   return math.max(0, quota - total), total, first, header, budget, newest
 end
@@ -76,13 +76,13 @@ local function read_weights(charge, needed)
   return room_of(charge, needed, total, 1, score and '#', budget)
 end
 
--- Adds weight, merged with the last member since the time `begin`; charges beyond the limit with others of them only.
+-- Adds weight, merged with the last member since the time with the digits `begin`; charges beyond the limit with others of them only.
 local function merge(charge, weight, begin, is_beyond, total, first, header, budget)
   local key, text, span = charge.key, now_text, is_beyond and 0 or nil
   weight = math.max(1, math.min(weight, MAX_TOTAL - total))
   -- What has expired and is left counts until it is removed.
   total = total + weight + first - 1
-  local last = call('ZREVRANGEBYSCORE', key, text, begin == now and text or digits(begin), 'LIMIT', '0', '1')[1]
+  local last = call('ZREVRANGEBYSCORE', key, text, begin, 'LIMIT', '0', '1')[1]
   if last then
     local at, merged, since = parts_of(last)
     if since or not is_beyond then
@@ -130,8 +130,8 @@ local function log_wait(charge, cost, total, first, header, budget, newest)
   if total == 0 then
     return wait, 0
   end
-  newest = newest or time_at(key, '-1')
-  return wait, math.max(0, math.min(newest + window - now, window))
+  local reset = (newest or time_at(key, '-1')) + window - now
+  return wait, reset > window and window or reset > 0 and reset or 0
 end
 
 -- What only the driver needs.

@@ -4,7 +4,8 @@
 local precise_read, precise_wait = read_weights, log_wait
 
 local function precise_add(charge, weight, _, ...)
-  return merge(charge, weight, now - now % charge.y, false, ...)
+  charge.begin = charge.begin or digits(now - now % charge.y)
+  return merge(charge, weight, charge.begin, false, ...)
 end
 
 -- What only the driver needs.

@@ -25,7 +25,7 @@ local function window_read(charge)
 end
 
 local function window_add(charge, weight, _, start, used, finish, expires)
-  used = math.min(used + weight, MAX_TOTAL)
+  used = used + weight < MAX_TOTAL and used + weight or MAX_TOTAL
   write(charge.key, start, used, 0, expires, finish)
   return start, used, finish, expires
 end
