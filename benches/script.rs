@@ -30,7 +30,7 @@ const TEXTBOOK: &str = include_str!("whole/sliding_log.lua");
 const MINUTE: u64 = 60_000_000;
 const DAY: u64 = 24 * 60 * MINUTE;
 
-/// The rules in the order of their scripts for one check, after which those for other requests of one rule follow.
+/// The rules in the order of their scripts for checks.
 const RULES: [&str; 6] = ["log", "precise", "counter", "fixed", "bucket", "concurrency"];
 
 /// A charge of cost 1 against a quota, as the scripts read it.
@@ -160,20 +160,17 @@ impl Server {
     ) -> u64 {
         self.redis.command::<()>("FLUSHALL", ["SYNC"]).await;
         let parts: Vec<_> = charges.iter().map(|charge| charge(quota)).collect();
-        let (size, parts) = (parts.len(), parts.join(" "));
+        let size = parts.len();
+        let (rule, _) = parts[0].split_once(' ').expect("a rule and its numbers");
+        let of_rule = RULES.iter().position(|name| *name == rule).expect("a rule");
+        let sha1 = &scripts[of_rule];
         // In a cluster the keys of a batch lie in several slots, and are arguments. Each request has its own in one slot.
         let is_across = self.clustered && checks > 1;
-        let (rule, numbers) = parts.split_once(' ').expect("a rule and its numbers");
-        let is_single = checks == 1 && size == 1;
-        let of_rule = RULES.iter().position(|name| *name == rule).expect("a rule");
-        let sha1 = &scripts[if is_single { of_rule } else { RULES.len() + of_rule }];
-        let runs: Vec<Vec<u8>> = match is_single {
-            true => vec![packed(&format!("{callers} {numbers}"))],
-            false => vec![
-                packed(&format!("0 9007199254740992 {}", u8::from(is_across))),
-                packed(&format!("check {checks} {size} {callers} 0 {parts}")),
-            ],
-        };
+        let numbers = parts.iter().map(|part| part.replace(rule, &callers.to_string()));
+        let mut runs = vec![packed(&numbers.collect::<Vec<_>>().join(" "))];
+        if checks > 1 {
+            runs.push(packed(&format!("{checks} {}", if is_across { 2 } else { 0 })));
+        }
         // So few keys that none expires meanwhile.
         let (rounds, keys) = match before {
             0 => (1, 2 * BATCH),

@@ -9,7 +9,7 @@ function ban.read(bans)
   local since, packed, til, expires = fetch(bans.key)
   local level = packed % LEVELS
   local denials = (packed - level) / LEVELS
-  if since > now and since > now + min(SLACK, bans.x) then
+  if since > now and since > now + math.min(SLACK, bans.x) then
     -- The clock was set back. A ban that ends within the longest one stays, whichever policy has begun it.
     denials = 0
     if til > now + bans.z then
@@ -25,12 +25,12 @@ end
 -- The level now: one step less for each window without a ban.
 local function decayed(bans)
   local span = now - bans.til
-  return max(0, bans.level - (span - span % bans.x) / bans.x)
+  return math.max(0, bans.level - (span - span % bans.x) / bans.x)
 end
 
 local function forgotten(bans)
   local til = bans.til + bans.level * bans.x
-  return bans.denials > 0 and max(til, bans.since + bans.x) or til
+  return bans.denials > 0 and math.max(til, bans.since + bans.x) or til
 end
 
 local function store(bans)
@@ -45,7 +45,7 @@ function ban.deny(bans)
   end
   if bans.denials >= bans.quota then
     local level = decayed(bans)
-    local length = min(bans.z, bans.y * 2 ^ level)
+    local length = math.min(bans.z, bans.y * 2 ^ level)
     bans.since, bans.denials, bans.til = now, 0, now + length
     bans.level = length < bans.z and level + 1 or level
   end
@@ -54,7 +54,7 @@ end
 
 -- Begins a ban of this length, unless a longer one is in force.
 function ban.begin(bans, length)
-  local til = now + min(length, bans.z)
+  local til = now + math.min(length, bans.z)
   if til > bans.til then
     bans.level = bans.til <= now and decayed(bans) or bans.level
     bans.since, bans.denials, bans.til = now, 0, til
@@ -64,9 +64,9 @@ end
 
 -- The denials that remain, the rest of the ban, and the time until all is forgotten.
 function ban.state(bans)
-  local reset = max(0, forgotten(bans) - now)
+  local reset = math.max(0, forgotten(bans) - now)
   if bans.til <= now then
-    return max(1, bans.quota - bans.denials), 0, reset
+    return math.max(1, bans.quota - bans.denials), 0, reset
   end
   return 0, bans.til - now, reset
 end

@@ -29,15 +29,32 @@ local keys, passed, next_line = KEYS, 0, 1
 -- The packed numbers of the reply, and the errors.
 local reply, errors = { pack('<d', now) }, nil
 
--- Reads the charges of a run.
-local function read_charges(run, text, position)
-  local bans, own_line
+-- Gives a key that has no expiry one.
+local function keep(key, til)
+  if call('PTTL', key) == -1 then
+    call('PEXPIREAT', key, expiry(til))
+  end
+end
+
+-- Reads a run of requests.
+local function read_run(text)
+  local run, bans, line, position = { charges = {}, lines = 0, nth = 0, text = text }, nil, nil, nil
+  run.operation, run.requests, run.size, run.times, run.spans, position = unpack_numbers('<sdddd', text)
+  if run.operation == 'refund' then
+    run.admitted_at, position = unpack_numbers('<d', text, position)
+  elseif run.operation == 'wait' or run.operation == 'peek' then
+    local count
+    run.process, count, position = unpack_numbers('<dd', text, position)
+    run.waiting = count > 0 and {} or nil
+    for place = 1, 2 * count - 2 do
+      run.waiting[place], position = unpack_numbers('<d', text, position)
+    end
+  end
   while #run.charges < run.size do
     local rule, cost, quota, x, y, z
     rule, cost, quota, x, y, z, position = unpack_numbers('<sddddd', text, position)
     if rule == 'line' then
-      own_line = { longest = cost, ahead = quota, number = x, cycle = y, leads = z == 1 }
-      run.lines = run.lines + 1
+      line, run.lines = { longest = cost, ahead = quota, number = x, cycle = y, leads = z == 1 }, run.lines + 1
     else
       if rule == 'fixed' and x == 0 then
         -- The window of the calendar is one of three around the time that the caller guessed.
@@ -49,61 +66,16 @@ local function read_charges(run, text, position)
           end
         end
       end
-      local charge = {
-        rule = rules[rule],
-        cost = cost,
-        quota = quota,
-        x = x,
-        y = y,
-        z = z,
-        key = '',
-        room = 0,
-        total = 0,
-      }
+      local charge = { rule = rules[rule], cost = cost, quota = quota, x = x, y = y, z = z }
       if rule == 'ban' then
         bans = charge
       else
-        charge.bans, charge.line, bans, own_line = bans, own_line, nil, nil
+        charge.bans, charge.line, bans, line = bans, line, nil, nil
       end
       run.charges[#run.charges + 1] = charge
     end
   end
-  return position
-end
-
--- Reads a run of requests.
-local function read_run(text)
-  local run, position, is_in_several, process, count = {
-    operation = '',
-    requests = 0,
-    size = 0,
-    times = 0,
-    charges = {},
-    lines = 0,
-    nth = 0,
-    text = text,
-    position = 0,
-    spans = false,
-    first_line = 0,
-    callers = 0,
-    may_wait = true,
-    leads = false,
-    is_alone = false,
-  }, nil, nil, nil, nil
-  run.operation, run.requests, run.size, run.times, is_in_several, position = unpack_numbers('<sdddd', text)
-  run.spans = is_in_several == 1
-  if run.operation == 'refund' then
-    run.admitted_at, position = unpack_numbers('<d', text, position)
-  elseif run.operation == 'wait' or run.operation == 'peek' then
-    process, count, position = unpack_numbers('<dd', text, position)
-    run.process, run.waiting = process, count > 0 and {} or nil
-    for place = 1, 2 * count - 2 do
-      run.waiting[place], position = unpack_numbers('<d', text, position)
-    end
-  end
-  position = read_charges(run, text, position)
   run.position = position
-  run.is_alone = run.operation == 'check' and run.size == 1 and run.lines == 0
   return run
 end
 
@@ -125,15 +97,15 @@ local function find_line(run, charge, fits)
   return read_line(run, charge, fits)
 end
 
--- 1. Reads a charge, and finds how many of the callers fit.
+-- 1. Reads a charge, and finds how many of the callers fit. The room and the state are a list.
 local function read(run, charge, times)
-  local cost, operation = charge.cost, run.operation
-  local room = charge.rule.read(charge, (operation == 'refund' or operation == 'end') and 0 or times * cost)
-  if operation == 'renew' and charge.rule.held_until then
-    charge.expires = charge.rule.held_until(charge)
-    room = charge.expires and max(room, cost) or room
+  local rule, cost, operation = charge.rule, charge.cost, run.operation
+  charge.state = { rule.read(charge, (operation == 'refund' or operation == 'end') and 0 or times * cost) }
+  local room, fits = charge.state[1], times
+  if operation == 'renew' and rule.held_until then
+    charge.expires = rule.held_until(charge)
+    room = charge.expires and math.max(room, cost) or room
   end
-  local fits = times
   if room < times * cost then
     fits = (room - room % cost) / cost
   end
@@ -141,12 +113,8 @@ local function read(run, charge, times)
   if charge.line then
     fits = find_line(run, charge, fits)
   end
-  if fits < times then
-    charge.lacks = true
-    run.may_wait = run.may_wait and charge.line
-  elseif charge.lacks then
-    charge.lacks = false
-  end
+  charge.lacks = fits < times
+  run.may_wait = run.may_wait and (not charge.lacks or charge.line)
   return fits
 end
 
@@ -155,15 +123,18 @@ local function change(run, charge, admitted)
   local rule, operation = charge.rule, run.operation
   if operation == 'check' or operation == 'wait' or operation == 'charge' then
     if admitted > 0 then
-      rule.add(charge, admitted * charge.cost, admitted)
-      charge.room = max(0, charge.room - admitted * charge.cost)
+      charge.state = { 0, rule.add(charge, admitted * charge.cost, admitted, unpack(charge.state, 2, 6)) }
+      charge.room = math.max(0, charge.room - admitted * charge.cost)
     end
   elseif operation == 'refund' or operation == 'end' and rule.held_until then
-    rule.give_back(charge, run.admitted_at, charge.cost)
-    charge.room = rule.held_until and max(0, charge.quota - charge.total) or rule.read(charge, 0)
+    charge.room = rule.give_back(charge, run.admitted_at, charge.cost, unpack(charge.state, 2, 6))
+    if not charge.room then
+      charge.state = { rule.read(charge, 0) }
+      charge.room = charge.state[1]
+    end
   elseif operation == 'renew' and rule.held_until and not charge.lacks then
     rule.renew(charge, charge.expires)
-    charge.room = max(0, charge.quota - charge.total)
+    charge.room = math.max(0, charge.quota - charge.total)
   end
 end
 
@@ -171,7 +142,7 @@ end
 local function decide(run, times)
   local charges, operation, banned, admitted = run.charges, run.operation, false, times
   run.callers, run.may_wait, run.leads, run.decided = times, true, false, nil
-  if run.spans then
+  if run.spans == 1 then
     find_keys(run)
   end
   for n = 1, run.size do
@@ -182,7 +153,7 @@ local function decide(run, times)
       banned = banned or charge.is_in_force
       run.may_wait = run.may_wait and not banned
     else
-      admitted = min(admitted, read(run, charge, times))
+      admitted = math.min(admitted, read(run, charge, times))
     end
   end
   admitted = banned and 0 or admitted
@@ -198,20 +169,23 @@ local function decide(run, times)
 
   for n = 1, run.size do
     local charge = charges[n]
-    local bans, wait, remaining = charge.bans, 0, nil
+    local bans = charge.bans
     if charge.rule ~= ban then
       change(run, charge, admitted)
-      remaining = charge.room
+      local is_denied = charge.room < charge.cost
+      if operation == 'renew' then
+        is_denied = charge.lacks
+      end
+      local cost = admitted < times and is_denied and not charge.line and charge.cost
+      local wait, reset = charge.rule.wait(charge, cost, unpack(charge.state, 2, 6))
+      local remaining = charge.room
       if charge.line then
         remaining, wait = settle_line(run, charge, admitted)
-      elseif admitted < times and (operation == 'renew' and charge.lacks or operation ~= 'renew' and charge.room < charge.cost) then
-        wait = charge.rule.wait(charge, charge.cost)
       end
       -- While one of the bans of a request is in force, none counts a denial.
       if bans and is_final and not banned and charge.lacks and charge.cost <= charge.quota and bans.quota < NEVER then
         ban.deny(bans)
       end
-      local reset = charge.rule.reset(charge)
       if wait > 0 and operation ~= 'peek' then
         keep(charge.key, now + reset)
       end
@@ -238,37 +212,10 @@ local function callers_of(run, nth)
   return times
 end
 
--- Decides checks of one charge, as most are: as `single.lua` does.
-local function check_each(run)
-  local charge, cost = run.charges[1], run.charges[1].cost
-  local rule = charge.rule
-  for nth = run.nth, run.requests - 1 do
-    local times, wait = callers_of(run, nth), 0
-    charge.key = keys[passed + 1]
-    local room, fits = rule.read(charge, times * cost), times
-    if room < times * cost then
-      fits = (room - room % cost) / cost
-    end
-    if fits > 0 then
-      rule.add(charge, fits * cost, fits)
-      room = room - fits * cost
-    end
-    local reset = rule.reset(charge)
-    if fits < times then
-      wait = rule.wait(charge, cost)
-      if fits == 0 then
-        keep(charge.key, now + reset)
-      end
-    end
-    passed, run.nth = passed + 1, nth + 1
-    reply[passed + 1] = pack('<dddd', fits, room, wait, reset)
-  end
-end
-
 -- Removes the counts and the bans of a request. Nothing reads a key afterwards: where its slot is moving to another node, that would be
 -- an error.
 local function reset(run)
-  if run.spans then
+  if run.spans == 1 then
     find_keys(run)
   end
   for n = 1, run.size do
@@ -286,9 +233,6 @@ end
 
 -- Decides what is left of a run.
 local function decide_run(run)
-  if run.is_alone then
-    return check_each(run)
-  end
   while run.nth < run.requests do
     if run.operation == 'reset' then
       reset(run)
@@ -324,7 +268,7 @@ for _, run in ipairs(runs) do
       errors = errors or {}
       local message = tostring(failure)
       -- From its code on, which may follow the line of the script.
-      errors[#errors + 1] = match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
+      errors[#errors + 1] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
       for place = passed + 2, passed + 1 + run.size do
         reply[place] = pack('<dddd', -#errors, 0, 0, 0)
       end

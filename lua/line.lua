@@ -10,7 +10,7 @@ local function read_places(key)
   while at + 31 <= #text and left > 0 do
     local place, size = {}, 0
     place.process, place.line, place.til, size, at = unpack_numbers('<dddd', text, at)
-    for n = 1, min(size, left, floor((#text + 1 - at) / 16)) do
+    for n = 1, math.min(size, left, math.floor((#text + 1 - at) / 16)) do
       place[2 * n - 1], place[2 * n], at = unpack_numbers('<dd', text, at)
       left = left - 1
     end
@@ -26,7 +26,7 @@ local function write_places(key, places)
   local texts, last = {}, 0
   for _, place in ipairs(places) do
     if place[1] then
-      last = max(last, place.til)
+      last = math.max(last, place.til)
       texts[#texts + 1] = pack('<dddd', place.process, place.line, place.til, #place / 2)
       for n = 1, #place, 2 do
         texts[#texts + 1] = pack('<dd', place[n], place[n + 1])
@@ -83,8 +83,11 @@ local function time_until(charge, total)
   local quota, cycle = charge.quota, charge.line.cycle
   local cycles = cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
   local cost = total - cycles * quota
-  local wait = charge.room < cost and charge.rule.wait(charge, cost) or 0
-  return min(cycles * cycle + wait, LONGEST_WAIT_US)
+  local wait = 0
+  if charge.room < cost then
+    wait = cycle > 0 and charge.rule.wait(charge, cost, unpack(charge.state, 2, 6)) or RETRY_US
+  end
+  return math.min(cycles * cycle + wait, LONGEST_WAIT_US)
 end
 
 -- The arrivals of the first of these requests.
@@ -163,7 +166,7 @@ local function settle(run, charge, admitted)
     return
   end
   local changes = line.leads and #kept + #place > 0
-  for n = 1, max(#place, #kept) do
+  for n = 1, math.max(#place, #kept) do
     changes = changes or place[n] ~= kept[n]
     place[n] = n <= 2 * PLACE_SIZE and kept[n] or nil
   end
@@ -179,7 +182,7 @@ local function wake(run, charge)
   for _, place in ipairs(line.places) do
     local is_own = run.operation == 'wait' and line.leads and place.line == line.number
     if place[1] and not is_own and weight_before(line.places, place[1], place.line) + place[2] <= charge.room then
-      local channel = match(line.key, '^(.-:1:)line:') .. 'wake:' .. digits(place.process)
+      local channel = string.match(line.key, '^(.-:1:)line:') .. 'wake:' .. digits(place.process)
       -- Without permission for it, the request is checked again within a second.
       redis.pcall('PUBLISH', channel, digits(place.line))
     end
@@ -201,5 +204,5 @@ local function settle_line(run, charge, admitted)
     wait = line.wait or time_until(charge, before(run, line, nth) + ahead + charge.cost)
     wait = wait > 0 and wait or SOON_US
   end
-  return max(0, charge.room - weight_before(line.places, math.huge)), wait
+  return math.max(0, charge.room - weight_before(line.places, math.huge)), wait
 end

@@ -1,25 +1,28 @@
--- What all scripts of checks begin with: the time, and numbers as text.
+-- What all scripts of checks begin with: the time.
 --
--- A script is this file, `helpers.lua`, the files of the rules that it needs, and `single.lua` or `driver.lua`. A function costs a call
--- about 1,400 instructions, whether it is used or not, so `single.lua` comes without what only the driver needs of a rule.
+-- A script is this file, the files of the rules that it needs, and `checks.lua` or `driver.lua`. A function costs a call about 1,000
+-- instructions, whether it is used or not, and a field of a table three times as much as a local variable. So `checks.lua` comes
+-- without what only the driver needs of a rule, and a rule keeps what it has read in local variables.
 --
--- A rule, such as `log.lua`, has four functions, which find what they need in a charge (its key, cost, quota and the numbers x, y and z
--- of its limit), and keep there what they have read:
+-- A rule, such as the one of `log.lua`, has four functions. A charge is a table with its key, cost, quota and the numbers x, y and z of
+-- its limit. What a rule has read is its state: up to five values, which the next functions get.
 --
---   read(charge, needed)         forgets what does not count, and returns the weight that fits; `needed` is the weight to add
---   add(charge, weight, count)   adds the weight of so many requests, whether it fits or not
---   give_back(charge, at, cost)  takes back what was added at that time, as far as it still counts
---   wait(charge, cost)           the time until a cost fits that does not fit now, if nothing else is added; at least 1
+--   read(charge, needed)              forgets what does not count, and returns the weight that fits, and the state; `needed` is the
+--                                     weight to add
+--   add(charge, weight, count, ...)   adds the weight of so many requests, whether it fits or not, and returns the state
+--   wait(charge, cost, ...)           returns the time until a cost fits that does not fit now, if nothing else is added, at least 1;
+--                                     without a cost 0; and the time until nothing counts. It is called last
+--   give_back(charge, at, cost, ...)  takes back what was added at that time, as far as it still counts
 --
--- and `reset(charge)`, the time until nothing counts. Times are microseconds and, like all numbers here, integers below 2^53. Names
--- in capitals are constants, which the store replaces by their values.
+-- Times are microseconds and, like all numbers here, integers below 2^53. Names in capitals are constants, which the store replaces by
+-- their values.
 
 local replicate_commands = redis.replicate_commands
 if replicate_commands then
   replicate_commands()
 end
 
-local call, pack, unpack_numbers, format = redis.call, struct.pack, struct.unpack, string.format
+local call, pack, unpack_numbers = redis.call, struct.pack, struct.unpack
 
 -- Two texts, or two numbers in Dragonfly.
 local time = call('TIME')
@@ -29,9 +32,9 @@ local now = time[1] * 1000000 + time[2]
 local function digits(number)
   local low = number % 10000000
   if low == number then
-    return format('%d', low)
+    return string.format('%d', low)
   end
-  return format('%d%07d', (number - low) / 10000000, low)
+  return string.format('%d%07d', (number - low) / 10000000, low)
 end
 
 -- The argument of PEXPIREAT for a key that matters until then.

@@ -4,8 +4,6 @@
 -- The name of a member is four doubles: the two parts of the id, the length of the lease and its weight. While some weigh more than 1,
 -- a member `#` at rank 0 has the score -(total weight - number of leases).
 
-local slots = { read = false, add = false, give_back = false, wait = false, reset = false, held_until = false }
-
 -- Counts members as ended.
 local function end_all(charge, ended, members)
   for _, member in ipairs(members) do
@@ -58,7 +56,7 @@ local function mark(charge)
 end
 
 -- Removes leases that have ended.
-local function remove(charge)
+local function remove_ended(charge)
   if #charge.ended > 0 then
     call('ZREM', charge.key, unpack(charge.ended))
     charge.ended = {}
@@ -66,10 +64,10 @@ local function remove(charge)
   mark(charge)
 end
 
-function slots.read(charge, needed)
+local function slots_read(charge, needed)
   local key = charge.key
   local total = call('ZCARD', key)
-  charge.weight = min(charge.cost, HEAVIEST)
+  charge.weight = math.min(charge.cost, HEAVIEST)
   charge.total, charge.extra, charge.marked, charge.newest, charge.ended = total, 0, 0, now, {}
   if total > 0 then
     local first, first_at, second, second_at = unpack(call('ZRANGE', key, '0', '1', 'WITHSCORES'))
@@ -83,34 +81,30 @@ function slots.read(charge, needed)
       charge.ended = ended_of(charge, charge.quota - needed, last)
     end
   end
-  return max(0, charge.quota - charge.total)
+  return math.max(0, charge.quota - charge.total)
 end
 
 local function name_of(charge)
   return pack('<dddd', charge.y, charge.z, charge.x, charge.weight)
 end
 
-function slots.add(charge)
-  charge.total, charge.extra = charge.total + charge.weight, charge.extra + charge.weight - 1
-  slots.extend(charge)
-end
-
 -- Sets the expiry of the lease.
-function slots.extend(charge)
+local function extend(charge)
   local expires = now + charge.x
   call('ZADD', charge.key, digits(expires), name_of(charge))
-  charge.newest = max(charge.newest, expires)
+  charge.newest = math.max(charge.newest, expires)
   call('PEXPIREAT', charge.key, expiry(charge.newest))
 end
 
-function slots.wait()
-  return RETRY_US
+local function slots_add(charge)
+  charge.total, charge.extra = charge.total + charge.weight, charge.extra + charge.weight - 1
+  extend(charge)
 end
 
--- It is called last. A key that loses its last member cannot be created again on a node from which its slot is moving.
-function slots.reset(charge)
-  remove(charge)
-  return charge.newest > now and charge.newest - now or 0
+-- When slots are free is not known. A key that loses its last member cannot be created again on a node from which its slot is moving.
+local function slots_wait(charge, cost)
+  remove_ended(charge)
+  return cost and RETRY_US or 0, charge.newest > now and charge.newest - now or 0
 end
 
 -- What only the driver needs.
@@ -120,18 +114,18 @@ local function newest_of(charge)
   return tonumber(call('ZRANGE', charge.key, '-1', '-1', 'WITHSCORES')[2])
 end
 
--- When the lease expires, or false if its slots are not held.
-function slots.held_until(charge)
-  remove(charge)
+-- When a lease expires, or false if its slots are not held.
+local function slots_held_until(charge)
+  remove_ended(charge)
   return call('ZSCORE', charge.key, name_of(charge))
 end
 
 -- Renews the lease, which expires at this time, or takes its slots again.
-function slots.renew(charge, held_until)
+local function slots_renew(charge, held_until)
   if not held_until then
-    slots.add(charge)
+    slots_add(charge)
   else
-    slots.extend(charge)
+    extend(charge)
     -- It was the last one, where the clock was set back.
     if tonumber(held_until) > now + charge.x then
       charge.newest = newest_of(charge)
@@ -139,12 +133,13 @@ function slots.renew(charge, held_until)
   end
 end
 
--- Ends the lease.
-function slots.give_back(charge)
-  if slots.held_until(charge) then
+-- Ends the lease, and returns the room.
+local function slots_give_back(charge)
+  if slots_held_until(charge) then
     charge.total, charge.extra = charge.total - charge.weight, charge.extra - charge.weight + 1
     call('ZREM', charge.key, name_of(charge))
     charge.newest = charge.total > 0 and newest_of(charge) or now
     mark(charge)
   end
+  return math.max(0, charge.quota - charge.total)
 end

@@ -2,9 +2,7 @@
 -- request; else windows begin at multiples of their length. Those of a calendar have no length: x is 0, and the driver has found
 -- that they open at y and close at z.
 
-local window = { read = false, add = false, give_back = false, wait = false, reset = false }
-
-function window.read(charge)
+local function window_read(charge)
   local length, is_anchored = charge.x, charge.x > 0 and charge.y == 1
   local opens, closes = charge.y, charge.z
   if length > 0 then
@@ -19,31 +17,27 @@ function window.read(charge)
     used == 0
     or is_anchored and finish <= now
     or not is_anchored and start < opens
-    or start > now and start > now + min(SLACK, closes - opens)
+    or start > now and start > now + math.min(SLACK, closes - opens)
   then
     start, finish, used = opens, closes, 0
   end
-  charge.start, charge.finish, charge.used, charge.expires = start, finish, used, expires
-  return used < charge.quota and charge.quota - used or 0
+  return used < charge.quota and charge.quota - used or 0, start, used, finish, expires
 end
 
-function window.add(charge, weight)
-  charge.used = min(charge.used + weight, MAX_TOTAL)
-  write(charge.key, charge.start, charge.used, 0, charge.expires, charge.finish)
+local function window_add(charge, weight, _, start, used, finish, expires)
+  used = used + weight < MAX_TOTAL and used + weight or MAX_TOTAL
+  write(charge.key, start, used, 0, expires, finish)
+  return start, used, finish, expires
 end
 
-function window.wait(charge)
-  return max(1, charge.finish - now)
-end
-
-function window.reset(charge)
-  return charge.used > 0 and charge.finish - now or 0
+local function window_wait(_, cost, _, used, finish)
+  return cost and math.max(1, finish - now) or 0, used > 0 and finish - now or 0
 end
 
 -- What only the driver needs.
 
-function window.give_back(charge, at, cost)
-  if charge.used > 0 and charge.start <= at and at < charge.finish then
-    window.add(charge, -min(cost, charge.used))
+local function window_give_back(charge, at, cost, start, used, finish, expires)
+  if used > 0 and start <= at and at < finish then
+    write(charge.key, start, math.max(0, used - cost), 0, expires, finish)
   end
 end

@@ -188,7 +188,7 @@ impl FixedWindow {
         }
     }
 
-    /// For `lua/fixed_window.lua`: the length in microseconds, and whether windows are aligned; `None` for windows of a
+    /// For `lua/window.lua`: the length in microseconds, and whether windows are aligned; `None` for windows of a
     /// calendar.
     #[cfg(feature = "_redis")]
     pub(crate) fn length(&self) -> Option<(u64, bool)> {
@@ -210,7 +210,7 @@ impl FixedWindow {
         }
     }
 
-    /// For `lua/fixed_window.lua`: the boundaries of the windows of a calendar around a guess of the time; `None` for other
+    /// For `lua/window.lua`: the boundaries of the windows of a calendar around a guess of the time; `None` for other
     /// windows.
     #[cfg(feature = "_redis")]
     pub(crate) fn boundaries(&self, guess: u64) -> Option<[u64; 4]> {

@@ -107,7 +107,7 @@ impl Concurrency {
     }
 }
 
-/// The counterpart of `lua/concurrency.lua`.
+/// The counterpart of `lua/slots.lua`.
 impl Rule for Concurrency {
     type State = Leases;
 

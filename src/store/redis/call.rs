@@ -95,20 +95,16 @@ impl ScriptCall {
             parts.iter().for_each(|part| buffer.extend_from_slice(part));
             buffer.split().freeze()
         });
-        let mut keys: SmallVec<[Bytes; 1]> = keys.collect();
-        if let Some((charge, times)) = single(merged)
-            && !is_across
-        {
-            call.script = ScriptName::Single(rule_of(charge.limit()));
-            write_numbers(&mut buffer, [times, charge.cost(), charge.limit().quota()]);
-            write_numbers(&mut buffer, parameters(charge.limit(), charge.lease));
-            (call.keys, call.arguments) = (keys, [buffer.freeze()].into());
-            return call;
-        }
-
+        let keys: SmallVec<[Bytes; 1]> = keys.collect();
+        let only_rule = only_rule(entries());
         if has_lines {
             call.script = ScriptName::DriverWithLines;
-        } else if let Some(rule) = only_rule(entries()) {
+        } else if let Some(rule) = only_rule.filter(|_| are_checks(merged, is_across)) {
+            call.script = ScriptName::Checks(rule);
+            call.push_checks(&mut buffer, merged);
+            call.set_keys(keys);
+            return call;
+        } else if let Some(rule) = only_rule {
             call.script = ScriptName::DriverOf(rule);
         }
         // Requests that differ only in their keys and numbers share an argument.
@@ -121,13 +117,18 @@ impl ScriptCall {
         for run in runs() {
             call.push_run(&mut buffer, run, now_us);
         }
-        if is_across {
-            call.keys.extend(keys.first().cloned());
-            call.arguments.append(&mut keys);
-        } else {
-            call.keys = keys;
-        }
+        call.set_keys(keys);
         call
+    }
+
+    /// The keys of a call across slots are arguments.
+    fn set_keys(&mut self, mut keys: SmallVec<[Bytes; 1]>) {
+        if self.is_across {
+            self.keys.extend(keys.first().cloned());
+            self.arguments.append(&mut keys);
+        } else {
+            self.keys = keys;
+        }
     }
 
     /// Whether a request of this call was not executed, since the node does not have one of its keys.
@@ -140,15 +141,32 @@ impl ScriptCall {
         self.shape.iter().map(|shape| shape.times).sum()
     }
 
+    /// The arguments of a call of checks: for each run its charges, and unless it is one request, how many there are.
+    fn push_checks(&mut self, buffer: &mut BytesMut, merged: &[MergedRequest<'_>]) {
+        let runs = || merged.chunk_by(same_arguments);
+        let before_keys = if self.is_across { 2 * runs().count() as u64 } else { 0 };
+        for run in runs() {
+            let Some(first) = run.first() else { continue };
+            let times = same_times(run);
+            for charge in first.request.charges() {
+                write_numbers(buffer, [times, charge.cost(), charge.limit().quota()]);
+                write_numbers(buffer, parameters(charge.limit(), charge.lease));
+            }
+            self.arguments.push(buffer.split().freeze());
+            if merged.len() > 1 {
+                write_numbers(buffer, [run.len() as u64, before_keys]);
+                if times == 0 {
+                    write_numbers(buffer, run.iter().map(|merged| merged.times));
+                }
+                self.arguments.push(buffer.split().freeze());
+            }
+        }
+    }
+
     fn push_run(&mut self, buffer: &mut BytesMut, run: &[MergedRequest<'_>], now_us: u64) {
         let Some(first) = run.first() else { return };
         let operation = first.request.operation;
-        // 0 if a number for each request follows.
-        let times = if run.iter().all(|merged| merged.times == first.times) {
-            first.times
-        } else {
-            0
-        };
+        let times = same_times(run);
         write_word(buffer, operation_name(operation));
         write_numbers(
             buffer,
@@ -205,7 +223,7 @@ impl ScriptCall {
     /// A call of a script that decides nothing.
     pub(super) fn empty(script: ScriptName, keys: SmallVec<[Bytes; 1]>) -> Self {
         let mut call = Self::probe(None);
-        if matches!(script, ScriptName::Single(_)) {
+        if matches!(script, ScriptName::Checks(_)) {
             let mut buffer = BytesMut::new();
             write_numbers(&mut buffer, [0, 1, 1, 1, 1, 1]);
             call.arguments = [buffer.freeze()].into();
@@ -274,15 +292,24 @@ fn only_rule<'a>(mut entries: impl Iterator<Item = Entry<'a>>) -> Option<usize> 
     entries.all(|entry| rule(entry) == Some(first)).then_some(first)
 }
 
-/// The charge of one check, which has a script of its own, and how many callers send it.
-fn single<'a>(merged: &[MergedRequest<'a>]) -> Option<(&'a Charge, u64)> {
-    let [MergedRequest { request, times }] = merged else {
-        return None;
-    };
-    let charge = request.only_charge()?;
-    let has_calendar = boundaries(charge.limit(), 0).is_some();
-    let is_single = request.is_check() && !request.has_bans() && charge.line.is_none() && !has_calendar;
-    is_single.then_some((charge, *times))
+/// Whether all of these are checks without bans, lines and calendars, each in one slot.
+fn are_checks(merged: &[MergedRequest<'_>], is_across: bool) -> bool {
+    merged.iter().all(|merged| {
+        let request = merged.request;
+        let is_plain = |charge: &Charge| charge.line.is_none() && boundaries(charge.limit(), 0).is_none();
+        let are_plain = !request.has_bans() && request.charges().all(is_plain);
+        request.is_check() && are_plain && !(is_across && spans_slots(merged))
+    })
+}
+
+/// How many callers send each request of a run; 0 if a number for each request follows.
+fn same_times(run: &[MergedRequest<'_>]) -> u64 {
+    let first = run.first().map_or(0, |first| first.times);
+    if run.iter().all(|merged| merged.times == first) {
+        first
+    } else {
+        0
+    }
 }
 
 /// The rule, the cost, the quota and the parameters of the algorithm; or the same of bans, whose cost is their length.
@@ -400,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn one_check_of_one_charge_has_a_script_of_its_own() {
+    fn checks_of_one_rule_have_a_script_of_their_own() {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
         let request = request(&[Charge::new("p", &limit, &key, 3)]);
         let merged = MergedRequest {
@@ -408,7 +435,7 @@ mod tests {
             times: 2,
         };
         let call = ScriptCall::at(&[merged], 0);
-        assert_eq!(call.script, ScriptName::Single(0));
+        assert_eq!(call.script, ScriptName::Checks(0));
         assert_eq!(call.arguments[..], [packed("", &[2, 3, 5, 60_000_000, 0, 0])]);
     }
 
@@ -423,21 +450,37 @@ mod tests {
         let call = ScriptCall::at(&[merged(&on_a, 1), merged(&on_b, 1), merged(&expensive, 1)], 0);
         let on_a_and_b = ["quota:1:log/1min:p:{key=a}", "quota:1:log/1min:p:{key=b}"];
         assert_eq!(call.keys[..], [on_a_and_b[0], on_a_and_b[1], on_a_and_b[1]]);
-        let once = |count, cost| {
-            [
-                packed("check\0", &[count, 1, 1, 0]),
-                packed("log\0", &[cost, 5, 60_000_000, 0, 0]),
-            ]
-        };
+        let charge = |times, cost| packed("", &[times, cost, 5, 60_000_000, 0, 0]);
+        let layout = |numbers: &[u64]| packed("", numbers);
         assert_eq!(
             call.arguments[..],
-            [header(0), once(2, 1).concat(), once(1, 3).concat()]
+            [charge(1, 1), layout(&[2, 0]), charge(1, 3), layout(&[1, 0])]
         );
 
         let call = ScriptCall::at(&[merged(&on_a, 1), merged(&on_b, 30)], 0);
         assert_eq!(call.keys[..], on_a_and_b);
-        let [_, charge] = once(2, 1);
-        let run = [packed("check\0", &[2, 1, 0, 0]), charge, packed("", &[1, 30])];
+        assert_eq!(call.arguments[..], [charge(0, 1), layout(&[2, 0, 1, 30])]);
+    }
+
+    #[test]
+    fn other_requests_with_equal_arguments_are_described_once() {
+        let limit = Limit::from(SlidingLog::per_minute(5));
+        let (a, b) = (Key::from("a"), Key::from("b"));
+        let requests = [&a, &b].map(|key| {
+            let charges = [Charge::new("p", &limit, key, 1)];
+            OwnedRequest::of(
+                &KeyFormat::new("quota", None),
+                &StoreRequest::new(Operation::Charge, &charges),
+            )
+        });
+        let merged = [(0, 1), (1, 30)].map(|(index, times)| MergedRequest {
+            request: &requests[index],
+            times,
+        });
+        let call = ScriptCall::at(&merged, 0);
+        assert_eq!(call.script, ScriptName::DriverOf(0));
+        let charge = packed("log\0", &[1, 5, 60_000_000, 0, 0]);
+        let run = [packed("charge\0", &[2, 1, 0, 0]), charge, packed("", &[1, 30])];
         assert_eq!(call.arguments[..], [header(0), run.concat()]);
     }
 
@@ -489,6 +532,11 @@ mod tests {
         let call = ScriptCall::new(&merged, &KeyFormat::new("quota", None), true);
         assert!(call.is_across);
         assert!(call.keys.iter().eq([&key_of_a]));
+        assert_eq!(
+            call.script,
+            ScriptName::DriverOf(0),
+            "a request has keys in several slots"
+        );
         let charge = packed("log\0", &[1, 5, 60_000_000, 0, 0]);
         let arguments = [
             header(2),
@@ -496,12 +544,19 @@ mod tests {
             [packed("check\0", &[1, 2, 1, 1]), charge.clone(), charge].concat(),
             key_of_a.clone(),
             key_of_b.clone(),
-            key_of_a,
-            key_of_b,
+            key_of_a.clone(),
+            key_of_b.clone(),
         ];
         assert_eq!(call.arguments[..], arguments);
 
-        let call = ScriptCall::new(&merged[..1], &KeyFormat::new("quota", None), true);
+        let key_format = KeyFormat::new("quota", None);
+        let call = ScriptCall::new(&merged[..2], &key_format, true);
+        assert_eq!(call.script, ScriptName::Checks(0));
+        let charge = packed("", &[1, 1, 5, 60_000_000, 0, 0]);
+        let arguments = [charge, packed("", &[2, 2]), key_of_a, key_of_b];
+        assert_eq!(call.arguments[..], arguments);
+
+        let call = ScriptCall::new(&merged[..1], &key_format, true);
         assert!(!call.is_across && call.keys.len() == 1, "all keys are in one slot");
     }
 }

@@ -14,9 +14,9 @@ pub(super) struct Script {
 /// Names one of the [`Scripts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScriptName {
-    /// One check of one charge of this rule, at this position in [`RULES`].
-    Single(usize),
-    /// Requests of this rule alone, without bans and lines.
+    /// Checks of this rule alone, at this position in [`RULES`], without bans, lines and calendars.
+    Checks(usize),
+    /// Other requests of this rule alone, without bans and lines.
     DriverOf(usize),
     /// All other requests.
     Driver,
@@ -30,15 +30,15 @@ pub(super) enum ScriptName {
 impl ScriptName {
     /// Those that decide checks.
     pub(super) fn of_checks() -> impl Iterator<Item = Self> {
-        let single = (0..RULES.len()).map(Self::Single);
+        let checks = (0..RULES.len()).map(Self::Checks);
         let drivers = (0..RULES.len()).map(Self::DriverOf);
-        single.chain(drivers).chain([Self::Driver, Self::DriverWithLines])
+        checks.chain(drivers).chain([Self::Driver, Self::DriverWithLines])
     }
 }
 
 /// The scripts of a store.
 pub(super) struct Scripts {
-    single: [Script; RULES.len()],
+    checks: [Script; RULES.len()],
     drivers: [Script; RULES.len()],
     driver: Script,
     driver_with_lines: Script,
@@ -54,22 +54,22 @@ macro_rules! lua {
     };
 }
 
-/// The name of each rule in a call, the table of its functions, and the files that it needs.
-pub(super) const RULES: [(&str, &str, &[&str]); 6] = [
-    ("log", "log", &[lua!("log")]),
-    ("precise", "precise", &[lua!("log"), lua!("precise")]),
-    ("counter", "counter", &[lua!("numbers"), lua!("counter")]),
-    ("fixed", "window", &[lua!("numbers"), lua!("window")]),
-    ("bucket", "bucket", &[lua!("numbers"), lua!("bucket")]),
-    ("concurrency", "slots", &[lua!("slots")]),
+/// The name of each rule in a call, that of its functions, and the files that it needs.
+pub(super) const RULES: [(&str, &str, [&str; 2]); 6] = [
+    ("log", "log", [lua!("members"), lua!("log")]),
+    ("precise", "precise", [lua!("members"), lua!("precise")]),
+    ("counter", "counter", [lua!("numbers"), lua!("counter")]),
+    ("fixed", "window", [lua!("numbers"), lua!("window")]),
+    ("bucket", "bucket", [lua!("numbers"), lua!("bucket")]),
+    ("concurrency", "slots", [lua!("slots"), ""]),
 ];
 
 const PRELUDE: &str = lua!("prelude");
-const HELPERS: &str = lua!("helpers");
-/// In the file of a rule, what follows is not needed for one check.
+/// In the file of a rule, what follows is not needed for checks.
 const FOR_DRIVER: &str = "-- What only the driver needs.\n";
 /// All rules, each file once.
-const ALL_RULES: [&str; 8] = [
+const ALL_RULES: [&str; 9] = [
+    lua!("members"),
     lua!("log"),
     lua!("precise"),
     lua!("numbers"),
@@ -84,7 +84,7 @@ const ALL_RULES: [&str; 8] = [
 const ALL_READS: u64 = 8 * BUDGET as u64;
 
 /// The constants of the scripts, which a call would otherwise make anew.
-const CONSTANTS: [(&str, u64); 16] = [
+const CONSTANTS: [(&str, u64); 17] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
@@ -94,6 +94,8 @@ const CONSTANTS: [(&str, u64); 16] = [
     ("LEVELS", LEVELS),
     ("LONGEST_WAIT_US", LONGEST_WAIT_US),
     ("MAX_TOTAL", MAX_TOTAL),
+    // The header and the newest member are read too.
+    ("MOST_EXPIRED", BUDGET as u64 - 2),
     ("NEVER", NEVER),
     ("PLACE_SIZE", PLACE_SIZE as u64),
     ("PLACE_US", PLACE_US),
@@ -102,6 +104,16 @@ const CONSTANTS: [(&str, u64); 16] = [
     ("SOON_US", SOON_US),
     ("STEPS", STEPS),
 ];
+
+/// The functions of a rule, as a field of a table.
+fn functions(name: &str, rule: &str) -> String {
+    let leases: &[&str] = if rule == "slots" { &["held_until", "renew"] } else { &[] };
+    let names = ["read", "add", "wait", "give_back"].iter().chain(leases);
+    let fields: Vec<_> = names
+        .map(|function| format!("{function} = {rule}_{function}"))
+        .collect();
+    format!("{name} = {{ {} }}", fields.join(", "))
+}
 
 impl Scripts {
     /// The scripts with their texts changed, such as the tests do that set the time.
@@ -113,24 +125,23 @@ impl Scripts {
             }
             Script::new(change(&text).leak())
         };
-        let single = RULES.map(|(name, table, files)| {
+        let checks = RULES.map(|(name, rule, files)| {
             let lone = if name == "log" { lua!("lone_log") } else { "" };
-            let needed = files.iter().map(|file| file.split(FOR_DRIVER).next().unwrap_or(file));
-            let needed: String = needed.collect();
-            let choice = format!("\nlocal rule = {table}\n");
-            script(&[PRELUDE, lone, HELPERS, &needed, &choice, lua!("single")])
+            let needed = files.map(|file| file.split(FOR_DRIVER).next().unwrap_or(file));
+            let choice = format!("\nlocal read, add, wait = {rule}_read, {rule}_add, {rule}_wait\n");
+            script(&[PRELUDE, lone, &needed.concat(), &choice, lua!("checks")])
         });
-        let drivers = RULES.map(|(name, table, files)| {
-            let choice = format!("\nlocal rules, ban = {{ {name} = {table} }}, nil\n");
-            script(&[PRELUDE, HELPERS, &files.concat(), &choice, lua!("driver")])
+        let drivers = RULES.map(|(name, rule, files)| {
+            let choice = format!("\nlocal rules, ban = {{ {} }}, nil\n", functions(name, rule));
+            script(&[PRELUDE, &files.concat(), &choice, lua!("driver")])
         });
-        let tables = RULES.map(|(name, table, _)| format!("{name} = {table}")).join(", ");
-        let all = format!("{}\nlocal rules = {{ {tables}, ban = ban }}\n", ALL_RULES.concat());
+        let rules = RULES.map(|(name, rule, _)| functions(name, rule)).join(", ");
+        let all = format!("{}\nlocal rules = {{ {rules}, ban = ban }}\n", ALL_RULES.concat());
         Self {
-            single,
+            checks,
             drivers,
-            driver: script(&[PRELUDE, HELPERS, &all, lua!("driver")]),
-            driver_with_lines: script(&[PRELUDE, HELPERS, &all, lua!("line"), lua!("driver")]),
+            driver: script(&[PRELUDE, &all, lua!("driver")]),
+            driver_with_lines: script(&[PRELUDE, &all, lua!("line"), lua!("driver")]),
             trial: script(&[PRELUDE, lua!("trial")]),
             overrides: Script::new(lua!("overrides")),
         }
@@ -138,7 +149,7 @@ impl Scripts {
 
     pub(super) fn get(&self, name: ScriptName) -> &Script {
         match name {
-            ScriptName::Single(rule) => &self.single[rule],
+            ScriptName::Checks(rule) => &self.checks[rule],
             ScriptName::DriverOf(rule) => &self.drivers[rule],
             ScriptName::Driver => &self.driver,
             ScriptName::DriverWithLines => &self.driver_with_lines,
@@ -150,7 +161,7 @@ impl Scripts {
     /// All of them.
     pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
         let others = [&self.driver, &self.driver_with_lines, &self.trial, &self.overrides];
-        self.single.iter().chain(&self.drivers).chain(others)
+        self.checks.iter().chain(&self.drivers).chain(others)
     }
 }
 

@@ -64,7 +64,7 @@ async fn eval(redis: &Redis, script: &str, keys: &[&str], arguments: &[String]) 
 
 /// The script for requests of any kind.
 fn driver() -> &'static str {
-    // After those for one check, and those for requests of one rule.
+    // After those for checks of one rule, and those for other requests of one rule.
     RedisStore::scripts()[2 * LIMITS.len()]
 }
 

@@ -74,11 +74,12 @@ pub(super) struct ReceivedCall {
 
 impl ReceivedCall {
     pub(super) fn new(call: &ScriptCall) -> Self {
-        let is_single = matches!(call.script, ScriptName::Single(_));
         let mut arguments = call.arguments.to_vec();
-        let runs_before_keys = match is_single {
-            true => 0,
-            false => Reader(&arguments[0]).numbers::<3>()[2] as usize,
+        let runs_before_keys = match (call.script, &*arguments) {
+            (ScriptName::Checks(_), [_]) => 0,
+            // The number of arguments before the keys.
+            (ScriptName::Checks(_), [_, layout, ..]) => (Reader(layout).numbers::<2>()[1] as usize).saturating_sub(1),
+            (_, arguments) => Reader(&arguments[0]).numbers::<3>()[2] as usize,
         };
         let keys = match runs_before_keys {
             0 => call.keys.to_vec(),
@@ -106,18 +107,8 @@ impl ReceivedCall {
 
     /// The requests of a call; `None` if the windows of calendars do not enclose the time.
     pub(super) fn requests(&self, now: u64) -> Option<Vec<ParsedRequest>> {
-        if let ScriptName::Single(rule) = self.script {
-            let mut argument = Reader(&self.arguments[0]);
-            let times = argument.number();
-            let charge = parse_charge(RULES[rule].0, &mut argument, now);
-            return Some(vec![ParsedRequest {
-                operation: Operation::Check,
-                times,
-                keys: 1,
-                charges: vec![charge],
-                waiting: None,
-                spans: false,
-            }]);
+        if let ScriptName::Checks(rule) = self.script {
+            return Some(parse_checks(RULES[rule].0, &self.arguments, now));
         }
         let [header, runs @ ..] = &*self.arguments else {
             return None;
@@ -133,6 +124,32 @@ pub(super) const NODES: usize = 4;
 /// Whether the slot of a key is among those that have moved in this call.
 pub(super) fn has_moved(number: usize, key: &str) -> bool {
     (usize::from(slot_of(key.as_bytes())) / NODES + number).is_multiple_of(2)
+}
+
+/// The checks of a call of one rule.
+fn parse_checks(rule: &str, runs: &[Bytes], now: u64) -> Vec<ParsedRequest> {
+    let mut requests = Vec::new();
+    for run in runs.chunks(2) {
+        let (mut argument, mut callers, mut charges) = (Reader(&run[0]), 0, Vec::new());
+        while !argument.0.is_empty() {
+            callers = argument.number();
+            charges.push(parse_charge(rule, &mut argument, now));
+        }
+        let mut layout = run.get(1).map(|layout| Reader(layout));
+        let count = layout.as_mut().map_or(1, |layout| layout.numbers::<2>()[0]);
+        for _ in 0..count {
+            let number = layout.as_mut().filter(|_| callers == 0).map(Reader::number);
+            requests.push(ParsedRequest {
+                operation: Operation::Check,
+                times: number.unwrap_or(callers),
+                keys: charges.len(),
+                charges: charges.clone(),
+                waiting: None,
+                spans: false,
+            });
+        }
+    }
+    requests
 }
 
 fn parse_requests(runs: &[Bytes], now: u64) -> Vec<ParsedRequest> {

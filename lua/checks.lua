@@ -1,0 +1,74 @@
+-- Decides checks of one rule without bans and lines, as most are. `read`, `add` and `wait` are the functions of the rule.
+--
+-- KEYS  the keys of the charges, request after request; of a call across slots of a cluster, the first of them
+-- ARGV  1. for each charge of a request how many callers send it, cost, quota, x, y and z
+--       2. if there are more requests: how many have these charges; of a call across slots, how many arguments come before the keys, or
+--          0; and if no callers send a charge, how many send each request
+--       ... the same for other charges, and the keys of a call across slots
+-- reply as that of `driver.lua`
+
+-- Decides a charge and those after it in its request: reads all of them, then adds to all of them or to none. `fits` is how many of
+-- the callers fit the charges before. Returns how many fit all, what remains, the wait of the next one, and the time to a full reset.
+local function decide(charge, callers, fits, keys, place, reply)
+  local cost, following = charge.cost, charge.following
+  charge.key = keys[place]
+  local room, a, b, c, d, e = read(charge, callers * cost)
+  if room < fits * cost then
+    fits = (room - room % cost) / cost
+  end
+  if following then
+    fits = decide(following, callers, fits, keys, place + 1, reply)
+  end
+
+  if fits > 0 then
+    a, b, c, d, e = add(charge, fits * cost, fits, a, b, c, d, e)
+    room = room - fits * cost
+  end
+  local rest, reset = wait(charge, fits < callers and room < cost and cost, a, b, c, d, e)
+  if fits == 0 and rest > 0 and call('PTTL', charge.key) == -1 then
+    call('PEXPIREAT', charge.key, expiry(now + reset))
+  end
+  if reply then
+    reply[place + 1] = pack('<dddd', fits, room, rest, reset)
+  end
+  return fits, room, rest, reset
+end
+
+local keys, last, place, reply, errors = KEYS, #ARGV, 1, nil, nil
+if last > 1 then
+  local _, before_keys = unpack_numbers('<dd', ARGV[2])
+  if before_keys > 0 then
+    keys, last = {}, before_keys
+    for n = last + 1, #ARGV do
+      keys[n - last] = ARGV[n]
+    end
+  end
+end
+for n = 1, last, 2 do
+  local charges, requests, first, callers, size = ARGV[n], ARGV[n + 1], nil, 0, 0
+  for position = #charges - 47, 1, -48 do
+    local times, cost, quota, x, y, z = unpack_numbers('<dddddd', charges, position)
+    first = { following = first, key = '', cost = cost, quota = quota, x = x, y = y, z = z }
+    callers, size = times, size + 1
+  end
+  if last == 1 and size == 1 then
+    return pack('<ddddd', now, decide(first, callers, callers, keys, 1))
+  end
+
+  reply = reply or { pack('<d', now) }
+  for nth = 1, last > 1 and unpack_numbers('<d', requests) or 1 do
+    local times = callers > 0 and callers or unpack_numbers('<d', requests, 8 * nth + 9)
+    local fine, failure = pcall(decide, first, times, times, keys, place, reply)
+    if not fine then
+      -- The request has added nothing. Its error is the reply, from its code on, which may follow the line of the script.
+      errors = errors or {}
+      errors[#errors + 1] = string.match(failure, '%u%u+ [^\r\n]*') or 'ERR ' .. failure
+      for failed = place + 1, place + size do
+        reply[failed] = pack('<dddd', -#errors, 0, 0, 0)
+      end
+    end
+    place = place + size
+  end
+end
+local packed = table.concat(reply)
+return errors and { packed, unpack(errors) } or packed

@@ -1,0 +1,158 @@
+-- The members of logs: sorted sets with a member for each admission, scored with its time. x is the window.
+--
+-- A member is `<time>`, or `<time>-<number>` for a further one of the same microsecond; `<time>:<weight>` if it weighs more; and
+-- `<time>~<span>:<weight>` for several admissions, of which the first was so much earlier, or for charges beyond the limit. Of the
+-- members of one time these are the last.
+--
+-- The first member, with a score of at most 0, says how the others are counted: `=`, each weighs 1; `#`, its score is minus their
+-- weight. It stays when they have expired, since a key that is deleted cannot be created again on a node from which its slot is
+-- moving.
+--
+-- The state: the weight; the rank of the first member that counts; the header, or false; how many members may still be read; and the
+-- time of the newest member, where it was read.
+
+-- How many members the call may still read for the waits of denied charges, beside the first of each.
+local reads = ALL_READS
+
+local now_text = digits(now)
+
+-- The time, the weight and the span of a member, which few have.
+local function parts_of(member)
+  local at = tonumber(member)
+  if at then
+    return at, 1
+  end
+  local text, span, weight = string.match(member, '^(%d+)~?(%d*):?(%d*)')
+  return tonumber(text) or 0, tonumber(weight) or 1, tonumber(span)
+end
+
+-- The time of the member with this rank.
+local function time_at(key, rank)
+  local at = parts_of(call('ZRANGE', key, rank, rank)[1] or '')
+  return at
+end
+
+-- Removes members, of which the first has this rank. Returns the weight that is left, and how many members may still be read.
+local function remove(key, members, rank, total, header, budget)
+  local weight = 0
+  for _, member in ipairs(members) do
+    local _, part = parts_of(member)
+    weight = weight + part
+  end
+  if #members > 0 then
+    call('ZREMRANGEBYRANK', key, rank, rank + #members - 1)
+    if header == '#' then
+      call('ZINCRBY', key, weight, '#')
+    end
+  end
+  return math.max(0, total - weight), budget - #members
+end
+
+-- The room and the state. If the room is needed, this removes what belongs to a clock that is gone: it is further ahead than a clock is
+-- set back in passing.
+local function room_of(charge, needed, total, first, header, budget)
+  local key, quota = charge.key, charge.quota
+  if quota - total >= needed then
+    return quota - total, total, first, header, budget
+  end
+  local ahead, newest = now + math.min(SLACK, charge.x), total > 0 and time_at(key, '-1') or now
+  if newest > ahead then
+    local gone = call('ZREVRANGEBYSCORE', key, '+inf', '(' .. digits(ahead), 'LIMIT', '0', math.max(0, budget - 2))
+    total, budget = remove(key, gone, -#gone, total, header, budget)
+    newest = total > 0 and time_at(key, '-1') or now
+  end
+  return math.max(0, quota - total), total, first, header, budget, newest
+end
+
+-- Reads a log whose members have weights.
+local function read_weights(charge, needed)
+  local key, total, budget = charge.key, 0, BUDGET
+  local score = call('ZSCORE', key, '#')
+  if score then
+    charge.til = charge.til or digits(now - charge.x)
+    local expired = call('ZRANGEBYSCORE', key, '(0', charge.til, 'LIMIT', '0', 'MOST_EXPIRED')
+    total, budget = remove(key, expired, 1, math.max(0, math.min(-(tonumber(score) or 0), EXACT - 1)), '#', budget)
+  end
+  return room_of(charge, needed, total, 1, score and '#', budget)
+end
+
+-- Adds weight, merged with the last member since the time with the digits `begin`; charges beyond the limit with others of them only.
+local function merge(charge, weight, begin, is_beyond, total, first, header, budget)
+  local key, text, span = charge.key, now_text, is_beyond and 0 or nil
+  weight = math.max(1, math.min(weight, MAX_TOTAL - total))
+  -- What has expired and is left counts until it is removed.
+  total = total + weight + first - 1
+  local last = call('ZREVRANGEBYSCORE', key, text, begin, 'LIMIT', '0', '1')[1]
+  if last then
+    local at, merged, since = parts_of(last)
+    if since or not is_beyond then
+      weight = weight + merged
+      span = now - at + (since or 0)
+      span = (is_beyond or since or span > 0) and span or nil
+      call('ZREM', key, last)
+    end
+  end
+  call('ZADD', key, '-' .. digits(total), '#', text, text .. (span and '~' .. digits(span) or '') .. ':' .. digits(weight))
+  if header == '=' then
+    call('ZREM', key, '=')
+  end
+  charge.expires = charge.expires or expiry(now + charge.x)
+  call('PEXPIREAT', key, charge.expires)
+  return total, 1, '#', budget, now
+end
+
+-- The wait for the member whose expiry frees enough; for one beyond what a call may read, for that of the last one read.
+local function log_wait(charge, cost, total, first, header, budget, newest)
+  local key, window, wait = charge.key, charge.x, 0
+  local need = cost and math.min(total + cost - charge.quota, total)
+  if need and need <= 0 then
+    wait = window
+  elseif need then
+    local at, rank, size = now, first, 8
+    local bound = rank + (reads >= budget and budget - 1 or math.min(budget - 1, 8))
+    if header == '=' then
+      at, need = time_at(key, rank + need - 1), 0
+    end
+    while need > 0 and rank < bound do
+      local members = call('ZRANGE', key, rank, math.min(rank + size, bound) - 1)
+      for _, member in ipairs(members) do
+        if need > 0 then
+          local weight
+          at, weight = parts_of(member)
+          need = need - weight
+        end
+      end
+      need = #members == size and need or 0
+      rank, size, reads = rank + size, size * 8, reads - #members
+    end
+    wait = math.max(1, math.min(at + window - now, window + SLACK))
+  end
+  if total == 0 then
+    return wait, 0
+  end
+  local reset = (newest or time_at(key, '-1')) + window - now
+  return wait, reset > window and window or reset > 0 and reset or 0
+end
+
+-- What only the driver needs.
+
+-- Takes back weight that was added at the time `at` from members up to a time, and returns what is left to take.
+local function take_back(key, at, from, upto, left, header, budget)
+  local taken = 0
+  for _, member in ipairs(call('ZRANGEBYSCORE', key, digits(from), digits(upto), 'LIMIT', '0', budget - 1)) do
+    local time, weight, span = parts_of(member)
+    local part = time - (span or 0) <= at and math.min(left, weight) or 0
+    if part > 0 then
+      call('ZREM', key, member)
+      if weight > part then
+        local text = digits(time)
+        call('ZADD', key, text, text .. (span and '~' .. digits(span) or '') .. ':' .. digits(weight - part))
+      end
+      left, taken = left - part, taken + part
+    end
+  end
+  if header == '#' and taken > 0 then
+    call('ZINCRBY', key, taken, '#')
+  end
+  return left
+end
