@@ -468,10 +468,7 @@ mod tests {
         let (a, b) = (Key::from("a"), Key::from("b"));
         let requests = [&a, &b].map(|key| {
             let charges = [Charge::new("p", &limit, key, 1)];
-            OwnedRequest::of(
-                &KeyFormat::new("quota", None),
-                &StoreRequest::new(Operation::Charge, &charges),
-            )
+            StoreRequest::new(Operation::Charge, &charges).to_owned(|_| {})
         });
         let merged = [(0, 1), (1, 30)].map(|(index, times)| MergedRequest {
             request: &requests[index],
