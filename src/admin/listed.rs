@@ -135,7 +135,7 @@ pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<
 
 /// The number of requests that wait for a policy, and the subjects with most of them.
 pub(super) fn lines(policy: &WatchedPolicy, names: &SubjectNames) -> (usize, Vec<LineReport>) {
-    let waiting = waiting_by_key(policy.store(), &policy.name);
+    let waiting = waiting_by_key(policy.context.store.id(), &policy.name);
     let total = waiting.values().sum();
     let lines = waiting.iter().map(|(key, requests)| LineReport {
         subject: names.name(key),

@@ -14,11 +14,11 @@ use super::{
     response::{RefusedReload, unix_seconds},
     router::AdminState,
     subject::SubjectNames,
-    watched::{Watched, WatchedPolicy},
+    watched::{WatchedPolicy, all_policies},
 };
 use crate::{
     Key,
-    store::{Charge, NodeStatus, Operation, Override, Store, StoreId, StoreRequest, summary},
+    store::{Charge, NodeStatus, Operation, Override, Store, StoreRequest, summary},
 };
 
 /// The response to `GET /report`.
@@ -124,18 +124,17 @@ const MOST: usize = 20;
 
 pub(super) async fn report(shared: &AdminState, size: &ReportSize) -> Report {
     let (watched, names) = (&shared.watched, &shared.names);
-    let policies: Vec<WatchedPolicy> = watched.iter().flat_map(Watched::policies).collect();
-    let stores = stores(&policies);
+    let policies = all_policies(watched);
+    let stores = policies.iter().map(|policy| policy.store).max().unwrap_or_default();
     let mut store_reports = Vec::new();
-    for (number, store) in (1..).zip(&stores) {
-        let of_store: Vec<_> = policies.iter().filter(|policy| policy.store() == *store).collect();
+    for number in 1..=stores {
+        let of_store: Vec<_> = policies.iter().filter(|policy| policy.store == number).collect();
         store_reports.push(report_store(number, &of_store).await);
     }
 
     let mut policy_reports: Vec<PolicyReport> = Vec::new();
-    for policy in &policies {
-        let store = number_of(&stores, policy.store());
-        let report = report_policy(&policies, policy, store, names, size).await;
+    for policy in &*policies {
+        let report = report_policy(&policies, policy, names, size).await;
         if !policy_reports.iter().any(|other| other.is_same(&report)) {
             policy_reports.push(report);
         }
@@ -148,41 +147,21 @@ pub(super) async fn report(shared: &AdminState, size: &ReportSize) -> Report {
         shares_hashes: names.is_shared,
         stores: store_reports,
         policies: policy_reports,
-        overrides: report_overrides(&policies, &stores, names),
+        overrides: report_overrides(&policies, stores, names),
         unused_policies: shared.files.iter().flat_map(|unused| unused()).collect(),
     }
 }
 
-/// The stores of these policies, each once. Their numbers in a report begin with 1.
-pub(super) fn stores(policies: &[WatchedPolicy]) -> Vec<Option<StoreId>> {
-    let mut stores = Vec::new();
-    for policy in policies {
-        if !stores.contains(&policy.store()) {
-            stores.push(policy.store());
-        }
-    }
-    stores
-}
-
 /// The override of a key that is [bound](Key::bound), if the key has one.
-pub(super) fn override_of(
-    names: &SubjectNames,
-    policy: &WatchedPolicy,
-    store: usize,
-    key: &Key,
-) -> Option<OverrideReport> {
+pub(super) fn override_of(names: &SubjectNames, policy: &WatchedPolicy, key: &Key) -> Option<OverrideReport> {
     let overrides = policy.context.overrides.as_ref()?;
     let found = overrides.of(&policy.name, key)?;
-    Some(report_override(names, &found, store, overrides.now()))
+    Some(report_override(names, &found, policy.store, overrides.now()))
 }
 
-fn report_overrides(
-    policies: &[WatchedPolicy],
-    stores: &[Option<StoreId>],
-    names: &SubjectNames,
-) -> Vec<OverrideReport> {
-    let of_stores = (1..).zip(stores).flat_map(|(number, store)| {
-        let of_store = || policies.iter().filter(|policy| policy.store() == *store);
+fn report_overrides(policies: &[WatchedPolicy], stores: usize, names: &SubjectNames) -> Vec<OverrideReport> {
+    let of_stores = (1..=stores).flat_map(|number| {
+        let of_store = move || policies.iter().filter(move |policy| policy.store == number);
         let overrides = of_store().find_map(|policy| policy.context.overrides.as_ref());
         let known = overrides.into_iter().flat_map(|overrides| {
             let now = overrides.now();
@@ -204,11 +183,6 @@ fn report_override(names: &SubjectNames, one: &Override, store: usize, now: Dura
         limit: one.limit.to_string(),
         ends_after_seconds: one.expires_at.saturating_sub(now).as_secs_f64(),
     }
-}
-
-pub(super) fn number_of(stores: &[Option<StoreId>], store: Option<StoreId>) -> usize {
-    let place = stores.iter().position(|other| *other == store);
-    place.map_or(0, |place| place + 1)
 }
 
 async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> StoreReport {
@@ -272,7 +246,6 @@ async fn probe(policies: &[&WatchedPolicy]) -> Option<Result<f64, String>> {
 async fn report_policy(
     policies: &[WatchedPolicy],
     policy: &WatchedPolicy,
-    store: usize,
     names: &SubjectNames,
     size: &ReportSize,
 ) -> PolicyReport {
@@ -288,7 +261,7 @@ async fn report_policy(
     PolicyReport {
         policy: policy.name.clone(),
         plan: policy.unkeyed.plan_name().map(ToString::to_string),
-        store,
+        store: policy.store,
         key: key_forms(policies, policy),
         limit: policy.unkeyed.limit().map(ToString::to_string),
         limits,

@@ -25,11 +25,6 @@ pub(super) struct AdminError {
 #[derive(Clone)]
 pub(super) struct ErrorText(pub(super) Cow<'static, str>);
 
-#[derive(Serialize)]
-struct Body<'a> {
-    error: &'a str,
-}
-
 impl AdminError {
     pub(super) fn new(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
         Self {
@@ -65,7 +60,7 @@ impl From<StoreError> for AdminError {
 
 impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
-        let body = Body { error: &self.message };
+        let body = serde_json::json!({ "error": self.message });
         let mut response = (self.status, json(&body)).into_response();
         response.extensions_mut().insert(ErrorText(self.message));
         response

@@ -15,12 +15,11 @@ use super::{
     router::AdminState,
     subject,
     subject::LimitCounts,
-    watched::{Watched, WatchedPolicy},
+    watched::{WatchedPolicy, all_policies},
 };
 use crate::{
     Key,
     key::{FoundKey, Search},
-    store::StoreId,
 };
 
 /// The response to `/subject` and to all changes of a subject.
@@ -43,8 +42,6 @@ pub(super) struct SubjectReport {
 /// A key of a policy in a store.
 pub(super) struct Selected {
     pub(super) policy: WatchedPolicy,
-    /// The number of the store in the report.
-    pub(super) store: usize,
     /// It is [bound](Key::bound).
     pub(super) key: Key,
     pub(super) policies: Arc<[WatchedPolicy]>,
@@ -57,16 +54,10 @@ impl Selected {
         let text = text.trim();
         let mut key = Key::parse(text)?;
 
-        let policies: Arc<[_]> = shared.watched.iter().flat_map(Watched::policies).collect();
-        let numbered: Vec<_> = (1..).zip(report::stores(&policies)).collect();
-        let has_policy = |store: Option<StoreId>| {
-            let is_it = |policy: &&WatchedPolicy| policy.name == name && policy.store() == store;
-            policies.iter().find(is_it)
-        };
-        let of_name = numbered
-            .iter()
-            .filter_map(|(number, store)| Some((*number, has_policy(*store)?)));
-        let of_name: Vec<_> = of_name.collect();
+        let policies = all_policies(&shared.watched);
+        let mut of_name: Vec<_> = policies.iter().filter(|policy| policy.name == name).collect();
+        of_name.sort_by_key(|policy| policy.store);
+        of_name.dedup_by_key(|policy| policy.store);
         let found = match (&of_name[..], selection.store) {
             ([], _) => {
                 let mut names: Vec<_> = policies.iter().map(|policy| policy.name.as_str()).collect();
@@ -78,25 +69,20 @@ impl Selected {
                 ));
             }
             ([only], None) => Some(only),
-            (several, Some(number)) => several.iter().find(|(other, _)| *other == number),
+            (several, Some(number)) => several.iter().find(|policy| policy.store == number),
             (_, None) => None,
         };
-        let Some((store, policy)) = found else {
-            let numbers: Vec<_> = of_name.iter().map(|(number, _)| number.to_string()).collect();
+        let Some(policy) = found else {
+            let numbers: Vec<_> = of_name.iter().map(|policy| policy.store.to_string()).collect();
             return Err(AdminError::bad_request(format!(
                 "select the store of this policy by its number in the report, as in `store={}`",
                 numbers.join("` or `store=")
             )));
         };
-        let (store, policy) = (*store, (*policy).clone());
+        let policy = (*policy).clone();
         validate_form(&policies, &policy, &key, text)?;
         key.bound();
-        Ok(Self {
-            policy,
-            store,
-            key,
-            policies,
-        })
+        Ok(Self { policy, key, policies })
     }
 
     /// The policy in each layer and limiter that shares its counts.
@@ -110,10 +96,10 @@ impl Selected {
         Ok(SubjectReport {
             instance: shared.instance.clone(),
             policy: self.policy.name.clone(),
-            store: self.store,
+            store: self.policy.store,
             key: self.key.readable(),
             subject: shared.names.name(&self.key),
-            own_limit: report::override_of(&shared.names, &self.policy, self.store, &self.key),
+            own_limit: report::override_of(&shared.names, &self.policy, &self.key),
             denied: denials.and_then(|(_, summary)| listed::denied_subject(&shared.names, &summary, &self.key)),
             counts,
         })
@@ -163,8 +149,7 @@ struct OtherKey {
 
 pub(super) async fn search(shared: &AdminState, text: &SearchText) -> Result<SearchResult, AdminError> {
     let search = Search::parse(text.text()?)?;
-    let policies: Arc<[WatchedPolicy]> = shared.watched.iter().flat_map(Watched::policies).collect();
-    let stores = report::stores(&policies);
+    let policies = all_policies(&shared.watched);
     let mut result = SearchResult {
         instance: shared.instance.clone(),
         found: Vec::new(),
@@ -173,15 +158,14 @@ pub(super) async fn search(shared: &AdminState, text: &SearchText) -> Result<Sea
     };
     let mut known = Vec::new();
     for policy in &*policies {
-        let store = report::number_of(&stores, policy.store());
         let other = |key, error| OtherKey {
             policy: policy.name.clone(),
-            store,
+            store: policy.store,
             key,
             error,
         };
         for found in policy.key_form.keys_with(&search) {
-            let identity = (policy.name.clone(), store, found.to_string());
+            let identity = (policy.name.clone(), policy.store, found.to_string());
             if known.contains(&identity) {
                 continue;
             }
@@ -196,7 +180,6 @@ pub(super) async fn search(shared: &AdminState, text: &SearchText) -> Result<Sea
             key.bound();
             let selected = Selected {
                 policy: policy.clone(),
-                store,
                 key,
                 policies: policies.clone(),
             };

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The counts of a subject by one limit of a policy.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct LimitCounts {
     limit: String,
     /// The limit of the policy that an override replaces by this one.
@@ -155,15 +155,12 @@ fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> LimitCounts {
     let denies = *limit == Limit::DenyAll;
     LimitCounts {
         limit: limit.to_string(),
-        in_place_of: None,
         allowed: !denies,
         denial: denies.then(|| denial_text(Denial::DenyAll)),
         quota: denies.then_some(0),
         remaining: denies.then_some(0),
-        retry_after_seconds: None,
-        reset_after_seconds: 0.0,
         observed: policy.is_observed(),
-        store_error: None,
+        ..LimitCounts::default()
     }
 }
 

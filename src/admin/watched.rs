@@ -9,7 +9,7 @@ use crate::{
     key::KeyForm,
     middleware::Enforcer,
     policy::Basis,
-    store::{Store, StoreId},
+    store::Store,
 };
 
 /// A layer or a limiter.
@@ -31,6 +31,20 @@ impl From<&Limiter> for Watched {
     }
 }
 
+/// All policies, with the numbers of their stores.
+pub(super) fn all_policies(watched: &[Watched]) -> Arc<[WatchedPolicy]> {
+    let mut policies: Vec<_> = watched.iter().flat_map(Watched::policies).collect();
+    let mut stores = Vec::new();
+    for policy in &mut policies {
+        let store = policy.context.store.id();
+        if !stores.contains(&store) {
+            stores.push(store);
+        }
+        policy.store = stores.iter().take_while(|other| **other != store).count() + 1;
+    }
+    policies.into()
+}
+
 impl Watched {
     /// LimitCounts its denials, each policy those of so many keys.
     pub(super) fn watch(&self, keys: usize) -> DenialWatch {
@@ -43,7 +57,7 @@ impl Watched {
     }
 
     /// Its policies after the last reload, in their order.
-    pub(super) fn policies(&self) -> Vec<WatchedPolicy> {
+    fn policies(&self) -> Vec<WatchedPolicy> {
         match self {
             Self::Layer(enforcer) => policies(&enforcer.policies.newest(), |policy| policy.extractor().form()),
             Self::Limiter(limiter) => policies(&limiter.policies.newest(), |_| KeyForm::any()),
@@ -56,6 +70,7 @@ fn policies<K: Clone>(newest: &Basis<K>, key_form: fn(&Policy<K>) -> KeyForm) ->
     let watched = policies.map(|(position, policy)| WatchedPolicy {
         context: newest.context.here().clone(),
         position,
+        store: 0,
         name: policy.name().to_owned(),
         limits: policy.known_limits(),
         key_form: key_form(policy),
@@ -77,6 +92,8 @@ fn policies<K: Clone>(newest: &Basis<K>, key_form: fn(&Policy<K>) -> KeyForm) ->
 pub(super) struct WatchedPolicy {
     pub(super) context: Arc<CheckContext>,
     pub(super) position: usize,
+    /// The number of its store in a report.
+    pub(super) store: usize,
     pub(super) name: String,
     /// The limits that are known.
     pub(super) limits: Vec<Arc<RenderedLimit>>,
@@ -91,13 +108,9 @@ pub(super) struct WatchedPolicy {
 }
 
 impl WatchedPolicy {
-    pub(super) fn store(&self) -> Option<StoreId> {
-        self.context.store.id()
-    }
-
     /// Whether both have the same counts.
     pub(super) fn shares_counts(&self, other: &Self) -> bool {
-        self.name == other.name && self.store() == other.store()
+        self.name == other.name && self.store == other.store
     }
 
     pub(super) fn failure_mode(&self) -> FailureMode {

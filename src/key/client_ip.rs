@@ -6,7 +6,6 @@ use ipnet::IpNet;
 use super::{
     address::{Client, Grouping, Peer},
     forwarded,
-    forwarded::Hop,
     ip::Ip,
 };
 use crate::ConfigError;
@@ -235,38 +234,37 @@ impl Proxies {
 
     /// The client of a request from a peer whose header is read, in canonical form.
     pub(super) fn client(&self, peer: Peer, headers: &HeaderMap, grouping: &Grouping) -> Client {
-        match &self.source {
+        let lines = |name: &HeaderName| headers.get_all(name).iter().rev();
+        let recorded = match &self.source {
             ClientIpSource::XForwardedFor => {
-                let lines = headers.get_all(X_FORWARDED_FOR).iter();
-                self.walk(peer, lines.rev().flat_map(forwarded::x_forwarded_for), grouping)
+                let hops = lines(&X_FORWARDED_FOR).flat_map(forwarded::x_forwarded_for);
+                return self.walk(peer, hops, grouping);
             }
             ClientIpSource::Forwarded => {
-                let lines = headers.get_all(FORWARDED).iter();
-                self.walk(peer, lines.rev().flat_map(forwarded::forwarded), grouping)
+                let hops = lines(&FORWARDED).flat_map(forwarded::forwarded);
+                return self.walk(peer, hops, grouping);
             }
             ClientIpSource::XForwardedForHop(n) => {
-                let lines = headers.get_all(X_FORWARDED_FOR).iter();
-                let mut hops = lines.rev().flat_map(forwarded::x_forwarded_for);
-                match hops.nth(n - 1) {
-                    Some(Hop::Address(address)) => Client::known(Peer::Address(grouping.canonical(address))),
-                    _ => Client::behind(peer),
-                }
+                let mut hops = lines(&X_FORWARDED_FOR).flat_map(forwarded::x_forwarded_for);
+                hops.nth(n - 1).flatten()
             }
             ClientIpSource::Header(name) => {
-                let mut lines = headers.get_all(name).iter();
-                match (lines.next().and_then(forwarded::single), lines.next()) {
-                    (Some(address), None) => Client::known(Peer::Address(grouping.canonical(address))),
-                    _ => Client::behind(peer),
-                }
+                let mut lines = lines(name);
+                let address = lines.next().and_then(forwarded::single);
+                address.filter(|_| lines.next().is_none())
             }
+        };
+        match recorded {
+            Some(address) => Client::known(Peer::Address(grouping.canonical(address))),
+            None => Client::behind(peer),
         }
     }
 
     /// Goes from the nearest hop outward, past trusted hops.
-    fn walk(&self, peer: Peer, mut hops: impl Iterator<Item = Hop>, grouping: &Grouping) -> Client {
+    fn walk(&self, peer: Peer, mut hops: impl Iterator<Item = Option<IpAddr>>, grouping: &Grouping) -> Client {
         let mut last = Client::behind(peer);
         for hop in hops.by_ref().take(MAX_HOPS) {
-            let Hop::Address(address) = hop else {
+            let Some(address) = hop else {
                 return Client::behind(last.address);
             };
             last = Client::known(Peer::Address(grouping.canonical(address)));

@@ -87,11 +87,6 @@ impl TryFrom<FileFields> for Config {
 }
 
 impl Config {
-    /// Adds the extensions that were registered for an earlier load of the file.
-    pub(super) fn inherit(&mut self, earlier: &Self) {
-        self.extensions.inherit(&earlier.extensions);
-    }
-
     /// The names of all policies, in alphabetical order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.places().filter(|place| !is_of_plan(place))

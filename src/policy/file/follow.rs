@@ -193,7 +193,7 @@ impl File {
     fn try_replace(&self, mut config: Config, text: Option<String>) -> Result<(), ConfigError> {
         let _loads = lock_loads();
         let mut state = self.state();
-        config.inherit(&state.config);
+        config.extensions.inherit(&state.config.extensions);
         let mut used = state.used.clone();
         for (place, used) in &mut used {
             if let Some(place) = config.nearest(place) {

@@ -152,13 +152,11 @@ impl Policies {
 }
 
 impl Config {
-    fn contains(&self, place: &str) -> bool {
-        self.policies.contains_key(place)
-    }
-
     /// The place itself, or where the file has the policy of the name for all plans, if it has either.
     pub(super) fn nearest<'a>(&self, place: &'a str) -> Option<&'a str> {
-        [place, policy_at(place)].into_iter().find(|place| self.contains(place))
+        [place, policy_at(place)]
+            .into_iter()
+            .find(|place| self.policies.contains_key(*place))
     }
 
     fn plans_with<N: AsRef<str>, K>(

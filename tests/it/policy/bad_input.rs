@@ -74,7 +74,10 @@ fn a_window_of_no_length() {
 #[test]
 fn a_limit_of_nothing() {
     let error = SlidingLog::try_from((0, Duration::from_secs(60))).unwrap_err();
-    assert_contains(error, &["at least 1", "`SlidingLog::new(100, Duration::from_secs(60))`"]);
+    assert_contains(
+        error,
+        &["at least 1", "`SlidingLog::new(100, Duration::from_secs(60))`"],
+    );
 }
 
 #[test]
