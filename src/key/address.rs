@@ -195,7 +195,7 @@ impl Grouping {
         match address {
             IpAddr::V4(v4) if self.ipv4 == 32 => Key::ipv4(v4),
             IpAddr::V6(v6) if self.ipv6 == 128 => Key::plain("ip", v6),
-            _ => {
+            IpAddr::V4(_) | IpAddr::V6(_) => {
                 let bits = if address.is_ipv4() { self.ipv4 } else { self.ipv6 };
                 let network = IpNet::new(address, bits).map(|network| network.trunc());
                 Key::plain("ip", network.unwrap_or(address.into()))

@@ -63,7 +63,7 @@ impl Ip {
         let networks: Result<Vec<IpNet>, _> = networks.collect();
         let networks = networks?;
         Ok(
-            self.is_client(false, move |client| match (client.address, client.is_unknown) {
+            self.of_client(false, move |client| match (client.address, client.is_unknown) {
                 (Peer::Address(address), false) => networks.iter().any(|network| network.contains(&address)),
                 _ => false,
             }),
@@ -99,11 +99,11 @@ impl Ip {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn unknown(self) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
-        self.is_client(true, |client| client.is_unknown)
+        self.of_client(true, |client| client.is_unknown)
     }
 
     /// Whether a condition holds for the client of a request, or this if the request has no peer address.
-    fn is_client(
+    fn of_client(
         self,
         without_peer: bool,
         holds: impl Fn(Client) -> bool + Send + Sync + 'static,

@@ -119,20 +119,15 @@ fn hour_around(now: &ZonedDateTime) -> Result<(Timestamp, Timestamp), jiff::Erro
     };
     let just_before = |at: Timestamp| at.checked_sub(SignedDuration::from_nanos(1));
     if minutes_differ(start, now) {
-        for change in zone.preceding(now.checked_add(SignedDuration::from_nanos(1))?) {
-            if minutes_differ(just_before(change.timestamp())?, now) {
-                start = start.max(change.timestamp());
-                break;
-            }
-        }
+        let preceding = zone.preceding(now.checked_add(SignedDuration::from_nanos(1))?);
+        let mut changes = preceding.map(|change| change.timestamp());
+        let change = changes.find(|at| just_before(*at).is_ok_and(|before| minutes_differ(before, now)));
+        start = change.map_or(start, |change| start.max(change));
     }
     if minutes_differ(just_before(end)?, now) {
-        for change in zone.following(now) {
-            if minutes_differ(change.timestamp(), now) {
-                end = end.min(change.timestamp());
-                break;
-            }
-        }
+        let mut changes = zone.following(now).map(|change| change.timestamp());
+        let change = changes.find(|at| minutes_differ(*at, now));
+        end = change.map_or(end, |change| end.min(change));
     }
     Ok((start, end))
 }

@@ -85,8 +85,9 @@ impl Limit {
     #[must_use]
     pub fn window(&self) -> Option<Duration> {
         match self {
-            Self::SlidingLog(log) => Some(log.window()),
-            Self::SlidingCounter(counter) => Some(counter.window()),
+            Self::SlidingLog(SlidingLog { window, .. }) | Self::SlidingCounter(SlidingCounter { window, .. }) => {
+                Some(*window)
+            }
             Self::FixedWindow(fixed) => fixed.window(),
             Self::TokenBucket(bucket) => Some(bucket.window()),
             Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => None,
@@ -141,10 +142,11 @@ impl Limit {
     /// it is used up, is longer.
     pub(crate) fn validate_wait(&self, longest: Duration) -> Result<(), ConfigError> {
         let Some(window) = self.window() else { return Ok(()) };
-        let returns_after = match self {
-            Self::FixedWindow(_) | Self::SlidingCounter(_) => window,
-            _ => window / u32::try_from(self.quota()).unwrap_or(u32::MAX),
+        let at_once = match matches!(self, Self::FixedWindow(_) | Self::SlidingCounter(_)) {
+            true => 1,
+            false => u32::try_from(self.quota()).unwrap_or(u32::MAX),
         };
+        let returns_after = window / at_once;
         if longest.is_zero() || longest >= returns_after / 100 {
             return Ok(());
         }
@@ -158,10 +160,8 @@ impl Limit {
     /// The length of the leases that hold slots.
     #[inline]
     pub(crate) fn lease_length(&self) -> Option<Duration> {
-        match self {
-            Self::Concurrency(slots) => Some(slots.lease),
-            _ => None,
-        }
+        let Self::Concurrency(slots) = self else { return None };
+        Some(slots.lease)
     }
 
     /// For how long units may be [taken ahead](SlidingLog::prefetch); `None` if they are not.
@@ -187,7 +187,9 @@ impl Limit {
         match self {
             Self::SlidingLog(log) => log.validate(),
             Self::TokenBucket(bucket) => bucket.validate(),
-            _ => Ok(()),
+            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => {
+                Ok(())
+            }
         }
     }
 }
@@ -223,8 +225,8 @@ impl fmt::Display for Limit {
 /// A fraction of a limit, above 0 and at most 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Share {
-    parts: u32,
-    of: u32,
+    pub(super) parts: u32,
+    pub(super) of: u32,
 }
 
 impl Share {
@@ -236,14 +238,6 @@ impl Share {
             return None;
         }
         Some(Self { parts, of })
-    }
-
-    pub(super) fn parts(self) -> u32 {
-        self.parts
-    }
-
-    pub(super) fn of(self) -> u32 {
-        self.of
     }
 
     /// The share of a quota, rounded down, and at least 1.

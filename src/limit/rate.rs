@@ -204,13 +204,6 @@ impl fmt::Display for WindowText {
 /// Displays a length of time with its number of units.
 pub(crate) struct LengthText(pub(crate) Duration);
 
-#[cfg(feature = "_redis")]
-impl LengthText {
-    pub(super) fn of_us(micros: u64) -> Self {
-        Self(Duration::from_micros(micros))
-    }
-}
-
 impl fmt::Display for LengthText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, name) = in_units(self.0);

@@ -1,7 +1,7 @@
 //! What shapes the state of a limit.
 
 #[cfg(feature = "_redis")]
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use super::limit::Limit;
 #[cfg(feature = "_redis")]
@@ -36,7 +36,8 @@ pub(crate) struct ShapeText<'a>(pub(crate) &'a Limit);
 #[cfg(feature = "_redis")]
 impl fmt::Display for ShapeText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, us) = (self.0.algorithm(), LengthText::of_us);
+        let name = self.0.algorithm();
+        let us = |micros| LengthText(Duration::from_micros(micros));
         match self.0 {
             Limit::SlidingLog(log) => match log.shape() {
                 [window, 0] => write!(f, "{name}/{}", us(window)),

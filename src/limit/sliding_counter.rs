@@ -85,17 +85,13 @@ use super::{
 #[must_use]
 pub struct SlidingCounter {
     pub(super) quota: u64,
-    window: Duration,
+    pub(super) window: Duration,
 }
 
 constructors!(SlidingCounter, |quota, window| Self { quota, window });
 
 /// Accessors.
 impl SlidingCounter {
-    pub(crate) fn window(&self) -> Duration {
-        self.window
-    }
-
     pub(crate) fn window_us(&self) -> u64 {
         self.window.as_micros() as u64
     }

@@ -84,7 +84,7 @@ pub(crate) use self::rule::{BUDGET, FEW};
 #[must_use]
 pub struct SlidingLog {
     pub(super) quota: u64,
-    window: Duration,
+    pub(super) window: Duration,
     /// The number of parts that the window is divided into; 0 for no division.
     precision: u32,
     /// For how many microseconds units are taken ahead; 0 if they are not.
@@ -154,10 +154,6 @@ prefetch!(
 
 /// Accessors.
 impl SlidingLog {
-    pub(crate) fn window(&self) -> Duration {
-        self.window
-    }
-
     /// The time within which admissions are merged into one entry: the window divided by the
     /// [`precision`](Self::precision), rounded up to a microsecond; `None` without a precision.
     ///

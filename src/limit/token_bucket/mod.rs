@@ -205,8 +205,8 @@ impl TokenBucket {
     pub(crate) fn scaled(self, share: Share) -> Self {
         let burst = share.part_of(self.burst);
         let exact = || {
-            let period = self.period.checked_mul(share.of())?;
-            let rate = self.rate.checked_mul(share.parts().into())?;
+            let period = self.period.checked_mul(share.of)?;
+            let rate = self.rate.checked_mul(share.parts.into())?;
             let scaled = Self {
                 ahead_us: self.ahead_us,
                 ..Self::with(rate, period, burst)

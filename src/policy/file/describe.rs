@@ -96,7 +96,7 @@ impl Config {
                 PolicyLimit::chosen(name, choose.map_err(|error| error.of_policy(place))?)
             }
         };
-        let valid = fields.limit.validate_wait(fields.wait);
+        let valid = fields.limit.validate_wait(fields.wait.0);
         valid.map_err(|error| error.of_policy(place))?;
         policy_limit.validate()?;
         if let Some(plans) = plans {
@@ -127,7 +127,7 @@ impl Config {
                 failure_mode: Some(fields.failure_mode),
                 enforced: fields.enforced(),
                 ban: fields.ban,
-                longest_wait: Some(LongestWait::Fixed(fields.wait)),
+                longest_wait: Some(LongestWait::Fixed(fields.wait.0)),
                 max_waiting: Some(fields.max_waiting),
                 ..Settings::default()
             },

@@ -1,4 +1,4 @@
-use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Arc};
 
 use http::{HeaderName, request::Parts};
 use serde::{
@@ -42,8 +42,8 @@ pub(super) struct PolicyFields {
     pub(super) cost: u64,
     #[serde(default, deserialize_with = "failure_mode")]
     pub(super) failure_mode: FailureMode,
-    #[serde(default, deserialize_with = "wait")]
-    pub(super) wait: Duration,
+    #[serde(default)]
+    pub(super) wait: Length,
     #[serde(default = "most_waiting", deserialize_with = "max_waiting")]
     pub(super) max_waiting: u64,
     #[serde(default)]
@@ -104,10 +104,6 @@ fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMod
 
 fn enforce_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EnforcedShare, D::Error> {
     EnforcedShare::new(f64::deserialize(deserializer)?).map_err(D::Error::custom)
-}
-
-fn wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    Length::deserialize(deserializer).map(|Length(longest)| longest)
 }
 
 fn most_waiting() -> u64 {

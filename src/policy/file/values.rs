@@ -101,6 +101,7 @@ impl TryFrom<Texts> for Methods {
 }
 
 /// A length of time, such as `10min`.
+#[derive(Clone, Copy, Default)]
 pub(super) struct Length(pub(super) Duration);
 
 impl<'de> Deserialize<'de> for Length {
