@@ -13,8 +13,7 @@ use super::{
 };
 use crate::{
     Ban, Limit,
-    limit::Arrival,
-    limit::{MAX_EXACT, MAX_QUOTA},
+    limit::{Arrival, MAX_EXACT, MAX_QUOTA},
     store::{LeaseId, Operation},
 };
 
@@ -291,8 +290,7 @@ fn are_checks(merged: &[MergedRequest<'_>], is_across: bool) -> bool {
     merged.iter().all(|merged| {
         let mut charges = merged.request.charges.iter();
         let is_plain = |charge: &OwnedCharge| {
-            let has_calendar = boundaries(&charge.limit, 0).is_some();
-            charge.bans.is_none() && charge.line.is_none() && !has_calendar
+            charge.bans.is_none() && charge.line.is_none() && boundaries(&charge.limit, 0).is_none()
         };
         merged.request.is_check() && charges.all(is_plain) && !(is_across && spans_slots(merged))
     })
