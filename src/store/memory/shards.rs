@@ -11,7 +11,8 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    charging::{Advanced, AdvancedBans, AdvancedLine, Decided, Kept, Verdict, check},
+    bans::AdvancedBans,
+    charging::{Advanced, AdvancedLine, Decided, Kept, Verdict, check},
     clock::Clock,
     shard::{Id, Shard},
 };

@@ -13,8 +13,7 @@ use super::{
 };
 use crate::{
     Ban, Limit,
-    limit::Arrival,
-    limit::{MAX_EXACT, MAX_QUOTA},
+    limit::{Arrival, MAX_EXACT, MAX_QUOTA},
     store::{Charge, LeaseId, Operation},
 };
 
