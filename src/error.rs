@@ -94,6 +94,30 @@ macro_rules! message_and_source {
 
 message_and_source!(ConfigError StoreError);
 
+/// The impls of an error that is one of several, which its method `error` returns.
+macro_rules! one_of_errors {
+    ($one:ident) => {
+        impl fmt::Debug for $one {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                $crate::error::write_with_cause(f, &self.to_string(), self.source())
+            }
+        }
+
+        impl fmt::Display for $one {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self.error(), f)
+            }
+        }
+
+        impl Error for $one {
+            fn source(&self) -> Option<&(dyn Error + 'static)> {
+                self.error().source()
+            }
+        }
+    };
+}
+pub(crate) use one_of_errors;
+
 /// The failure of a store.
 ///
 /// It is not a denial: what happens to the request is defined by the policy's [`FailureMode`](crate::store::FailureMode). The message

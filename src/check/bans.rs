@@ -20,7 +20,7 @@ pub(crate) fn send(
     let with_bans = decision
         .as_slice()
         .iter()
-        .filter(|policy| selects(policy) && policy.has_bans());
+        .filter(|policy| selects(policy) && policy.charge.ban.is_some());
     let requests = with_bans.map(|policy| StoreRequest::new(Operation::Ban { length }, [&policy.charge]));
     let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
     let context = &decision.as_slice().first().filter(|_| !requests.is_empty())?.context;

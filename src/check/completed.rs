@@ -174,7 +174,7 @@ pub(crate) fn observe_frame<D, E>(
 /// The refunds by the conditions of the policies.
 fn settlement(decision: &Decision, completion: &Completion<'_>) -> Settlement {
     Settlement::refunding(decision.as_slice().iter().filter(|policy| {
-        let condition = policy.refund_condition();
+        let condition = policy.policy().settings.refund_if.as_ref();
         condition.is_some_and(|refunds| caught(|| refunds(completion)) == Some(true))
     }))
 }

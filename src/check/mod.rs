@@ -261,9 +261,10 @@ fn abandon(
     began: Option<Began>,
     sent: Option<Sent>,
 ) {
-    let Ok(decision) = conclude(response, operation, undecided, began) else {
+    let Ok(decision) = settle(response, operation, undecided, began) else {
         return;
     };
+    count(operation, &decision);
     match (decision.is_allowed(), sent) {
         (true, _) if operation == Operation::Wait => give_back(&decision),
         (true, _) => drop(AwaitedCompletion::of(&decision)),
@@ -277,24 +278,6 @@ fn give_back(decision: &Decision) {
     Settlement::refunding(decision.as_slice()).send().receive(None);
 }
 
-#[inline(always)]
-fn end_metrics(undecided: &Undecided, began: Option<Began>) {
-    if let Some(first) = undecided.as_slice().first() {
-        first.context.metrics.end(began);
-    }
-}
-
-#[inline(always)]
-fn conclude(
-    response: &Result<StoreResponse, StoreError>,
-    operation: Operation,
-    undecided: Undecided,
-    began: Option<Began>,
-) -> Result<Decision, StoreError> {
-    let decided = settle(response, operation, undecided, began);
-    decided.inspect(|decision| count(operation, decision))
-}
-
 /// Makes the decision, and counts no outcome.
 #[inline(always)]
 fn settle(
@@ -303,7 +286,8 @@ fn settle(
     mut undecided: Undecided,
     began: Option<Began>,
 ) -> Result<Decision, StoreError> {
-    end_metrics(&undecided, began);
+    let first = undecided.as_slice().first();
+    first.inspect(|first| first.context.metrics.end(began));
     let recorded = match response {
         Ok(response) => record_outcome(response, operation, &mut undecided).map(|()| response.is_reply()),
         Err(error) => Err(error.clone()),

@@ -4,7 +4,6 @@ use tokio::time::Instant;
 
 use super::{
     Waiting,
-    completion::Condition,
     context::{CheckContext, PolicyContext},
     undecided::Untaken,
 };
@@ -275,16 +274,6 @@ impl PolicyDecision {
         for charge in [&mut self.charge].into_iter().chain(self.local.as_deref_mut()) {
             charge.cost = charge.cost.saturating_mul(units.into());
         }
-    }
-
-    #[inline]
-    pub(crate) fn refund_condition(&self) -> Option<&Condition> {
-        self.policy().settings.refund_if.as_ref()
-    }
-
-    /// Whether the policy has bans.
-    pub(crate) fn has_bans(&self) -> bool {
-        self.policy().ban.is_some()
     }
 
     /// Whether responses begin bans.

@@ -4,7 +4,7 @@ use super::{Limiter, LimiterRequest};
 use crate::{
     Decision, Denial, Denied, Key,
     decision::{Waiting, turn_key},
-    error::write_with_cause,
+    error::one_of_errors,
     store::{Operation, StoreError},
 };
 
@@ -168,31 +168,17 @@ impl From<StoreError> for AcquireError {
     }
 }
 
-impl fmt::Debug for AcquireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_with_cause(f, &self.to_string(), self.source())
-    }
-}
-
-impl fmt::Display for AcquireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl AcquireError {
+    fn error(&self) -> &(dyn Error + 'static) {
         match self {
-            Self::Denied(denied) | Self::LineFull(denied) => denied.fmt(f),
-            Self::Store(error) => error.fmt(f),
+            Self::Denied(denied) | Self::LineFull(denied) => denied,
+            Self::Store(error) => error,
         }
     }
 }
 
-impl Error for AcquireError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Denied(denied) | Self::LineFull(denied) => denied.source(),
-            Self::Store(error) => error.source(),
-        }
-    }
-}
+one_of_errors!(AcquireError);
 
-/// The status of the denial or of the failure.
 #[cfg(feature = "tonic")]
 impl From<AcquireError> for tonic::Status {
     fn from(error: AcquireError) -> Self {

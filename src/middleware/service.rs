@@ -82,18 +82,30 @@ where
         match self.enforcer.check(&mut parts) {
             Progress::Done(Action::Admit(admitted)) => {
                 let request = Request::from_parts(parts, body);
-                ResponseFuture::admitted(self.inner.call(request), admitted)
+                let future = self.inner.call(request);
+                State::Admitted { future, admitted }.into()
             }
             Progress::Done(Action::Reject(rejected)) => {
                 // Ready and not called, it would keep its permit from the other clones.
                 self.inner = self.inner.clone();
-                ResponseFuture::rejected(rejected, body, self.enforcer.drained)
+                State::rejected(rejected, body, self.enforcer.drained).into()
             }
             Progress::Pending(check) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
                 let fresh = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, fresh);
-                ResponseFuture::pending(check, ready, (parts, body), self.enforcer.clone())
+                let waiting = Waiting {
+                    service: ready,
+                    is_ready: true,
+                    parts,
+                    body,
+                    enforcer: self.enforcer.clone(),
+                };
+                State::Pending {
+                    check,
+                    waiting: Some(waiting),
+                }
+                .into()
             }
         }
     }
@@ -171,35 +183,10 @@ impl<S: Clone, B> Waiting<S, B> {
     }
 }
 
-impl<S, B, F> ResponseFuture<S, B, F> {
-    pub(crate) fn pending(check: PendingCheck, ready: S, (parts, body): (Parts, B), enforcer: Arc<Enforcer>) -> Self {
-        Self {
-            state: State::Pending {
-                check,
-                waiting: Some(Waiting {
-                    service: ready,
-                    is_ready: true,
-                    parts,
-                    body,
-                    enforcer,
-                }),
-            },
-        }
-    }
-
+impl<S, B, F> From<State<S, B, F>> for ResponseFuture<S, B, F> {
     #[inline]
-    pub(crate) fn admitted(future: F, admitted: Option<Admitted>) -> Self {
-        Self {
-            state: State::Admitted { future, admitted },
-        }
-    }
-}
-
-impl<S, B: Body, F> ResponseFuture<S, B, F> {
-    fn rejected(rejected: Rejected, body: B, drained: Option<Bounds>) -> Self {
-        Self {
-            state: State::rejected(rejected, body, drained),
-        }
+    fn from(state: State<S, B, F>) -> Self {
+        Self { state }
     }
 }
 

@@ -15,24 +15,16 @@ use crate::{
 };
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two nodes.
-/// When a slot denies, the charges in the earlier ones are refunded, even if the caller drops its future.
+/// When a slot denies, the charges in the earlier ones are refunded, even if the caller drops its future. Of those that a call has
+/// not executed, each call declares all keys.
 pub(super) async fn decide(
-    queues: Arc<CommitQueues>,
-    requests: Vec<OwnedRequest>,
-    made_at: Instant,
-) -> Result<StoreResponse, StoreError> {
-    let store = StoreId::of(&queues);
-    let none = DecidedPartly::none(requests);
-    DetachOnDrop::refunding(store, decide_all(queues, none, made_at, false)).await
-}
-
-/// Decides the requests that a call has not executed, in calls that declare all of their keys.
-pub(super) async fn decide_rest(
     queues: Arc<CommitQueues>,
     partly: DecidedPartly,
     made_at: Instant,
+    declares_keys: bool,
 ) -> Result<StoreResponse, StoreError> {
-    DetachOnDrop::refunding(StoreId::of(&queues), decide_all(queues, partly, made_at, true)).await
+    let store = StoreId::of(&queues);
+    DetachOnDrop::refunding(store, decide_all(queues, partly, made_at, declares_keys)).await
 }
 
 async fn decide_all(

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::{
     failure::Failure,
-    key_format::{KeyFormat, slot_of_charge},
+    key_format::{KeyFormat, are_in_several_slots},
     reply::Bounds,
     request::{Entry, MergedRequest},
     rules::{boundaries, parameters, rule_name, rule_of},
@@ -379,13 +379,6 @@ fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
 
 fn spans_slots(merged: &MergedRequest<'_>) -> bool {
     are_in_several_slots(merged.request.charges())
-}
-
-/// Whether the keys of charges lie in several slots of a cluster.
-pub(super) fn are_in_several_slots<'a>(mut charges: impl Iterator<Item = &'a Charge>) -> bool {
-    let Some(first) = charges.next() else { return false };
-    let mut slot = None;
-    charges.any(|charge| slot_of_charge(charge) != *slot.get_or_insert_with(|| slot_of_charge(first)))
 }
 
 /// Writes a word and a zero byte.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     ConfigError,
-    error::write_with_cause,
+    error::one_of_errors,
     store::{ErrorKind, Store, StoreError},
 };
 
@@ -324,23 +324,7 @@ impl ConnectError {
     }
 }
 
-impl fmt::Debug for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_with_cause(f, &self.to_string(), self.source())
-    }
-}
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self.error(), f)
-    }
-}
-
-impl Error for ConnectError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.error().source()
-    }
-}
+one_of_errors!(ConnectError);
 
 #[cfg(test)]
 mod tests {

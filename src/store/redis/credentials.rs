@@ -286,7 +286,19 @@ impl Authenticator {
     }
 
     /// Authenticates the connection again whenever that is due.
-    pub(super) async fn keep_authenticated<Fut>(&self, authenticate: impl Fn(Credentials) -> Fut)
+    pub(super) fn keep_authenticated<Fut>(
+        self: Arc<Self>,
+        authenticate: impl Fn(Credentials) -> Fut + Send + Sync + 'static,
+    ) -> AbortOnDrop<()>
+    where
+        Fut: Future<Output = Result<(), String>> + Send,
+    {
+        AbortOnDrop(tokio::spawn(
+            async move { self.authenticate_when_due(authenticate).await },
+        ))
+    }
+
+    async fn authenticate_when_due<Fut>(&self, authenticate: impl Fn(Credentials) -> Fut)
     where
         Fut: Future<Output = Result<(), String>>,
     {

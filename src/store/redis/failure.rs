@@ -1,7 +1,4 @@
-use std::{
-    borrow::Cow,
-    fmt::{self, Display, Write},
-};
+use std::{borrow::Cow, fmt::Display};
 
 use super::acl::Refusal;
 use crate::store::{ErrorKind, StoreError};
@@ -123,29 +120,15 @@ const MAX_TEXT: usize = 1_000;
 
 /// The beginning of an error, in one line: a server can send any bytes, and logs contain them.
 pub(super) fn shortened(error: impl Display) -> String {
-    let mut shortened = Shortened(String::new());
-    // An error means that it is full.
-    let _ = write!(shortened, "{error}");
-    shortened.0
+    let text = error.to_string();
+    let ends = text.char_indices().map(|(at, char)| at + char.len_utf8());
+    let end = ends.take_while(|end| *end <= MAX_TEXT).last().unwrap_or_default();
+    text[..end].replace(char::is_control, " ")
 }
 
 /// The same of bytes, which may be no text.
 pub(super) fn shortened_bytes(error: &[u8]) -> String {
     shortened(String::from_utf8_lossy(&error[..error.len().min(MAX_TEXT)]))
-}
-
-struct Shortened(String);
-
-impl Write for Shortened {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for char in text.chars() {
-            if self.0.len() + char.len_utf8() > MAX_TEXT {
-                return Err(fmt::Error);
-            }
-            self.0.push(if char.is_control() { ' ' } else { char });
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

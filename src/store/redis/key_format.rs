@@ -124,6 +124,13 @@ pub(super) fn slot_of_charge(charge: &Charge) -> u16 {
     crc16(charge.key.as_bytes()) % SLOTS
 }
 
+/// Whether the keys of charges lie in several slots of a cluster.
+pub(super) fn are_in_several_slots<'a>(mut charges: impl Iterator<Item = &'a Charge>) -> bool {
+    let Some(first) = charges.next() else { return false };
+    let mut slot = None;
+    charges.any(|charge| slot_of_charge(charge) != *slot.get_or_insert_with(|| slot_of_charge(first)))
+}
+
 const SLOTS: u16 = 16_384;
 
 /// The slot of a key in Redis Cluster.

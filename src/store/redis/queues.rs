@@ -9,11 +9,11 @@ use tokio::{sync::oneshot, time::Instant};
 use super::{
     backend::Backend,
     breaker::Breaker,
-    call::{ScriptCall, are_in_several_slots},
+    call::ScriptCall,
     commit_queue::CommitQueue,
     deny_cache::{DenyCache, Generation},
     failure::Failure,
-    key_format::slot_of_charge,
+    key_format::{are_in_several_slots, slot_of_charge},
     reply::ScriptReply,
     request::{BatchPosition, OwnedRequest},
 };

@@ -11,7 +11,7 @@ use super::{
     key_format::slot_of_charge,
     overrides::{RedisOverrides, follow},
     prefetch::{Prefetch, Sent},
-    queues::{CommitQueues, Decided},
+    queues::{CommitQueues, Decided, DecidedPartly},
     request::OwnedRequest,
     script::SCRIPTS,
     task::spawn,
@@ -291,7 +291,8 @@ impl Store for RedisStore {
         }
         self.prefetch.forget(&owned);
         let Some(queue) = queues.queue_of(&owned) else {
-            return StoreFuture::pending(across_slots::decide(queues.clone(), owned, made_at));
+            let none = DecidedPartly::none(owned);
+            return StoreFuture::pending(across_slots::decide(queues.clone(), none, made_at, false));
         };
         if let Err(error) = queue.check_breaker(owned.len(), &owned) {
             return StoreFuture::ready(Err(error));
@@ -317,7 +318,7 @@ async fn finish(decided: Decided, queues: &Weak<CommitQueues>, made_at: Instant)
         Decided::Partly(partly) => *partly,
     };
     match queues.upgrade() {
-        Some(queues) => Box::pin(across_slots::decide_rest(queues, partly, made_at)).await,
+        Some(queues) => Box::pin(across_slots::decide(queues, partly, made_at, true)).await,
         None => Err(Failure::Unreachable("the store was dropped".into()).into()),
     }
 }

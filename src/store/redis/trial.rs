@@ -1,4 +1,8 @@
-use std::{error::Error, sync::Weak, time::Duration};
+use std::{
+    error::Error,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
@@ -132,10 +136,14 @@ async fn try_all(backend: &Backend) -> Result<(), Failure> {
 const TRIAL_PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
 /// Waits until a trial succeeds, at most for the connect timeout. A refusal is an error at once.
-pub(super) async fn connected(backend: &Backend, server: &str, connect_timeout: Duration) -> Result<(), StoreError> {
-    let mut last = Failure::Timeout;
+pub(super) async fn connected(
+    backend: &Arc<Backend>,
+    server: &str,
+    connect_timeout: Duration,
+) -> Result<(), StoreError> {
+    let (store, mut last) = (Arc::downgrade(backend), Failure::Timeout);
     let mut warned = false;
-    let trials = until_success(backend, |failure| {
+    let trials = until_success(&store, |failure| {
         // A Redis that is starting refuses connections too; a wrong port is seen at once.
         if failure.is_refused_connection() && !warned {
             warned = true;
@@ -157,8 +165,8 @@ pub(super) async fn connected(backend: &Backend, server: &str, connect_timeout: 
 }
 
 /// Waits until a trial succeeds. A refusal is an error at once.
-pub(super) async fn ready(backend: &Backend) -> Result<(), StoreError> {
-    let trials = until_success(backend, drop).await;
+pub(super) async fn ready(backend: &Arc<Backend>) -> Result<(), StoreError> {
+    let trials = until_success(&Arc::downgrade(backend), drop).await;
     trials.map_err(|refusal| explain(&refusal, backend))
 }
 
@@ -178,54 +186,38 @@ fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
     StoreError::new(ErrorKind::Refused, refusal.explain(backend.key_format.prefix()))
 }
 
-/// Runs trials until one succeeds or is refused. It calls `failed` after each trial with another failure.
-async fn until_success(backend: &Backend, mut failed: impl FnMut(Failure)) -> Result<(), Refusal> {
+/// Tries until all is permitted, or the store is gone. `failed` is called after each failure but a refusal.
+async fn until_success(backend: &Weak<Backend>, mut failed: impl FnMut(Failure)) -> Result<(), Refusal> {
     let [mut pause, longest] = TRIAL_PAUSES;
     loop {
-        match try_all(backend).await {
+        let Some(backend) = backend.upgrade() else {
+            return Ok(());
+        };
+        match try_all(&backend).await {
             Ok(()) => return Ok(()),
             Err(Failure::Forbidden(refusal)) => return Err(refusal),
             Err(failure) => failed(failure),
         }
+        drop(backend);
         sleep(pause).await;
         pause = longest.min(2 * pause);
     }
 }
 
-/// Runs trials until one succeeds or is refused, or the store is dropped. It logs a refusal, and a warning after the connect
-/// timeout.
+/// Tries until all is permitted, and logs once that Redis cannot be used after this time.
 pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String, connect_timeout: Duration) {
-    let [mut pause, longest] = TRIAL_PAUSES;
-    let started = Instant::now();
-    let mut warned = false;
-    loop {
-        let Some(backend) = backend.upgrade() else { return };
-        match try_all(&backend).await {
-            Ok(()) => {
-                if warned {
-                    tracing::info!("Redis can be used now");
-                }
-                return;
-            }
-            Err(Failure::Forbidden(refusal)) => {
-                if backend.may_log_refusal() {
-                    backend.log_refusal(&refusal);
-                }
-                return;
-            }
-            Err(failure) if !warned && started.elapsed() >= connect_timeout => {
-                warned = true;
-                tracing::warn!(
-                    server,
-                    error = cause(failure).to_string(),
-                    "Redis cannot be used yet; the store keeps connecting"
-                );
-            }
-            Err(_) => {}
+    let (started, mut warned) = (Instant::now(), false);
+    let tried = until_success(&backend, |failure| {
+        if !warned && started.elapsed() >= connect_timeout {
+            warned = true;
+            let error = cause(failure).to_string();
+            tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
         }
-        drop(backend);
-        sleep(pause).await;
-        pause = longest.min(2 * pause);
+    });
+    match (tried.await, backend.upgrade()) {
+        (Err(refusal), Some(backend)) if backend.may_log_refusal() => backend.log_refusal(&refusal),
+        (Ok(()), Some(_)) if warned => tracing::info!("Redis can be used now"),
+        _ => {}
     }
 }
 

@@ -8,7 +8,6 @@ mod model;
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
     sync::{Arc, PoisonError},
     time::Duration,
 };
@@ -29,25 +28,9 @@ pub(super) struct Prefetch {
 
 #[derive(Default)]
 struct Shard {
-    keys: HashMap<u64, HotKey, BuildHasherDefault<Hashed>>,
+    keys: HashMap<u64, HotKey>,
     /// When idle keys were last removed.
     swept_at: Option<Instant>,
-}
-
-/// The hash of a charge, which is one by a secret.
-#[derive(Default)]
-struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    fn write(&mut self, _: &[u8]) {}
 }
 
 /// A key, how much its requests use, and the units that were taken for them.

@@ -77,13 +77,10 @@ impl Connection {
         let keeper = tokio::spawn(keep_connected(connection.client.clone(), current.clone()));
         let authenticating = authenticator.map(|authenticator| {
             let client = connection.client.clone();
-            tokio::spawn(async move {
-                let authenticate = |credentials| authenticate_again(client.clone(), credentials);
-                authenticator.keep_authenticated(authenticate).await;
-            })
+            authenticator.keep_authenticated(move |credentials| authenticate_again(client.clone(), credentials))
         });
         Self {
-            _authenticating: authenticating.map(AbortOnDrop),
+            _authenticating: authenticating,
             routing: Some(RoutingTask {
                 current,
                 _keeper: AbortOnDrop(keeper),

@@ -132,15 +132,12 @@ impl ManagedConnection {
         let (sender, state) = watch::channel(ConnectionState::Connecting);
         let authenticating = authenticator.clone().map(|authenticator| {
             let state = state.clone();
-            tokio::spawn(async move {
-                let authenticate = |credentials| authenticate_again(state.clone(), credentials);
-                authenticator.keep_authenticated(authenticate).await;
-            })
+            authenticator.keep_authenticated(move |credentials| authenticate_again(state.clone(), credentials))
         });
         Self {
             state,
             _keeper: AbortOnDrop(tokio::spawn(keep_connected(endpoint, authenticator, sender))),
-            _authenticating: authenticating.map(AbortOnDrop),
+            _authenticating: authenticating,
         }
     }
 }
