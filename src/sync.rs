@@ -6,3 +6,8 @@ pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(any(feature = "loom", feature = "shuttle")))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
+
+/// Locks a mutex of std, under which no code panics.
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

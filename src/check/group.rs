@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    line::{ended, lock},
+    line::ended,
     send, settle,
     waiting::{Lacking, Outcome, Waiter},
 };
@@ -15,6 +15,7 @@ use crate::{
     decision::Undecided,
     limit::Arrival,
     store::{Operation, Owed, StoreError, StoreResponse},
+    sync::lock,
 };
 
 /// A request that a check decides, and that it is to be given back if its caller leaves meanwhile.

@@ -10,7 +10,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
     ptr,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -32,6 +32,7 @@ use crate::{
     decision::Undecided,
     limit::{PLACE_SIZE, PLACE_US},
     store::{ErrorKind, Operation, StoreError, StoreResponse, wakes::LineSignal},
+    sync::lock,
 };
 
 /// The longest time after which the first request of a line is checked again.
@@ -388,8 +389,4 @@ pub(super) fn ended() -> StoreError {
         ErrorKind::Unreachable,
         "the runtime that checked the requests which wait has shut down",
     )
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

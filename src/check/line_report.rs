@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::line::{LINES, lock};
-use crate::{Key, PolicyDecision, store::StoreId};
+use super::line::LINES;
+use crate::{Key, PolicyDecision, store::StoreId, sync::lock};
 
 /// The key that a line is for, and the store and the policy that count it.
 #[derive(Clone)]

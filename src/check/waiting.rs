@@ -24,7 +24,7 @@ use super::line_report::LineSubject;
 use super::{
     Check, Held, Sent, begin, decide, give_back,
     group::Checked,
-    line::{self, Line, NO_LINE, ORPHANED, Rank, ended, lock},
+    line::{self, Line, NO_LINE, ORPHANED, Rank, ended},
 };
 use crate::{
     Decision, PolicyDecision,
@@ -32,6 +32,7 @@ use crate::{
     limit::{Arrival, SOON_US},
     observe::WaitMetrics,
     store::{Operation, OwedKind, StoreError, StoreResponse},
+    sync::lock,
 };
 
 /// The lines in which a request stands.

@@ -215,12 +215,8 @@ impl PolicyDecision {
     ///
     /// A reload between the decisions of two layers makes their quotas differ.
     pub(super) fn counts_as(&self, named: &NamedLimit, file: Option<u64>) -> bool {
-        **self.named() == *named || (file.is_some() && self.file() == file && self.named().name == named.name)
-    }
-
-    /// The file that the policy follows.
-    pub(super) fn file(&self) -> Option<u64> {
-        self.policy().file_number()
+        **self.named() == *named
+            || (file.is_some() && self.policy().file_number() == file && self.named().name == named.name)
     }
 
     #[inline]

@@ -232,7 +232,7 @@ impl PolicyDecision {
 
     /// Whether nested layers have charged both to one key of one policy.
     fn same_count(&self, other: &Self) -> bool {
-        let is_one_count = self.counts_as(other.named(), other.file());
+        let is_one_count = self.counts_as(other.named(), other.policy().file_number());
         is_one_count && self.charge.key == other.charge.key && self.context.store.id() == other.context.store.id()
     }
 

@@ -11,7 +11,7 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 use http::{
-    HeaderMap, HeaderName, StatusCode,
+    HeaderMap, StatusCode,
     header::{DATE, RETRY_AFTER},
 };
 
@@ -93,7 +93,7 @@ pub(crate) fn requested_by_grpc(fields: &HeaderMap) -> Option<Duration> {
     const RESOURCE_EXHAUSTED: &str = "8";
     const UNAVAILABLE: &str = "14";
 
-    let status = text(fields, &GRPC_STATUS)?;
+    let status = text_of(fields, GRPC_STATUS.as_str())?;
     if status != RESOURCE_EXHAUSTED && status != UNAVAILABLE {
         return None;
     }
@@ -101,7 +101,7 @@ pub(crate) fn requested_by_grpc(fields: &HeaderMap) -> Option<Duration> {
     let delay = details.and_then(|details| retry_delay(details.as_bytes()));
     delay.or_else(|| {
         // gRFC A6: a negative number asks for no retry, and has no wait.
-        let pushback = text(fields, &GRPC_RETRY_PUSHBACK)?;
+        let pushback = text_of(fields, GRPC_RETRY_PUSHBACK.as_str())?;
         pushback.parse().ok().map(Duration::from_millis)
     })
 }
@@ -109,18 +109,12 @@ pub(crate) fn requested_by_grpc(fields: &HeaderMap) -> Option<Duration> {
 /// RFC 9110 §10.2.3: seconds, or a date. The date is compared with that of the response, whose clock it is of; without one, with
 /// that of its receipt (§6.6.1).
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let value = text(headers, &RETRY_AFTER)?;
+    let value = text_of(headers, RETRY_AFTER.as_str())?;
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
     }
     let until = seconds_of(value)?;
-    let sent = text(headers, &DATE).and_then(seconds_of);
-    let now = sent.or_else(|| Some(SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs()))?;
-    Some(Duration::from_secs(until.saturating_sub(now)))
-}
-
-fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    text_of(headers, name.as_str())
+    Some(Duration::from_secs(until.saturating_sub(now(headers)? as u64)))
 }
 
 fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

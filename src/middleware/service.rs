@@ -79,16 +79,16 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        match self.enforcer.check(&mut parts) {
+        let state = match self.enforcer.check(&mut parts) {
             Progress::Done(Action::Admit(admitted)) => {
                 let request = Request::from_parts(parts, body);
                 let future = self.inner.call(request);
-                State::Admitted { future, admitted }.into()
+                State::Admitted { future, admitted }
             }
             Progress::Done(Action::Reject(rejected)) => {
                 // Ready and not called, it would keep its permit from the other clones.
                 self.inner = self.inner.clone();
-                State::rejected(rejected, body, self.enforcer.drained).into()
+                State::rejected(rejected, body, self.enforcer.drained)
             }
             Progress::Pending(check) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
@@ -105,9 +105,9 @@ where
                     check,
                     waiting: Some(waiting),
                 }
-                .into()
             }
-        }
+        };
+        ResponseFuture { state }
     }
 }
 
@@ -180,13 +180,6 @@ impl<S: Clone, B> Waiting<S, B> {
             self.service = self.service.clone();
             self.is_ready = false;
         }
-    }
-}
-
-impl<S, B, F> From<State<S, B, F>> for ResponseFuture<S, B, F> {
-    #[inline]
-    fn from(state: State<S, B, F>) -> Self {
-        Self { state }
     }
 }
 

@@ -40,11 +40,8 @@ impl Default for StoreNumber {
     }
 }
 
-#[derive(Default)]
-struct OwedCounts {
-    settlements: AtomicU64,
-    releases: AtomicU64,
-}
+/// By their [`OwedKind`].
+type OwedCounts = [AtomicU64; 2];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwedKind {
@@ -69,7 +66,7 @@ impl Outstanding {
 
     /// Counts what a request may have to send at its end.
     pub(crate) fn owe(self: &Arc<Self>, kind: OwedKind) -> Owed {
-        self.owed.of(kind).fetch_add(1, SeqCst);
+        self.owed[kind as usize].fetch_add(1, SeqCst);
         Owed {
             outstanding: self.clone(),
             kind,
@@ -84,13 +81,13 @@ impl Outstanding {
         self: Arc<Self>,
         within: Duration,
     ) -> Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>> {
-        let lost_before = self.lost.read();
+        let lost_before = read(&self.lost);
         Box::pin(async move {
             // Without a runtime there is no timer.
-            if self.owed.read() != [0; 2] {
+            if read(&self.owed) != [0; 2] {
                 let _ = timeout(within, self.none_owed()).await;
             }
-            let (owed, lost) = (self.owed.read(), self.lost.read());
+            let (owed, lost) = (read(&self.owed), read(&self.lost));
             let [settlements, releases] = [0, 1].map(|kind| owed[kind] + lost[kind] - lost_before[kind]);
             if (settlements, releases) == (0, 0) {
                 return Ok(());
@@ -111,7 +108,7 @@ impl Outstanding {
         loop {
             // Before the counts are read, so that no change after that is missed.
             let changed = self.changed.notified();
-            if self.owed.read() == [0; 2] {
+            if read(&self.owed) == [0; 2] {
                 return;
             }
             changed.await;
@@ -119,17 +116,8 @@ impl Outstanding {
     }
 }
 
-impl OwedCounts {
-    fn of(&self, kind: OwedKind) -> &AtomicU64 {
-        match kind {
-            OwedKind::Settlement => &self.settlements,
-            OwedKind::Release => &self.releases,
-        }
-    }
-
-    fn read(&self) -> [u64; 2] {
-        [self.settlements.load(SeqCst), self.releases.load(SeqCst)]
-    }
+fn read(counts: &OwedCounts) -> [u64; 2] {
+    counts.each_ref().map(|count| count.load(SeqCst))
 }
 
 /// The number of settlements of a layer that were lost.
@@ -200,10 +188,7 @@ impl Owed {
         if !std::mem::take(&mut self.is_due) {
             return;
         }
-        self.outstanding
-            .lost
-            .of(self.kind)
-            .fetch_add(self.number.into(), SeqCst);
+        self.outstanding.lost[self.kind as usize].fetch_add(self.number.into(), SeqCst);
         if self.is_counted {
             lost_settlement();
             self.layer.iter().for_each(|layer| layer.add(error));
@@ -219,10 +204,7 @@ impl Owed {
 impl Drop for Owed {
     fn drop(&mut self) {
         self.lose(None);
-        self.outstanding
-            .owed
-            .of(self.kind)
-            .fetch_sub(self.number.into(), SeqCst);
+        self.outstanding.owed[self.kind as usize].fetch_sub(self.number.into(), SeqCst);
         self.outstanding.changed.notify_waiters();
     }
 }

@@ -8,7 +8,7 @@ mod states;
 use std::{
     error::Error as _,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -21,7 +21,7 @@ use tokio::{
 
 use self::states::{CheckCounts, LogLine, LogSubject, NodeStates};
 use super::{NodeState, NodeStatus, StoreError};
-use crate::observe::NodeMetrics;
+use crate::{observe::NodeMetrics, sync::lock};
 
 /// The health of the nodes of a store.
 #[derive(Default)]
@@ -269,8 +269,4 @@ impl Node {
         let error = error.map(ToString::to_string);
         tracing::warn!(node, decided, failed, kind, error, source, "{text}");
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -63,9 +63,16 @@ impl Failure {
         matches!(self, Self::Refused(error) if error.starts_with("TRYAGAIN"))
     }
 
-    /// Whether another node has a key.
+    /// Whether another node has a key: of the call, or of a command in a script.
+    ///
+    /// Of the latter Redis 6.2 says `Lua script attempted to access a non local key in a cluster node`; later ones begin with `Script
+    /// attempted`, and those of Valkey with `Attempted`.
     pub(super) fn is_elsewhere(&self) -> bool {
-        matches!(self, Self::Refused(error) if error.starts_with("MOVED ") || error.starts_with("ASK ") || is_of_other_node(error))
+        const NOT_LOCAL: &str = "ttempted to access a non local key";
+
+        let is_other =
+            |error: &str| error.starts_with("MOVED ") || error.starts_with("ASK ") || error.contains(NOT_LOCAL);
+        matches!(self, Self::Refused(error) if is_other(error))
     }
 
     /// Whether the key holds what is not of this crate.
@@ -96,14 +103,6 @@ impl From<Failure> for StoreError {
         };
         error.recorded()
     }
-}
-
-/// Whether it is the error of a command in a script for a key of another node of the cluster.
-///
-/// Redis 6.2: `Lua script attempted to access a non local key in a cluster node`; later ones begin with `Script attempted`, and
-/// those of Valkey with `Attempted`.
-fn is_of_other_node(error: &str) -> bool {
-    error.contains("ttempted to access a non local key")
 }
 
 /// Whether it is the error of a replica, which cannot count.

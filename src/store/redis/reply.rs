@@ -306,7 +306,7 @@ mod tests {
     fn is_malformed(call: &ScriptCall, raw: &RawReply) -> bool {
         let error = match ScriptReply::decode(call, raw) {
             Ok(reply) => reply.replies.into_iter().next().and_then(Result::err),
-            Err(failure) => Some(failure.into()),
+            Err(failure) => Some(failure),
         };
         error.is_some_and(|error| error.kind() == ErrorKind::Protocol)
     }

@@ -52,39 +52,25 @@ let store = RedisStore::builder().client(nodes).connect().await?;
 #[derive(Clone)]
 pub struct ApplicationClient(pub(super) Source);
 
-#[cfg(feature = "fred")]
-impl From<fred::clients::Client> for ApplicationClient {
-    fn from(client: fred::clients::Client) -> Self {
-        Self(Source::Fred([client].into()))
-    }
+macro_rules! from_clients {
+    ($($feature:literal, $client:ty $(, const $n:ident)?, |$value:ident| $source:expr;)+) => {
+        $(
+            #[cfg(feature = $feature)]
+            impl$(<const $n: usize>)? From<$client> for ApplicationClient {
+                fn from($value: $client) -> Self {
+                    Self($source)
+                }
+            }
+        )+
+    };
 }
 
-#[cfg(feature = "fred")]
-impl From<fred::clients::Pool> for ApplicationClient {
-    fn from(pool: fred::clients::Pool) -> Self {
-        Self(Source::Fred(pool.clients().into()))
-    }
-}
-
-#[cfg(feature = "cluster")]
-impl From<redis::Client> for ApplicationClient {
-    fn from(client: redis::Client) -> Self {
-        Self(Source::RedisRs(Box::new(client)))
-    }
-}
-
-#[cfg(feature = "cluster")]
-impl<const N: usize> From<[redis::Client; N]> for ApplicationClient {
-    fn from(nodes: [redis::Client; N]) -> Self {
-        Self(Source::RedisRsCluster(nodes.into()))
-    }
-}
-
-#[cfg(feature = "cluster")]
-impl From<Vec<redis::Client>> for ApplicationClient {
-    fn from(nodes: Vec<redis::Client>) -> Self {
-        Self(Source::RedisRsCluster(nodes.into()))
-    }
+from_clients! {
+    "fred", fred::clients::Client, |client| Source::Fred([client].into());
+    "fred", fred::clients::Pool, |pool| Source::Fred(pool.clients().into());
+    "cluster", redis::Client, |client| Source::RedisRs(Box::new(client));
+    "cluster", [redis::Client; N], const N, |nodes| Source::RedisRsCluster(nodes.into());
+    "cluster", Vec<redis::Client>, |nodes| Source::RedisRsCluster(nodes.into());
 }
 
 /// Without the settings, which may contain a password.

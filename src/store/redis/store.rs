@@ -161,7 +161,7 @@ impl RedisStore {
             queues: Arc::new(queues),
             subscription: Arc::default(),
             followed: None,
-            prefetch: Arc::new(Prefetch::new()),
+            prefetch: Arc::default(),
         }
     }
 
@@ -268,9 +268,8 @@ impl Store for RedisStore {
         let cache = queues.deny_cache.as_deref();
         let made_at = Instant::now();
         let key_format = &queues.backend.key_format;
-        let stored = || requests.iter().map(|request| key_format.stored(request)).collect();
         // Before what is known of a key, which has it as it is stored.
-        let hashed: Option<Vec<OwnedRequest>> = key_format.hashes_keys().then(stored);
+        let hashed: Option<Vec<OwnedRequest>> = requests.iter().map(|request| key_format.hashed(request)).collect();
         let known = match (hashed.as_deref(), requests) {
             (Some([request]), _) => self.known(request, made_at),
             (None, [request]) => self.known(request, made_at),
@@ -280,7 +279,8 @@ impl Store for RedisStore {
             Ok(response) => return StoreFuture::ready(Ok(response)),
             Err(sent) => sent.map(|sent| (self.prefetch.clone(), sent)),
         };
-        let owned = hashed.unwrap_or_else(stored);
+        let owned = || requests.iter().map(|request| request.to_owned(|_| {})).collect();
+        let owned = hashed.unwrap_or_else(owned);
 
         let mut generation = None;
         if let Some(cache) = cache {

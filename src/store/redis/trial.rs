@@ -32,8 +32,8 @@ pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
         };
     }
     let mut tried = Ok(());
-    for tags in backend.client.hash_tags()? {
-        match run_trial_at(backend, ScriptCall::trial([key(tags.first)], None)).await {
+    for (first, _) in backend.client.hash_tags()? {
+        match run_trial_at(backend, ScriptCall::trial([key(first)], None)).await {
             Err(refused @ Failure::Forbidden(_)) => return Err(refused),
             other => tried = tried.and(other),
         }
@@ -117,9 +117,9 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
 
 /// Runs the commands of the script on a key that is not declared, in another slot than the one that is, on each primary.
 async fn try_two_slots(backend: &Backend) -> Result<(), Failure> {
-    for tags in backend.client.hash_tags()? {
-        if let Some(second) = tags.second {
-            let [declared, other] = [tags.first, second].map(|tag| backend.key_format.trial_key(tag));
+    for (first, second) in backend.client.hash_tags()? {
+        if let Some(second) = second {
+            let [declared, other] = [first, second].map(|tag| backend.key_format.trial_key(tag));
             run_trial_at(backend, ScriptCall::trial([declared], Some(other))).await?;
         }
     }

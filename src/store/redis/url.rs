@@ -163,33 +163,23 @@ fn choose_crypto_provider() {
 pub(super) const FRED_IN_A_CLUSTER: &str = "while slots move, fred 10 may return the reply to one caller to another, and \
                                             while one primary is down it serves none";
 
-#[cfg(feature = "cluster")]
-pub(super) enum Topology {
-    SingleServer,
-    /// The primary of this name, and the credentials of the sentinels.
-    Sentinel {
-        service: String,
-        credentials: Option<String>,
-    },
-    Cluster,
-}
-
 /// URLs of single servers, for redis-rs, which reads no others.
 #[cfg(feature = "cluster")]
 impl<'a> Url<'a> {
-    pub(super) fn topology(&self) -> Topology {
-        match self.kind {
-            ServerKind::SingleServer | ServerKind::UnixSocket => Topology::SingleServer,
-            ServerKind::Cluster => Topology::Cluster,
-            ServerKind::Sentinel => Topology::Sentinel {
-                service: self.parameter("sentinelServiceName").unwrap_or_default().to_owned(),
-                credentials: self.parameter("sentinelPassword").map(|password| {
-                    let user = self.parameter("sentinelUsername").unwrap_or_default();
-                    // In a query, `+` is a space.
-                    format!("{user}:{password}").replace('+', "%20")
-                }),
-            },
-        }
+    pub(super) fn is_cluster(&self) -> bool {
+        self.kind == ServerKind::Cluster
+    }
+
+    /// The name of the primary that sentinels know.
+    pub(super) fn sentinel_service(&self) -> Option<&'a str> {
+        self.parameter("sentinelServiceName")
+            .filter(|_| self.kind == ServerKind::Sentinel)
+    }
+
+    fn sentinel_credentials(&self) -> Option<String> {
+        let (user, password) = (self.parameter("sentinelUsername"), self.parameter("sentinelPassword")?);
+        // In a query, `+` is a space.
+        Some(format!("{}:{password}", user.unwrap_or_default()).replace('+', "%20"))
     }
 
     /// The URL of the server; for Sentinel and a cluster, the settings of connections to a server.
@@ -216,10 +206,10 @@ impl<'a> Url<'a> {
 
     /// The URLs of all nodes in this URL.
     pub(super) fn node_urls(&self) -> impl Iterator<Item = String> {
-        let (credentials, path) = match self.topology() {
+        let (credentials, path) = match self.sentinel_service() {
             // Sentinels have credentials of their own, and no databases.
-            Topology::Sentinel { credentials, .. } => (credentials, ""),
-            Topology::SingleServer | Topology::Cluster => (self.credentials.map(str::to_owned), self.path),
+            Some(_) => (self.sentinel_credentials(), ""),
+            None => (self.credentials.map(str::to_owned), self.path),
         };
         let more = self.parameters().filter(|(name, _)| *name == "node");
         std::iter::once(self.host)

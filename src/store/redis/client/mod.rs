@@ -82,9 +82,9 @@ impl RedisClient {
             #[cfg(feature = "cluster")]
             Self::RedisRs(client) => client.hash_tags(),
             #[cfg(feature = "fred")]
-            Self::Fred(_) => Ok(vec![HashTags::SINGLE_SERVER]),
+            Self::Fred(_) => Ok(vec![SINGLE_SERVER]),
             #[cfg(test)]
-            Self::Simulated(_) => Ok(vec![HashTags::SINGLE_SERVER]),
+            Self::Simulated(_) => Ok(vec![SINGLE_SERVER]),
         }
     }
 
@@ -179,13 +179,8 @@ pub(in crate::store::redis) const BUILT_IN: &[ClientLibrary] = &[
     ClientLibrary::RedisRs,
 ];
 
-/// Hash tags in the slots of a server.
-pub(in crate::store::redis) struct HashTags {
-    pub(in crate::store::redis) first: u32,
-    /// One in another slot, if the server is a node of a cluster that has several.
-    pub(in crate::store::redis) second: Option<u32>,
-}
+/// A hash tag in a slot of a server, and one in another slot if the server is a node of a cluster that has several.
+pub(in crate::store::redis) type HashTags = (u32, Option<u32>);
 
-impl HashTags {
-    pub(in crate::store::redis) const SINGLE_SERVER: Self = Self { first: 0, second: None };
-}
+/// Those of a server that is not clustered.
+pub(in crate::store::redis) const SINGLE_SERVER: HashTags = (0, None);

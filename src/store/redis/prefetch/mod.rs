@@ -22,6 +22,7 @@ use crate::{
 };
 
 /// The keys of limits with `prefetch`, by the hash of the charge.
+#[derive(Default)]
 pub(super) struct Prefetch {
     shards: [Mutex<Shard>; SHARDS],
 }
@@ -89,12 +90,6 @@ const LOST_AFTER: Duration = Duration::from_secs(10);
 const MARGIN: u32 = 64;
 
 impl Prefetch {
-    pub(super) fn new() -> Self {
-        Self {
-            shards: std::array::from_fn(|_| Mutex::default()),
-        }
-    }
-
     /// The charge of a request that may be decided by a grant: a check of one charge without bans and without a line.
     #[inline]
     pub(super) fn charge_of<'a>(request: &'a StoreRequest<'_>) -> Option<(&'a Charge, Duration)> {
@@ -579,7 +574,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn many_keys_take_bounded_memory_and_make_room_when_they_are_idle() {
-        let (prefetch, limit) = (Prefetch::new(), &limits()[0]);
+        let (prefetch, limit) = (Prefetch::default(), &limits()[0]);
         let use_key = |number: u64| {
             let key = Key::from(number);
             let charge = Charge::new("p", limit, &key, 1);
@@ -626,7 +621,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn units_of_a_runtime_that_has_ended_are_asked_for_again_and_forgotten() {
-        let (prefetch, limit) = (Prefetch::new(), &limits()[0]);
+        let (prefetch, limit) = (Prefetch::default(), &limits()[0]);
         let asked = heat(&prefetch, limit, 20).expect("it is hot");
         assert!(heat(&prefetch, limit, 20).is_none(), "one grant at a time");
         tokio::time::advance(2 * LOST_AFTER).await;
@@ -644,7 +639,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn units_that_were_asked_for_before_a_reset_are_not_used() {
-        let (prefetch, limit) = (Prefetch::new(), &limits()[0]);
+        let (prefetch, limit) = (Prefetch::default(), &limits()[0]);
         let (asked_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
         let reset = asked.at_cost(Operation::Reset, 1);
         prefetch.forget(&[reset]);

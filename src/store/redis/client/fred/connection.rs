@@ -2,7 +2,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -33,6 +33,7 @@ use crate::{
         task::{AbortOnDrop, OnDrop, try_spawn},
         url::FRED_IN_A_CLUSTER,
     },
+    sync::lock,
 };
 
 /// The time for a reply to `PING` after a call without a reply.
@@ -219,10 +220,6 @@ async fn authenticate_again(client: Client, credentials: Credentials) -> Result<
         Some(Ok(_)) => Ok(()),
         Some(Err(_)) | None => Err("Redis does not reply".to_owned()),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How much longer than the deadline fred may keep a command. A stall of this process for less than that is not a failure.

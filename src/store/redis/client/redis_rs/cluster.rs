@@ -139,7 +139,7 @@ impl Cluster {
         let slot_of = |tag: u32| slot_of(tag.to_string().as_bytes());
         let mut last = offset + TAGS;
         for tag in offset.. {
-            if tag == last || tags.values().flatten().filter(|found| found.second.is_some()).count() == tags.len() {
+            if tag == last || tags.values().flatten().filter(|(_, second)| second.is_some()).count() == tags.len() {
                 break;
             }
             let owner = slots.primary_of(slot_of(tag)).map(|owner| Arc::as_ptr(&owner));
@@ -148,17 +148,12 @@ impl Cluster {
             };
             match found {
                 None => {
-                    *found = Some(HashTags {
-                        first: tag,
-                        second: None,
-                    });
+                    *found = Some((tag, None));
                     if tags.values().all(Option::is_some) {
                         last = last.min(tag + TAGS_FOR_SECOND);
                     }
                 }
-                Some(found) if found.second.is_none() && slot_of(found.first) != slot_of(tag) => {
-                    found.second = Some(tag);
-                }
+                Some((first, second)) if second.is_none() && slot_of(*first) != slot_of(tag) => *second = Some(tag),
                 Some(_) => {}
             }
         }

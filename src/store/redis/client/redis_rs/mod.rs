@@ -17,7 +17,7 @@ use self::{
     },
     topology::Sentinels,
 };
-use super::HashTags;
+use super::{HashTags, SINGLE_SERVER};
 use crate::{
     ConfigError,
     store::{
@@ -30,7 +30,7 @@ use crate::{
             failure::{Failure, shortened},
             reply::RawReply,
             script::{EvalCommand, Script},
-            url::{Topology, Url},
+            url::Url,
             wakes::Event,
         },
     },
@@ -66,24 +66,18 @@ impl Server {
 
 impl RedisRsClient {
     pub(in crate::store::redis) fn connect(url: &Url<'_>, settings: &ConnectionSettings) -> Result<Self, ConfigError> {
-        let (address, endpoint) = match url.topology() {
-            Topology::SingleServer => {
-                let server = for_limiter(&parse(url.server_url())?);
-                (server.addr().to_string(), Endpoint::Server(server))
-            }
-            Topology::Sentinel { service, .. } => {
+        if url.is_cluster() {
+            let nodes = url.node_urls().map(parse).collect::<Result<Vec<_>, _>>()?;
+            return Self::cluster(&nodes, settings);
+        }
+        let server = for_limiter(&parse(url.server_url())?);
+        let (address, endpoint) = match url.sentinel_service() {
+            None => (server.addr().to_string(), Endpoint::Server(server)),
+            Some(service) => {
                 let sentinels: Vec<_> = url.node_urls().map(parse).collect::<Result<_, _>>()?;
-                let template = for_limiter(&parse(url.server_url())?);
-                let name = service.clone();
                 let sentinels = sentinels.iter().map(without_library_name).collect();
-                (
-                    name,
-                    Endpoint::SentinelPrimary(Sentinels::new(sentinels, service, template)),
-                )
-            }
-            Topology::Cluster => {
-                let nodes = url.node_urls().map(parse).collect::<Result<Vec<_>, _>>()?;
-                return Self::cluster(&nodes, settings);
+                let sentinels = Sentinels::new(sentinels, service.to_owned(), server);
+                (service.to_owned(), Endpoint::SentinelPrimary(sentinels))
             }
         };
         Ok(Self::SingleServer(Server::new(address, endpoint, settings)))
@@ -116,7 +110,7 @@ impl RedisRsClient {
 
     pub(in crate::store::redis) fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
         match self {
-            Self::SingleServer(_) => Ok(vec![HashTags::SINGLE_SERVER]),
+            Self::SingleServer(_) => Ok(vec![SINGLE_SERVER]),
             Self::Cluster(cluster) => cluster.hash_tags(),
         }
     }
