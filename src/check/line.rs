@@ -47,7 +47,7 @@ pub(super) const NO_LINE: u64 = u64::MAX;
 pub(super) static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
 
 /// Notified when the task of a line has ended with its runtime.
-pub(super) static ORPHANED: Notify = Notify::const_new();
+pub(super) static ORPHANED: LazyLock<Notify> = LazyLock::new(Notify::new);
 
 /// The requests of this process that wait for one key of a store.
 pub(super) struct Line {

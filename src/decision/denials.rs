@@ -2,14 +2,14 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::SystemTime,
 };
 
 use super::space_saving::{SpaceSaving, Summary};
-use crate::Key;
+use crate::{Key, sync::lock};
 
 /// The denials of the policies of a layer or a limiter, whose clones have them in common.
 #[derive(Clone, Default)]
@@ -58,7 +58,7 @@ impl Denials {
     /// Counts a denial by the policy at this position.
     #[cold]
     pub(crate) fn count(&self, position: usize, key: &Key) {
-        if let Some(counted) = &mut *self.0.counted()
+        if let Some(counted) = &mut *lock(&self.0.counted)
             && let Some(sketch) = counted.sketches.get_mut(position)
         {
             sketch.count(key);
@@ -68,7 +68,7 @@ impl Denials {
     /// Counts the denials of so many policies until what this returns is dropped, each for so many keys; that of the first
     /// watch applies to later ones too.
     pub(crate) fn watch(&self, policies: usize, keys: usize) -> DenialWatch {
-        let mut counted = self.0.counted();
+        let mut counted = lock(&self.0.counted);
         let decisions = self
             .0
             .decisions
@@ -88,16 +88,9 @@ impl Denials {
 
     /// The denials of the policy at this position, and since when they are counted.
     pub(crate) fn summary(&self, position: usize) -> Option<(SystemTime, Summary<Key>)> {
-        let counted = self.0.counted();
+        let counted = lock(&self.0.counted);
         let counted = counted.as_ref()?;
         Some((counted.since, counted.sketches.get(position)?.summary()))
-    }
-}
-
-impl DenialCounts {
-    fn counted(&self) -> MutexGuard<'_, Option<Sketches>> {
-        // No code panics while it is locked.
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -106,7 +99,7 @@ pub(crate) struct DenialWatch(Arc<DenialCounts>);
 
 impl Drop for DenialWatch {
     fn drop(&mut self) {
-        let mut counted = self.0.counted();
+        let mut counted = lock(&self.0.counted);
         if self.0.watches.fetch_sub(1, Ordering::Relaxed) == 1 {
             *counted = None;
         }

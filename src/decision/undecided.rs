@@ -281,26 +281,6 @@ impl Clone for Untaken {
     }
 }
 
-#[cfg(all(test, feature = "loom"))]
-mod threads {
-    use loom::{model, sync::Arc, thread::spawn};
-
-    use super::*;
-
-    #[test]
-    fn one_of_several_threads_takes_a_receipt() {
-        model(|| {
-            let untaken = Arc::new(Untaken::new(true));
-            let thread = spawn({
-                let untaken = untaken.clone();
-                move || untaken.take()
-            });
-            let own = untaken.take();
-            assert!(own ^ thread.join().expect("no panic"));
-        });
-    }
-}
-
 impl Decision {
     /// The same decision about a request that has waited, with those of the policies that observe, which were made before.
     pub(crate) fn after_waiting(mut self, waited: Duration, observed: PolicyDecisions) -> Self {
@@ -389,5 +369,26 @@ impl PolicyDecision {
         let (limit, key) = (self.charge.limit.clone(), self.charge.key.clone());
         let again = (key, self.charge.cost);
         Self::undecided(self.context.clone(), self.position, limit, again, self.waiting)
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "loom")]
+mod threads {
+    use loom::{model, sync::Arc, thread::spawn};
+
+    use super::*;
+
+    #[test]
+    fn one_of_several_threads_takes_a_receipt() {
+        model(|| {
+            let untaken = Arc::new(Untaken::new(true));
+            let thread = spawn({
+                let untaken = untaken.clone();
+                move || untaken.take()
+            });
+            let own = untaken.take();
+            assert!(own ^ thread.join().expect("no panic"));
+        });
     }
 }

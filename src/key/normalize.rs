@@ -230,7 +230,8 @@ fn begins_with_hex_digits(path: &[u8]) -> bool {
     })
 }
 
-#[cfg(all(test, feature = "serde"))]
+#[cfg(test)]
+#[cfg(feature = "serde")]
 mod tests {
     use super::*;
 

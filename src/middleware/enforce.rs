@@ -60,20 +60,6 @@ pub(crate) enum Progress {
     Pending(PendingCheck),
 }
 
-/// Why a request is rejected without a check.
-enum Unchecked {
-    /// By a condition of the layer or of the file of its policies.
-    Blocked,
-    /// It has no key.
-    Refused(KeyError),
-}
-
-impl From<KeyError> for Unchecked {
-    fn from(error: KeyError) -> Self {
-        Self::Refused(error)
-    }
-}
-
 /// What to do with a request.
 pub(crate) enum Action {
     /// Call the inner service, and annotate its response if a policy applied.
@@ -89,11 +75,9 @@ impl Enforcer {
         let undecided = match self.undecided(parts) {
             Ok(Some(undecided)) => undecided,
             Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
-            Err(Unchecked::Blocked) => {
-                return Progress::Done(Action::Reject(self.reject(Rejection::Blocked, parts)));
-            }
-            Err(Unchecked::Refused(error)) => {
-                return Progress::Done(Action::Reject(self.reject(Rejection::Refused(&error), parts)));
+            Err(refused) => {
+                let rejection = refused.as_ref().map_or(Rejection::Blocked, Rejection::Refused);
+                return Progress::Done(Action::Reject(self.reject(rejection, parts)));
             }
         };
         let operation = match undecided.waits() {
@@ -106,9 +90,10 @@ impl Enforcer {
         }
     }
 
-    /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
+    /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped. An error is why it
+    /// has no key, or `None` if it is blocked.
     #[inline(always)]
-    fn undecided(&self, parts: &Parts) -> Result<Option<Undecided>, Unchecked> {
+    fn undecided(&self, parts: &Parts) -> Result<Option<Undecided>, Option<KeyError>> {
         let basis: &Basis = &self.policies.newest();
         let Basis {
             policies,
@@ -122,7 +107,7 @@ impl Enforcer {
             if access.blocks(parts) {
                 context.count_for_all(PolicyOutcome::Blocked);
                 context.record(PolicyOutcome::Blocked, None);
-                return Err(Unchecked::Blocked);
+                return Err(None);
             }
             if access.skips(parts) {
                 context.count_for_all(PolicyOutcome::Skipped);

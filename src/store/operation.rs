@@ -44,10 +44,7 @@ pub enum Operation {
 impl Operation {
     /// Whether it compares the room with the costs.
     pub(crate) fn compares_room(self) -> bool {
-        match self {
-            Self::Check | Self::Wait | Self::Charge | Self::Peek | Self::RenewLease => true,
-            Self::Reset | Self::Refund { .. } | Self::EndLease | Self::Ban { .. } => false,
-        }
+        self.requires_room() || self == Self::Charge
     }
 
     /// Whether it is denied if a charge does not fit.
@@ -66,10 +63,7 @@ impl Operation {
 
     /// Whether it reads the lines of its charges: it is denied for them, or wakes them.
     pub(super) fn reads_lines(self) -> bool {
-        match self {
-            Self::Check | Self::Wait | Self::Peek | Self::Reset | Self::Refund { .. } | Self::EndLease => true,
-            Self::Charge | Self::RenewLease | Self::Ban { .. } => false,
-        }
+        self.regards_lines() || matches!(self, Self::Reset | Self::Refund { .. } | Self::EndLease)
     }
 
     /// Whether it is denied for the requests that stand in the lines of its charges.

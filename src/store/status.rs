@@ -114,7 +114,8 @@ impl StoreStatus {
     }
 }
 
-#[cfg(all(test, feature = "admin"))]
+#[cfg(test)]
+#[cfg(feature = "admin")]
 mod tests {
     use super::*;
 

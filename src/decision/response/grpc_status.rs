@@ -120,20 +120,15 @@ fn violation(policy: &PolicyDecision) -> Vec<u8> {
 }
 
 fn description(limit: &Limit, window: Option<Duration>) -> String {
-    let per = match limit {
-        Limit::DenyAll => return "no requests".to_owned(),
-        Limit::Concurrency(_) => return format!("{} requests at once", limit.quota()),
-        Limit::SlidingLog(_)
-        | Limit::SlidingCounter(_)
-        | Limit::FixedWindow(_)
-        | Limit::TokenBucket(_)
-        | Limit::Unlimited => window.map(|window| format!("{}s", window.as_secs_f64())),
-    };
-    format!(
-        "{} requests per {}",
-        limit.quota(),
-        per.as_deref().unwrap_or("calendar window")
-    )
+    let quota = limit.quota();
+    if *limit == Limit::DenyAll {
+        return "no requests".to_owned();
+    }
+    if limit.is_held() {
+        return format!("{quota} requests at once");
+    }
+    let per = window.map(|window| format!("{}s", window.as_secs_f64()));
+    format!("{quota} requests per {}", per.as_deref().unwrap_or("calendar window"))
 }
 
 /// `google.protobuf.Any`

@@ -3,6 +3,7 @@
 mod keeper;
 mod lease;
 #[cfg(all(test, feature = "shuttle"))]
+#[path = "simulation.rs"]
 mod threads;
 
 use std::{

@@ -19,12 +19,10 @@ pub(super) struct AdvancedBans<'a> {
 
 impl<'a> AdvancedBans<'a> {
     pub(super) fn new(ban: &'a Ban, state: &'a mut State, now: u64) -> Self {
-        let mut banned = match state {
-            State::Banned(banned) => *banned,
-            State::Log(_) | State::Counter(_) | State::Window(_) | State::Bucket(_) | State::Leases(_) => {
-                Banned::default()
-            }
-        };
+        let mut banned = Banned::default();
+        if let State::Banned(stored) = state {
+            banned = *stored;
+        }
         ban.advance(&mut banned, now);
         Self {
             ban,

@@ -263,16 +263,9 @@ impl<'a> Advanced<'a> {
             Change::Nothing | Change::Renew | Change::End => room.unwrap_or(self.room),
             Change::GiveBack { .. } => room.unwrap_or_else(|| limit.read(self.state, now, 0)),
         };
-        let lacks_room = match operation {
-            Operation::RenewLease => self.lacks(),
-            Operation::Check
-            | Operation::Wait
-            | Operation::Charge
-            | Operation::Peek
-            | Operation::Reset
-            | Operation::Refund { .. }
-            | Operation::EndLease
-            | Operation::Ban { .. } => room < cost,
+        let lacks_room = match operation == Operation::RenewLease {
+            true => self.lacks(),
+            false => room < cost,
         };
         let wait = if room < cost || limit.is_held() {
             limit.wait(self.state, now, cost)

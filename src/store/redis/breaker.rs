@@ -101,68 +101,6 @@ impl Drop for Breaker {
     }
 }
 
-#[cfg(all(test, feature = "loom"))]
-mod threads {
-    use loom::{model, sync::Arc, thread::spawn};
-
-    use super::*;
-
-    const LEASE: Duration = Duration::from_millis(400);
-
-    fn open() -> Breaker {
-        let breaker = Breaker::default();
-        for _ in 0..FAILURES {
-            breaker.record_failure();
-        }
-        breaker
-    }
-
-    #[test]
-    fn failures_of_several_threads_are_all_counted() {
-        model(|| {
-            let breaker = Arc::new(Breaker::default());
-            for _ in 0..FAILURES - 2 {
-                breaker.record_failure();
-            }
-            let thread = spawn({
-                let breaker = breaker.clone();
-                move || breaker.record_failure()
-            });
-            breaker.record_failure();
-            thread.join().expect("no panic");
-            assert!(breaker.is_open());
-        });
-    }
-
-    #[test]
-    fn a_reply_and_a_failure_at_the_same_time_leave_at_most_that_failure() {
-        model(|| {
-            let breaker = Arc::new(open());
-            let thread = spawn({
-                let breaker = breaker.clone();
-                move || breaker.record_failure()
-            });
-            breaker.record_reply();
-            thread.join().expect("no panic");
-            assert!(breaker.failures.load(Ordering::Relaxed) <= 1);
-        });
-    }
-
-    #[test]
-    fn several_threads_start_one_probe() {
-        model(|| {
-            let (breaker, now) = (Arc::new(open()), Instant::now());
-            let thread = spawn({
-                let breaker = breaker.clone();
-                move || breaker.start_probe(now, LEASE)
-            });
-            let own = breaker.start_probe(now, LEASE);
-            let other = thread.join().expect("no panic");
-            assert_eq!(own.iter().chain(&other).count(), 1);
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,5 +175,67 @@ mod tests {
             breaker.record_failure();
         }
         assert!(breaker.start_probe(now, LEASE).is_some());
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod threads {
+    use loom::{model, sync::Arc, thread::spawn};
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_millis(400);
+
+    fn open() -> Breaker {
+        let breaker = Breaker::default();
+        for _ in 0..FAILURES {
+            breaker.record_failure();
+        }
+        breaker
+    }
+
+    #[test]
+    fn failures_of_several_threads_are_all_counted() {
+        model(|| {
+            let breaker = Arc::new(Breaker::default());
+            for _ in 0..FAILURES - 2 {
+                breaker.record_failure();
+            }
+            let thread = spawn({
+                let breaker = breaker.clone();
+                move || breaker.record_failure()
+            });
+            breaker.record_failure();
+            thread.join().expect("no panic");
+            assert!(breaker.is_open());
+        });
+    }
+
+    #[test]
+    fn a_reply_and_a_failure_at_the_same_time_leave_at_most_that_failure() {
+        model(|| {
+            let breaker = Arc::new(open());
+            let thread = spawn({
+                let breaker = breaker.clone();
+                move || breaker.record_failure()
+            });
+            breaker.record_reply();
+            thread.join().expect("no panic");
+            assert!(breaker.failures.load(Ordering::Relaxed) <= 1);
+        });
+    }
+
+    #[test]
+    fn several_threads_start_one_probe() {
+        model(|| {
+            let (breaker, now) = (Arc::new(open()), Instant::now());
+            let thread = spawn({
+                let breaker = breaker.clone();
+                move || breaker.start_probe(now, LEASE)
+            });
+            let own = breaker.start_probe(now, LEASE);
+            let other = thread.join().expect("no panic");
+            assert_eq!(own.iter().chain(&other).count(), 1);
+        });
     }
 }

@@ -147,7 +147,10 @@ impl RedisStoreBuilder {
     fn build(self) -> Result<RedisStore, ConfigError> {
         self.validate()?;
         if Handle::try_current().is_err() {
-            return Err(no_runtime());
+            return Err(ConfigError::new(
+                "a store connects in a tokio runtime, and there is none; build it in a function that the runtime runs, such as an \
+         `async fn main` with `#[tokio::main]`, or enter the runtime before, as in `let _guard = runtime.enter();`",
+            ));
         }
         let client = self.redis_client()?;
         let key_format = KeyFormat::new(&self.prefix, self.secret);
@@ -167,7 +170,11 @@ impl RedisStoreBuilder {
             credentials: self.credentials.clone(),
         };
         let url = match &self.source {
-            None => return Err(no_source()),
+            None => {
+                return Err(ConfigError::new(
+                    "the store has no Redis to connect to; set one, such as `.url(\"redis://127.0.0.1:6379\")`, before `.connect()`",
+                ));
+            }
             Some(Source::Url(url)) => url,
             #[cfg(feature = "fred")]
             Some(Source::Fred(clients)) => return FredClient::from_clients(clients).map(RedisClient::Fred),
@@ -249,19 +256,6 @@ fn unless_refused(result: Result<(), StoreError>) -> Result<(), StoreError> {
         ErrorKind::Refused => Err(error),
         ErrorKind::Timeout | ErrorKind::Unreachable | ErrorKind::Protocol => Ok(()),
     })
-}
-
-fn no_runtime() -> ConfigError {
-    ConfigError::new(
-        "a store connects in a tokio runtime, and there is none; build it in a function that the runtime runs, such as an \
-         `async fn main` with `#[tokio::main]`, or enter the runtime before, as in `let _guard = runtime.enter();`",
-    )
-}
-
-fn no_source() -> ConfigError {
-    ConfigError::new(
-        "the store has no Redis to connect to; set one, such as `.url(\"redis://127.0.0.1:6379\")`, before `.connect()`",
-    )
 }
 
 /// The error of [`RedisStore::connect`](super::RedisStore::connect).

@@ -113,16 +113,7 @@ impl DenyCache {
     /// Invalidates the denials of the keys that these requests reset or refund.
     pub(super) fn invalidate(&self, requests: &[OwnedRequest]) {
         for request in requests {
-            let makes_room = match request.operation {
-                Operation::Reset | Operation::Refund { .. } => true,
-                Operation::Check
-                | Operation::Wait
-                | Operation::Charge
-                | Operation::Peek
-                | Operation::RenewLease
-                | Operation::EndLease
-                | Operation::Ban { .. } => false,
-            };
+            let makes_room = matches!(request.operation, Operation::Reset | Operation::Refund { .. });
             if makes_room {
                 for charge in request.charges() {
                     self.counter(charge.hash).fetch_add(1, Ordering::Release);

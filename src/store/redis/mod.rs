@@ -24,6 +24,7 @@ mod source;
 mod store;
 mod task;
 #[cfg(all(test, feature = "shuttle"))]
+#[path = "simulation/threads.rs"]
 mod threads;
 mod trial;
 mod url;

@@ -49,41 +49,26 @@ pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
 
 /// The boundaries of the windows of a calendar around an approximate time of Redis in microseconds; `None` without a calendar.
 pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
-    match limit {
-        Limit::FixedWindow(fixed) => fixed.boundaries(now_us),
-        Limit::SlidingLog(_)
-        | Limit::SlidingCounter(_)
-        | Limit::TokenBucket(_)
-        | Limit::Concurrency(_)
-        | Limit::Unlimited
-        | Limit::DenyAll => None,
-    }
+    let Limit::FixedWindow(fixed) = limit else { return None };
+    fixed.boundaries(now_us)
 }
 
 /// Whether the outcome of each of several equal checks can be computed from that of the last one.
 pub(super) fn merges(limit: &Limit) -> bool {
-    match limit {
+    if let Limit::TokenBucket(bucket) = limit {
         // Only if each token takes a whole number of microseconds.
-        Limit::TokenBucket(bucket) => bucket.reduced().0 == 1,
-        Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::FixedWindow(_) | Limit::Unlimited | Limit::DenyAll => {
-            true
-        }
-        // Each has a lease of its own.
-        Limit::Concurrency(_) => false,
+        return bucket.reduced().0 == 1;
     }
+    // Each has a lease of its own.
+    !limit.is_held()
 }
 
 /// How much later the quota of a key in use is fully restored because of one more charge of this weight.
 pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
-    match limit {
-        Limit::TokenBucket(bucket) => Duration::from_micros(bucket.time(weight)),
-        Limit::SlidingLog(_)
-        | Limit::SlidingCounter(_)
-        | Limit::FixedWindow(_)
-        | Limit::Concurrency(_)
-        | Limit::Unlimited
-        | Limit::DenyAll => Duration::ZERO,
-    }
+    let Limit::TokenBucket(bucket) = limit else {
+        return Duration::ZERO;
+    };
+    Duration::from_micros(bucket.time(weight))
 }
 
 /// How far ahead of the clock an entry of a clock that is gone may be: 31 years.

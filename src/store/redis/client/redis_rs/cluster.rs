@@ -1,6 +1,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -15,16 +15,19 @@ use super::{
     connection::{CONNECT_TIMEOUT, Endpoint, ServerConnections, at},
     topology::{Address, MAX_HOST, SlotRange, slot_ranges},
 };
-use crate::store::{
-    health,
-    health::Health,
-    redis::{
-        client::HashTags,
-        credentials::ConnectionSettings,
-        failure::Failure,
-        key_format::slot_of,
-        task::{AbortOnDrop, OnDrop},
+use crate::{
+    store::{
+        health,
+        health::Health,
+        redis::{
+            client::HashTags,
+            credentials::ConnectionSettings,
+            failure::Failure,
+            key_format::slot_of,
+            task::{AbortOnDrop, OnDrop},
+        },
     },
+    sync::lock,
 };
 
 /// The nodes of a cluster, each with connections of its own, so that a node that hangs delays no other.
@@ -105,7 +108,7 @@ impl Cluster {
 
     /// The health of the primary of a slot, if it has one.
     pub(super) fn node(&self, slot: u16) -> Option<Arc<health::Node>> {
-        let primary = self.shared.slots().primary_of(slot)?;
+        let primary = lock(&self.shared.slots).primary_of(slot)?;
         Some(primary.health.clone())
     }
 
@@ -115,7 +118,7 @@ impl Cluster {
 
     /// One of the nodes, each of which receives the messages that are published to any.
     pub(super) fn any_node(&self) -> Option<ConnectionInfo> {
-        let nodes: Vec<_> = self.shared.slots().nodes.keys().cloned().collect();
+        let nodes: Vec<_> = lock(&self.shared.slots).nodes.keys().cloned().collect();
         let (host, port) = fastrand::choice(nodes)?;
         Some(at(&self.shared.template, host, port))
     }
@@ -126,7 +129,7 @@ impl Cluster {
         const TAGS: u32 = 500_000;
         const TAGS_FOR_SECOND: u32 = 20_000;
 
-        let slots = self.shared.slots();
+        let slots = lock(&self.shared.slots);
         let mut tags = HashMap::<_, Option<HashTags>>::new();
         tags.extend(slots.ranges.values().map(|(_, primary)| (Arc::as_ptr(primary), None)));
         if tags.is_empty() {
@@ -163,7 +166,7 @@ impl Cluster {
     /// Sends a command to the primary of this key. It follows redirections, which prove that nothing was executed, or returns
     /// them: a command whose other keys are not declared must not be sent with `ASKING`, since that would create them.
     pub(super) async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {
-        let Some(mut node) = self.shared.slots().primary_of(slot_of(key)) else {
+        let Some(mut node) = lock(&self.shared.slots).primary_of(slot_of(key)) else {
             self.shared.outdated.notify_one();
             return Err(self.shared.no_primary());
         };
@@ -225,12 +228,8 @@ impl<'a> Redirection<'a> {
 }
 
 impl ClusterState {
-    fn slots(&self) -> MutexGuard<'_, SlotMap> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn node_at(&self, address: Address) -> Arc<ClusterNode> {
-        let mut slots = self.slots();
+        let mut slots = lock(&self.slots);
         slots
             .nodes
             .entry(address)
@@ -240,7 +239,7 @@ impl ClusterState {
 
     /// The node of a redirection. The slots are looked up, and the others are disconnected, if there are too many.
     fn redirected_to(&self, address: Address) -> Result<Arc<ClusterNode>, Failure> {
-        let mut slots = self.slots();
+        let mut slots = lock(&self.slots);
         if !slots.nodes.contains_key(&address) {
             if slots.redirected >= MAX_REDIRECTED {
                 self.outdated.notify_one();
@@ -267,10 +266,10 @@ impl ClusterState {
 
     /// Looks up the slots: sends `CLUSTER SLOTS` to one node after the other until one replies, first to those of the slot map.
     async fn look_up_slots(&self) {
-        let mut known: Vec<_> = self.slots().nodes.keys().cloned().collect();
+        let mut known: Vec<_> = lock(&self.slots).nodes.keys().cloned().collect();
         fastrand::shuffle(&mut known);
         let mut all = known.clone();
-        for address in self.seeds.iter().chain(&self.slots().replicas) {
+        for address in self.seeds.iter().chain(&lock(&self.slots).replicas) {
             if !all.contains(address) {
                 all.push(address.clone());
             }
@@ -295,12 +294,14 @@ impl ClusterState {
             .ok()?
             .ok()?;
         let ranges = slot_ranges(&reply, &address.0);
-        ranges.map_err(|failure| *self.slots_failure() = Some(failure)).ok()
+        ranges
+            .map_err(|failure| *lock(&self.slots_failure) = Some(failure))
+            .ok()
     }
 
     /// The failure for a slot without a known primary.
     fn no_primary(&self) -> Failure {
-        let slots = self.slots();
+        let slots = lock(&self.slots);
         let nodes = slots.nodes.values();
         let failures: Vec<_> = match slots.ranges.is_empty() {
             true => nodes.filter_map(|node| node.connections.connection_failure()).collect(),
@@ -313,7 +314,7 @@ impl ClusterState {
         if let Some(refused) = refused.pop() {
             return refused;
         }
-        match &*self.slots_failure() {
+        match &*lock(&self.slots_failure) {
             Some(failure) => failure.clone(),
             None => others
                 .into_iter()
@@ -322,13 +323,9 @@ impl ClusterState {
         }
     }
 
-    fn slots_failure(&self) -> MutexGuard<'_, Option<Failure>> {
-        self.slots_failure.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Replaces the slot map, and disconnects the nodes without slots in the new one.
     fn replace_slots(&self, ranges: Vec<SlotRange>) {
-        let mut slots = self.slots();
+        let mut slots = lock(&self.slots);
         let mut new = SlotMap::default();
         for range in ranges {
             let known = slots.nodes.get(&range.primary).or(new.nodes.get(&range.primary));
@@ -341,7 +338,7 @@ impl ClusterState {
         *slots = new;
         drop(slots);
         self.health.set_nodes(nodes);
-        *self.slots_failure() = None;
+        *lock(&self.slots_failure) = None;
     }
 }
 
@@ -357,7 +354,7 @@ async fn keep_slots(shared: Arc<ClusterState>) {
     loop {
         shared.look_up_slots().await;
         sleep(LOOKUP_PAUSE).await;
-        if !shared.slots().ranges.is_empty() {
+        if !lock(&shared.slots).ranges.is_empty() {
             shared.outdated.notified().await;
         }
     }

@@ -368,7 +368,8 @@ pub(super) fn at(template: &ConnectionInfo, host: String, port: u16) -> Connecti
     template.clone().set_addr(address)
 }
 
-#[cfg(all(test, feature = "tls"))]
+#[cfg(test)]
+#[cfg(feature = "tls")]
 mod tests {
     use super::*;
 

@@ -11,7 +11,7 @@ use shuttle::{
 };
 use tokio::time::{Instant, clear_triggers, trigger_timeouts};
 
-use super::{Keeper, Lease, Place, Slots, Ticket};
+use super::{Keeper, Lease, Slots};
 use crate::{
     Concurrency, Key, Limit, MemoryStore,
     observe::PolicyMetrics,
@@ -57,7 +57,11 @@ impl Store for Shared {
             panic!("one lease is sent at a time")
         };
         let (store, operation) = (self.0.clone(), request.operation());
-        let lease = request.charges()[0].lease_id().expect("a lease");
+        let lease = request
+            .charges()
+            .next()
+            .and_then(|charge| charge.lease)
+            .expect("a lease");
         let sent = spawn(async move {
             yield_now().await;
             store.decide_now(operation, lease).await
@@ -80,20 +84,17 @@ fn explore(schedule: impl Fn() + Send + Sync + 'static) {
 
 /// Takes a slot with a lease that is due for a renewal.
 fn take(store: &Arc<SlowStore>, keeper: &Arc<Keeper>) -> (Slots, LeaseId) {
-    let mut ticket = Ticket {
-        id: LeaseId::random(),
-        made_at: Instant::now(),
-    };
-    let taken = store.decide_now(Operation::Check, ticket.id).try_ready();
+    let lease = LeaseId::random();
+    let taken = store.decide_now(Operation::Check, lease).try_ready();
     assert!(taken.is_ok_and(|taken| taken.is_ok_and(|response| response.outcomes()[0].allowed)));
 
-    ticket.made_at -= limit().lease_length().expect("a lease") / 2;
-    let (place, policy) = (Place::Store(Arc::new(Shared(store.clone()))), "exports".into());
-    let lease = Lease::new(place, (policy, limit()), Key::from("42"), 1, &ticket).expect("a lease");
-    let lease = lease.owing(Arc::<Outstanding>::default().owe(OwedKind::Release));
+    let made_at = Instant::now() - limit().lease_length().expect("a lease") / 2;
+    let charge = Charge::new("exports", &limit(), &Key::from("42"), 1).lease(lease);
+    let owed = Arc::<Outstanding>::default().owe(OwedKind::Release);
+    let held = Lease::new(Arc::new(Shared(store.clone())), charge, made_at, owed).expect("a lease");
     let mut slots = Slots::default();
-    slots.push(lease, keeper, PolicyMetrics::new("exports".into(), 0).hold(1));
-    (slots, ticket.id)
+    slots.push(held, keeper, PolicyMetrics::new("exports".into(), 0).hold(1));
+    (slots, lease)
 }
 
 /// Waits until no lease and no operation is left, and verifies that all slots are free.

@@ -15,7 +15,6 @@ use super::{
     deny_cache::DenyCache,
     key_format::KeyFormat,
     queues::{BatchLimits, CommitQueues},
-    request::OwnedRequest,
     simulation::{backend::simulated_backend, network::Network},
     store::RedisStore,
 };
@@ -66,9 +65,9 @@ fn slots() -> Concurrency {
 /// The key in Redis of the only policy of these tests.
 fn redis_key(limit: impl Into<Limit>, key: &str) -> String {
     let (limit, key) = (limit.into(), Key::from(key));
-    let charges = [Charge::new("p", &limit, &key, 1)];
-    let request = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
-    String::from_utf8_lossy(&request.charges[0].key).to_owned(|_| {})
+    let charge = Charge::new("p", &limit, &key, 1);
+    let key = KeyFormat::new("quota", None).of_count(&charge).concat();
+    String::from_utf8(key).expect("text")
 }
 
 fn check(store: &RedisStore, key: &str) -> StoreFuture {
