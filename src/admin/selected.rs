@@ -86,7 +86,7 @@ impl Selected {
     }
 
     /// The policy in each layer and limiter that shares its counts.
-    pub(super) fn sharing(&self) -> impl Iterator<Item = &WatchedPolicy> {
+    pub(super) fn sharing(&self) -> impl Iterator<Item = &WatchedPolicy> + Clone {
         self.policies.iter().filter(|other| other.shares_counts(&self.policy))
     }
 

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{response::AdminError, selected::Selected, watched::WatchedPolicy};
 use crate::{
-    Decision, Denial, Key, Limit, PolicyDecision, check,
+    Decision, Denial, Key, Limit, Policy, PolicyDecision, check,
     check::Check,
     decision::{Undecided, Waiting},
     key::Secret,
@@ -86,10 +86,8 @@ pub(super) async fn set_override(selected: &Selected, limit: Option<(Limit, Dura
     let missing = |error: StoreError| AdminError::new(StatusCode::CONFLICT, error.to_string());
     let overrides = policy.context.require_overrides().map_err(missing)?;
     if let Some((limit, _)) = &limit {
-        for of in selected.sharing() {
-            let valid = of.unkeyed.accepts_override(limit);
-            valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
-        }
+        let valid = Policy::accept_override(selected.sharing().map(|of| &of.unkeyed), limit);
+        valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
     }
     let set = overrides.set(&policy.name, &selected.key, limit).await;
     set.map_err(|error| {

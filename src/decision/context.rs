@@ -40,6 +40,8 @@ pub(crate) struct CheckContext {
     pub(crate) is_composite: bool,
     /// Whether the warning about a receipt of an unknown policy was logged.
     pub(super) warned_of_receipt: Arc<AtomicBool>,
+    /// Whether the warning about an upgraded connection without its slots was logged.
+    pub(super) warned_of_upgrade: Arc<AtomicBool>,
     /// Whether requests may wait for one of them.
     pub(crate) waits: bool,
     /// The rate limit fields of responses.
@@ -65,6 +67,7 @@ impl CheckContext {
             lost: policies.iter().any(awaits_completion).then(Arc::default),
             is_composite: is_composite(&policies),
             warned_of_receipt: Arc::default(),
+            warned_of_upgrade: Arc::default(),
             waits: waits(&policies),
             policies,
             fields: Fields::default(),

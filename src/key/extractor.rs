@@ -1,4 +1,12 @@
-use std::{borrow::Cow, error::Error, fmt, sync::Arc};
+use std::{
+    borrow::Cow,
+    error::Error,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
 use http::request::Parts;
 
@@ -64,7 +72,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// Uses another extractor for requests that have no key here.
     ///
     /// The alternative applies after `Ok(None)` and after every error except a [malformed](KeyError::malformed) key: a caller
-    /// could otherwise send a malformed key to choose the alternative.
+    /// could otherwise send a malformed key to choose the alternative. If what the first key reads was in none of the first 1,000
+    /// requests, such as since its layer is inside of this one, that is logged.
     ///
     /// ```
     /// use http::Request;
@@ -113,10 +122,14 @@ impl Extractor {
     /// The key of the first extractor that has one. By a malformed key, a caller must not choose another one.
     pub(super) fn first(alternatives: Vec<Arc<dyn KeyExtractor>>) -> Self {
         let form = KeyForm::first(alternatives.iter().map(|extractor| extractor.form()));
+        let never = NeverFound::default();
         Self::new(form, move |parts| {
             let mut result = Ok(None);
-            for extractor in &alternatives {
+            for (position, extractor) in alternatives.iter().enumerate() {
                 result = extractor.extract(parts);
+                if position == 0 {
+                    never.observe(&result);
+                }
                 match &result {
                     Ok(None) => {}
                     Err(error) if !error.is_malformed() => {}
@@ -134,6 +147,38 @@ impl Extractor {
         Self::new(form, move |parts| {
             extract_all(extractors.iter().map(|extractor| &**extractor), parts)
         })
+    }
+}
+
+/// How many requests had no key by the first of several extractors, since what it reads was in none of them.
+#[derive(Default)]
+struct NeverFound(AtomicU32);
+
+impl NeverFound {
+    const LOGGED_AT: u32 = 1_000;
+    const FOUND: u32 = u32::MAX;
+
+    fn observe(&self, result: &Result<Option<Key>, KeyError>) {
+        let count = self.0.load(Ordering::Relaxed);
+        if count >= Self::LOGGED_AT {
+            return;
+        }
+        match result {
+            Err(error) if error.is_misconfigured() => {
+                let counted = self
+                    .0
+                    .compare_exchange(count, count + 1, Ordering::Relaxed, Ordering::Relaxed);
+                if counted.is_ok() && count + 1 == Self::LOGGED_AT {
+                    tracing::warn!(
+                        error = error.to_string(),
+                        requests = Self::LOGGED_AT,
+                        "no request yet had the first key, all have its alternative"
+                    );
+                }
+            }
+            Ok(Some(_)) => self.0.store(Self::FOUND, Ordering::Relaxed),
+            Ok(None) | Err(_) => {}
+        }
     }
 }
 

@@ -208,8 +208,8 @@ where
     Extractor::new(form, move |parts| match parts.extensions.get::<T>() {
         Some(value) => Ok(Some(Key::extension(&name, f(value)))),
         None => Err(KeyError::misconfigured(format!(
-            "no `{}` in the extensions of the request; put the layer that inserts it outside of this one, or add an \
-             alternative with `.or(..)`",
+            "no `{}` in the extensions of the request; put the layer that inserts it outside of this one (in axum, add it after \
+             this one), or add an alternative with `.or(..)`",
             type_name::<T>(),
         ))),
     })

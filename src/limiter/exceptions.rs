@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use super::{Limiter, request::unknown};
+use super::{Limiter, unknown};
 use crate::{
-    Ban, Decision, Key, Limit, PolicyDecision,
+    Ban, Decision, Key, Limit, Policy, PolicyDecision,
     check::bans,
     limit::LengthText,
     store::{ErrorKind, Override, StoreError},
@@ -123,15 +123,14 @@ impl Limiter {
     ///
     /// It replaces an earlier override of the key. The limit has the algorithm of the policy's, or is
     /// [`Unlimited`](Limit::Unlimited) or [`DenyAll`](Limit::DenyAll). With another window, counts are those
-    /// [after a change](crate::limit#when-a-limit-changes). The other settings of the policy stay. A policy that is `Unlimited` does
-    /// not extract keys, so no override applies in a layer.
+    /// [after a change](crate::limit#when-a-limit-changes). The other settings of the policy stay.
     ///
     /// The time is rounded down to microseconds, and at most 31 years.
     ///
     /// # Errors
     ///
-    /// If the store fails, or has no overrides; and if the limiter has no policy of this name, the limit is not one that the policy
-    /// can have, or the store has 10,000 overrides already. Then nothing is changed.
+    /// If the store fails, or has no overrides; and if the limiter has no policy of this name, the policy is `Unlimited` and so has
+    /// no keys, the limit is not one that it can have, or the store has 10,000 overrides already. Then nothing is changed.
     pub async fn override_limit(
         &self,
         policy: &str,
@@ -182,10 +181,8 @@ impl Limiter {
                 return Err(unknown(policy, &basis.context));
             }
             if let Some((limit, _)) = &limit {
-                for of in named {
-                    let valid = of.accepts_override(limit);
-                    valid.map_err(|error| StoreError::new(ErrorKind::Refused, error.to_string()))?;
-                }
+                let valid = Policy::accept_override(named, limit);
+                valid.map_err(|error| StoreError::new(ErrorKind::Refused, error.to_string()))?;
             }
             overrides
         };

@@ -10,10 +10,10 @@ pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision, check,
     check::Check,
-    decision::{Undecided, Waiting, response::ResponseFormat},
+    decision::{CheckContext, Undecided, Waiting, response::ResponseFormat},
     observe::{Observer, PolicyOutcome},
-    policy::{Basis, PolicySet},
-    store::{Operation, Store, StoreError},
+    policy::{Basis, PlanChoice, PolicySet},
+    store::{ErrorKind, Operation, Store, StoreError},
 };
 
 /// A rate limiter without HTTP: for a job, a mail sender or a GraphQL resolver.
@@ -112,30 +112,48 @@ impl Limiter {
         wait: impl Fn(Waiting) -> Waiting,
     ) -> Result<Check, StoreError> {
         let basis = self.policies.newest();
-        request.validate(&basis)?;
-        Ok(check::begin(operation, undecided_by(&basis, operation, request, wait)))
+        let plan = request.plan_of(&basis)?;
+        Ok(check::begin(
+            operation,
+            undecided_by(&basis, plan, operation, request, wait),
+        ))
     }
+}
+
+#[cold]
+fn unknown(policy: &str, context: &CheckContext) -> StoreError {
+    let names = context.policies.iter().map(|policy| &*policy.limit.name);
+    let names = names.collect::<Vec<_>>().join("`, `");
+    StoreError::new(
+        ErrorKind::Refused,
+        format!("the limiter has no policy `{policy}`; it has `{names}`"),
+    )
+}
+
+#[cold]
+fn unknown_plan(plan: &str, plans: Option<&PlanChoice>) -> StoreError {
+    let known = plans.map_or("no plans".to_owned(), PlanChoice::list);
+    StoreError::new(
+        ErrorKind::Refused,
+        format!("the limiter has no plan `{plan}`; it has {known}"),
+    )
 }
 
 /// The policies that apply to a request, with their keys and costs.
 fn undecided_by(
     basis: &Basis<()>,
+    plan: usize,
     operation: Operation,
     request: &LimiterRequest<'_>,
     wait: impl Fn(Waiting) -> Waiting,
 ) -> Undecided {
-    let Basis {
-        policies,
-        context,
-        plans,
-        ..
-    } = basis;
+    let Basis { policies, context, .. } = basis;
     let context = context.here();
-    let plan = plans.as_ref().map_or(0, |plans| request.plan_among(plans));
     let policies = policies
         .iter()
         .enumerate()
-        .filter(|(_, policy)| policy.is_of_plan(plan));
+        // A key that is reset is so in each plan that may have counted it.
+        .filter(|(_, policy)| operation == Operation::Reset || policy.is_of_plan(plan));
     let undecided = policies.map(|(position, policy)| {
         let settings = &context.policies[position].settings;
         let key = request.key_for(policy.name());
@@ -205,7 +223,7 @@ impl Limiter {
         self.request(key).peek().await
     }
 
-    /// Removes all counts of the key, and its [bans](crate::Policy::ban).
+    /// Removes all counts of the key in all [plans](crate::Plans), and its [bans](crate::Policy::ban).
     ///
     /// The counts of a policy that is now [`Limit::Unlimited`](crate::Limit::Unlimited) or
     /// [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire.

@@ -1,11 +1,11 @@
 use std::{convert::identity, time::Duration};
 
-use super::Limiter;
+use super::{Limiter, unknown, unknown_plan};
 use crate::{
     Decision, Key,
     check::Check,
-    decision::{CheckContext, Waiting},
-    policy::{Basis, PlanChoice},
+    decision::Waiting,
+    policy::Basis,
     store::{ErrorKind, Operation, StoreError},
 };
 
@@ -154,8 +154,9 @@ impl<'a> LimiterRequest<'a> {
         self
     }
 
-    /// The plan whose policies decide the request, where the limiter has [`Plans`](crate::Plans). The default is the first plan, and so is one
-    /// that does not exist.
+    /// The plan whose policies decide the request, where the limiter has [`Plans`](crate::Plans). The default is the first plan.
+    ///
+    /// The decision is an error of the kind [`Refused`](ErrorKind::Refused) if the limiter has no such plan.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Plans, Policy, SlidingLog};
@@ -361,34 +362,23 @@ impl LimiterRequest<'_> {
         self.find(policy).and_then(|of| of.cost).or(self.cost)
     }
 
-    /// The position of its plan among those of the limiter.
-    pub(super) fn plan_among(&self, plans: &PlanChoice) -> usize {
-        self.plan.and_then(|name| plans.position(name)).unwrap_or_default()
-    }
-
     #[inline]
     fn find(&self, policy: &str) -> Option<&OfPolicy<'_>> {
         self.of_policies.iter().find(|of| of.policy == policy)
     }
 
-    /// Refuses a name that none of the policies has.
+    /// The position of its plan. Refuses a name that no plan or none of the policies has.
     #[inline]
-    pub(super) fn validate(&self, Basis { context, .. }: &Basis<()>) -> Result<(), StoreError> {
+    pub(super) fn plan_of(&self, Basis { context, plans, .. }: &Basis<()>) -> Result<usize, StoreError> {
+        let position = |name| plans.as_ref().and_then(|plans| plans.position(name));
+        let plan = self.plan.map_or(Ok(0), |name| {
+            position(name).ok_or_else(|| unknown_plan(name, plans.as_deref()))
+        })?;
         for of in &self.of_policies {
             if context.policies.iter().all(|policy| *policy.limit.name != *of.policy) {
                 return Err(unknown(of.policy, context));
             }
         }
-        Ok(())
+        Ok(plan)
     }
-}
-
-#[cold]
-pub(super) fn unknown(policy: &str, context: &CheckContext) -> StoreError {
-    let names = context.policies.iter().map(|policy| &*policy.limit.name);
-    let names = names.collect::<Vec<_>>().join("`, `");
-    StoreError::new(
-        ErrorKind::Refused,
-        format!("the limiter has no policy `{policy}`; it has `{names}`"),
-    )
 }

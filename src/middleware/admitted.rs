@@ -1,4 +1,4 @@
-use http::Response;
+use http::{Response, StatusCode};
 
 use crate::{
     Decision, ResponseBody,
@@ -36,6 +36,11 @@ impl Admitted {
         {
             let fields = &policy.context.fields;
             fields.annotate(&own, response.status(), response.headers_mut());
+        }
+        if let Some(release) = &release
+            && response.status() == StatusCode::SWITCHING_PROTOCOLS
+        {
+            release.warn_of_upgrade();
         }
         if extensions {
             // The decision of an inner layer has the policies of this one too.

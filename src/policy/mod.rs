@@ -286,8 +286,25 @@ impl<K> Policy<K> {
         self.validate_override(own, limit).ok()
     }
 
+    /// Whether a key can have this limit in all of these policies of one name, and in one of them with effect.
+    pub(crate) fn accept_override<'a>(
+        mut policies: impl Iterator<Item = &'a Self> + Clone,
+        limit: &Limit,
+    ) -> Result<(), KeyError>
+    where
+        K: 'a,
+    {
+        policies.clone().try_for_each(|policy| policy.accepts_override(limit))?;
+        if policies.all(|policy| policy.limit() == Some(&Limit::Unlimited)) {
+            return Err(KeyError::misconfigured(
+                "an override of a policy that is `unlimited` has no effect; give the policy a limit",
+            ));
+        }
+        Ok(())
+    }
+
     /// Whether a key of the policy can have this limit, as far as the limits of the policy are known.
-    pub(crate) fn accepts_override(&self, limit: &Limit) -> Result<(), KeyError> {
+    fn accepts_override(&self, limit: &Limit) -> Result<(), KeyError> {
         let own = self.limit().unwrap_or(&Limit::Unlimited);
         if let Some(cost) = self.cost_above(limit) {
             return Err(KeyError::misconfigured(format!(

@@ -1,4 +1,11 @@
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use http::request::Parts;
 
@@ -9,8 +16,8 @@ use crate::KeyExtractor;
 ///
 /// A plan is everything that is set for its policies: limits, waits, slots, costs, bans, failure modes. A layer finds the plan of a
 /// request by the function that [`by`](Self::by) takes; a [`Limiter`](crate::Limiter) is told by
-/// [`LimiterRequest::plan`](crate::LimiterRequest::plan). The first plan is that of requests without one, or with one that does not
-/// exist: let it be the strictest.
+/// [`LimiterRequest::plan`](crate::LimiterRequest::plan). The first plan is that of requests without one, and of those of a layer with
+/// one that does not exist: let it be the strictest.
 ///
 /// ```
 /// use std::time::Duration;
@@ -113,7 +120,8 @@ impl<K> Plans<K> {
 
     /// The function that a layer finds the name of the plan of a request by; `None` for the first plan.
     ///
-    /// It runs once for each request. Without it, a layer decides all requests by the first plan.
+    /// It runs once for each request. A name that does not exist means the first plan too, and the first such name is logged. A layer
+    /// with several plans needs this function, and is an error without it.
     pub fn by(self, choose: impl Fn(&Parts) -> Option<&str> + Send + Sync + 'static) -> Self {
         self.chosen_by(Arc::new(move |parts| choose(parts).map(Cow::Borrowed)))
     }
@@ -131,6 +139,7 @@ impl<K> IntoPolicies<K> for Plans<K> {
         let choice = Arc::new(PlanChoice {
             names,
             choose: self.choose,
+            has_warned: AtomicBool::new(false),
         });
         let of_plans = of_plans.into_iter().enumerate().flat_map(|(position, policies)| {
             let choice = choice.clone();
@@ -166,13 +175,40 @@ pub(super) struct PlanOf {
 pub(crate) struct PlanChoice {
     names: Vec<Arc<str>>,
     choose: Option<ChoosePlan>,
+    has_warned: AtomicBool,
 }
 
 impl PlanChoice {
     /// The position of the plan of a request.
     pub(crate) fn of(&self, parts: &Parts) -> usize {
-        let name = self.choose.as_ref().and_then(|choose| choose(parts));
-        name.and_then(|name| self.position(&name)).unwrap_or_default()
+        let Some(name) = self.choose.as_ref().and_then(|choose| choose(parts)) else {
+            return 0;
+        };
+        self.position(&name).unwrap_or_else(|| {
+            self.warn_of(&name);
+            0
+        })
+    }
+
+    #[cold]
+    fn warn_of(&self, plan: &str) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                plan,
+                plans = self.list(),
+                "a request has a plan that does not exist; the first plan decides it"
+            );
+        }
+    }
+
+    /// The names of the plans, for texts.
+    pub(crate) fn list(&self) -> String {
+        format!("`{}`", self.names.join("`, `"))
+    }
+
+    /// Whether all requests of a layer would have the first of several plans.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.choose.is_none() && self.names.len() > 1
     }
 
     /// The position of the plan of this name.

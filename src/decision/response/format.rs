@@ -274,15 +274,15 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
         }
         Entry::Occupied(_) => !is_for_shared_caches(headers),
     };
+    // In gRPC the wait is part of the status.
+    if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success()) {
+        headers.entry(RETRY_AFTER).or_insert_with(|| retry_after(wait));
+    }
     if let Rejection::Limited(decision) = rejection
         && is_private
         && !status.is_redirection()
     {
         write_fields(decision, headers);
-    }
-    // In gRPC the wait is part of the status.
-    if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success()) {
-        headers.entry(RETRY_AFTER).or_insert_with(|| retry_after(wait));
     }
     if matches!(rejection, Rejection::Failed { .. }) {
         response.extensions_mut().insert(OwnRejection { is_denial: false });

@@ -8,7 +8,7 @@ mod threads;
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError},
+    sync::{Arc, PoisonError, atomic::Ordering},
 };
 
 use smallvec::SmallVec;
@@ -26,7 +26,7 @@ pub(crate) use self::{keeper::Keeper, lease::Lease};
 /// releases them.
 ///
 /// [`Decision::take_slots`](crate::Decision::take_slots) returns it, for work that continues after the response, such as an
-/// upgraded connection:
+/// upgraded connection (a layer logs the first response with the status 101 whose slots are not taken):
 ///
 /// ```
 /// use std::time::Duration;
@@ -196,6 +196,22 @@ impl Release {
     #[inline]
     pub(crate) fn of(decision: &Decision) -> Option<Self> {
         decision.has_slots().then(|| Self(decision.clone()))
+    }
+
+    /// Logs once that the slots of an upgraded connection are about to be released, unless the handler has taken them.
+    #[cold]
+    pub(crate) fn warn_of_upgrade(&self) {
+        let decision = &self.0.0;
+        let (Some(slots), Some(policy)) = (&decision.slots, decision.policies.first()) else {
+            return;
+        };
+        let slots = slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if !slots.is_empty() && !policy.context.warned_of_upgrade.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                policies = ?*slots,
+                "the slots of an upgraded connection are released with the response; keep `Decision::take_slots` until it ends"
+            );
+        }
     }
 
     /// Releases the slots now.

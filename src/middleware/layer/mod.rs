@@ -237,9 +237,16 @@ impl RateLimitLayer {
     ///
     /// For the policies for which [`new`](Self::new) panics.
     pub fn try_new(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
+        let policies = PolicySet::new(store, policies.into_policies())?;
+        if let Some(plans) = policies.newest().plans.as_ref().filter(|plans| plans.is_forgotten()) {
+            return Err(ConfigError::new(format!(
+                "each request would have the first of the plans {}; set `.by(|parts| ..)`, which names the plan of a request",
+                plans.list()
+            )));
+        }
         Ok(Self {
             enforcer: Arc::new(Enforcer {
-                policies: PolicySet::new(store, policies.into_policies())?,
+                policies,
                 extensions: true,
                 jitter: Duration::ZERO,
                 drained: None,

@@ -34,6 +34,13 @@ impl Failure {
         }
     }
 
+    /// The tasks of the connections have ended, without the store.
+    pub(super) fn ended_runtime() -> Self {
+        Self::Unreachable(
+            "the runtime in which the store was connected has shut down; connect a store in each runtime".into(),
+        )
+    }
+
     pub(super) fn malformed_reply() -> Self {
         Self::Protocol("the reply of Redis is not one of the script")
     }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tower_quota::{
-    ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, RedisStore,
-    RedisStoreBuilder, SlidingLog, TokenBucket, key,
+    ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policy, RateLimitLayer,
+    RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
     store::{ErrorKind, Store, StoreFuture, StoreRequest},
 };
 
@@ -93,6 +93,26 @@ async fn only_overrides_that_can_be_applied_are_set() {
         .override_limit("mails", "a", log_of(9), HOUR)
         .await;
     assert!(none.unwrap_err().to_string().contains("`.overrides(true)`"));
+}
+
+#[tokio::test]
+async fn an_override_that_no_plan_applies_is_refused() {
+    let mails = |limit| Policy::new("mails", limit);
+    let free = || Plans::new("free", mails(Limit::Unlimited));
+    let set = async |plans| {
+        Limiter::new(MemoryStore::new(), plans)
+            .override_limit("mails", "a", log_of(9), HOUR)
+            .await
+    };
+    let error = set(free()).await.expect_err("nothing would be limited");
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(
+        error.to_string().contains("has no effect; give the policy a limit"),
+        "{error}"
+    );
+    set(free().plan("pro", mails(log_of(5).into())))
+        .await
+        .expect("it has effect in one plan");
 }
 
 struct Around(MemoryStore);

@@ -1,5 +1,7 @@
 //! A slot that a handler takes is held for as long as the connection that the request was upgraded to.
 
+use std::future::pending;
+
 use axum::{Router, body::Body, extract::Request, routing::get};
 use http::{Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -7,9 +9,10 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy, split},
     net::TcpStream,
 };
-use tower_quota::{Concurrency, Decision, Policy, RateLimitLayer, key};
+use tower::ServiceExt;
+use tower_quota::{Concurrency, Decision, MemoryStore, Policy, RateLimitLayer, key};
 
-use crate::support::{Redis, connected, eventually, patient, serve};
+use crate::support::{Log, Redis, connected, eventually, patient, serve};
 
 /// Echoes what the upgraded connection receives.
 async fn echo(decision: Decision, request: Request) -> Response<Body> {
@@ -61,4 +64,37 @@ async fn a_slot_is_held_until_an_upgraded_connection_ends() {
         connect(address).await.1.starts_with("HTTP/1.1 101 ")
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_first_upgraded_connection_without_its_slots_is_logged() {
+    let sockets = |name| Policy::new(name, Concurrency::new(9)).key(key::constant("all"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), [sockets("one"), sockets("two")]);
+    let forgets = async || StatusCode::SWITCHING_PROTOCOLS;
+    let takes = async |decision: Decision| {
+        let slots = decision.take_slots();
+        tokio::spawn(async move {
+            let () = pending().await;
+            drop(slots);
+        });
+        StatusCode::SWITCHING_PROTOCOLS
+    };
+    let app = Router::new()
+        .route("/takes", get(takes))
+        .route("/forgets", get(forgets))
+        .layer(layer);
+    let log = Log::capture();
+    for path in ["/takes", "/forgets", "/forgets"] {
+        let request = Request::get(path).body(Body::empty()).expect("a request");
+        let response = app.clone().oneshot(request).await.expect("a response");
+        assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+        let expected = usize::from(path == "/forgets");
+        let text = log.text();
+        assert_eq!(
+            text.matches("`Decision::take_slots`").count(),
+            expected,
+            "{path}: {text}"
+        );
+        assert_eq!(text.matches(r#"["one", "two"]"#).count(), expected, "{path}: {text}");
+    }
 }

@@ -9,6 +9,8 @@ use tower_quota::{
     limit::Limit,
 };
 
+use crate::support::Log;
+
 fn policy(name: &'static str) -> Policy {
     Policy::new(name, SlidingLog::per_minute(5)).key(key::ip())
 }
@@ -212,6 +214,39 @@ fn a_request_without_the_extension_that_it_should_have() {
     let error = key::extension("user", |_: &User| "").extract(&parts).unwrap_err();
     assert!(error.is_misconfigured());
     assert_contains(error, &["User", "outside of this one", "`.or(..)`"]);
+}
+
+#[test]
+fn an_alternative_that_all_of_the_first_thousand_requests_have_is_logged() {
+    #[derive(Clone)]
+    struct User;
+
+    let user = || key::extension("user", |_: &User| "42").or(key::constant("all"));
+    let (without, ()) = Request::new(()).into_parts();
+    let (with, ()) = Request::builder()
+        .extension(User)
+        .body(())
+        .expect("a request")
+        .into_parts();
+    // How often it is logged that no request had a user, of which the first so many have none.
+    let logged = |absent: usize| {
+        let log = Log::capture();
+        let key = user();
+        for parts in vec![&without; absent]
+            .into_iter()
+            .chain([&with])
+            .chain(vec![&without; 2_000])
+        {
+            let _ = key.extract(parts).expect("a key");
+        }
+        assert!(
+            log.text().is_empty() || log.text().contains("add it after this one"),
+            "{}",
+            log.text()
+        );
+        log.text().matches("no request yet had the first key").count()
+    };
+    assert_eq!((logged(0), logged(999), logged(1_000), logged(3_000)), (0, 0, 1, 1));
 }
 
 #[test]

@@ -6,10 +6,10 @@ use axum::{Router, routing::get as route};
 use http::StatusCode;
 use tower_quota::{
     Ban, Decision, FailureMode, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog, TokenBucket,
-    key,
+    key, store::ErrorKind,
 };
 
-use crate::support::{Broken, Clock, Received, get, send};
+use crate::support::{Broken, Clock, Log, Received, get, send};
 
 fn requests(quota: u64) -> Policy {
     Policy::new("requests", SlidingLog::per_hour(quota)).key(key::header("user"))
@@ -123,7 +123,7 @@ async fn nested_layers_with_the_same_plans_charge_a_request_once() {
 
 #[test]
 fn a_name_is_once_in_a_plan_and_in_any_number_of_plans() {
-    let layer = |plans: Plans| RateLimitLayer::try_new(MemoryStore::new(), plans).map(drop);
+    let layer = |plans: Plans| RateLimitLayer::try_new(MemoryStore::new(), by_header(plans)).map(drop);
     assert!(layer(Plans::new("free", requests(1)).plan("pro", requests(2))).is_ok());
     assert!(
         layer(Plans::new("free", requests(1)).plan("free", requests(2))).is_ok(),
@@ -152,6 +152,78 @@ async fn a_limiter_takes_plans_and_their_receipts() {
     first.take_receipt().settle(3).await.expect("the store answers");
     let left = limiter.request("42").plan("pro").peek().await.expect("a decision");
     assert_eq!(left.remaining(), 2);
+}
+
+#[test]
+fn a_layer_of_several_plans_needs_to_know_that_of_a_request() {
+    let layer = |plans: Plans| RateLimitLayer::try_new(MemoryStore::new(), plans).map(drop);
+    let plans = Plans::new("free", requests(1)).plan("pro", requests(2));
+    let error = layer(plans).unwrap_err().to_string();
+    assert!(
+        error.contains("`free`, `pro`") && error.contains("set `.by("),
+        "{error}"
+    );
+    assert!(
+        layer(Plans::new("free", requests(1))).is_ok(),
+        "all requests have the only plan"
+    );
+}
+
+#[tokio::test]
+async fn the_first_plan_of_a_request_that_does_not_exist_is_logged() {
+    let plans = by_header(Plans::new("free", requests(9)).plan("pro", requests(9)));
+    let app = app(RateLimitLayer::new(MemoryStore::new(), plans));
+    let logs = Log::capture();
+    for plan in ["pro", "glod", "silver", "glod"] {
+        assert_eq!(request(&app, plan).await.status, StatusCode::OK, "{plan}");
+    }
+    let logs = logs.text();
+    assert_eq!(logs.matches("plan that does not exist").count(), 1, "{logs}");
+    assert!(logs.contains("glod") && logs.contains("`free`, `pro`"), "{logs}");
+}
+
+#[tokio::test]
+async fn a_limiter_refuses_a_plan_that_does_not_exist() {
+    let mails = |quota| Policy::new("mails", SlidingLog::per_hour(quota));
+    let plans = Plans::new("free", mails(1)).plan("pro", mails(5));
+    let limiter = Limiter::new(MemoryStore::new(), plans);
+    let error = limiter
+        .request("42")
+        .plan("glod")
+        .check()
+        .await
+        .expect_err("no such plan");
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(
+        error.to_string(),
+        "the limiter has no plan `glod`; it has `free`, `pro`"
+    );
+
+    let limiter = Limiter::new(MemoryStore::new(), mails(1));
+    let error = limiter.request("42").plan("pro").check().await.expect_err("no plans");
+    assert_eq!(error.to_string(), "the limiter has no plan `pro`; it has no plans");
+}
+
+#[tokio::test]
+async fn a_reset_is_one_of_all_plans() {
+    let free = Policy::new("mails", SlidingLog::per_hour(3));
+    let pro = Policy::new("mails", TokenBucket::per_hour(5));
+    let limiter = Limiter::new(Clock::new().memory_store(), Plans::new("free", free).plan("pro", pro));
+    let left = async |plan| {
+        limiter
+            .request("42")
+            .plan(plan)
+            .peek()
+            .await
+            .expect("a decision")
+            .remaining()
+    };
+    for plan in ["free", "pro"] {
+        let _ = limiter.request("42").plan(plan).check().await.expect("a decision");
+    }
+    assert_eq!((left("free").await, left("pro").await), (2, 4));
+    limiter.reset("42").await.expect("the store answers");
+    assert_eq!((left("free").await, left("pro").await), (3, 5));
 }
 
 const FILE: &str = r#"

@@ -429,6 +429,33 @@ fn a_store_outside_of_a_runtime_is_an_error_that_names_the_fix() {
     assert!(RedisStore::connect_lazy("redis://127.0.0.1:1").is_ok());
 }
 
+#[test]
+fn a_store_whose_runtime_has_shut_down_says_so() {
+    let redis = Redis::start();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime")
+    };
+    for library in [ClientLibrary::Fred, ClientLibrary::RedisRs] {
+        let store = runtime().block_on(async {
+            let store = connect(library, &redis.url()).await;
+            assert!(answers(&store).await);
+            store
+        });
+        for _ in 0..2 {
+            let decided = runtime().block_on(try_decide(&store, Operation::Check, &limit(), "k", 1));
+            let error = decided.expect_err("nothing sends it");
+            let source = error.source().expect("a cause").to_string();
+            assert!(
+                source.contains("the runtime in which the store was connected has shut down"),
+                "{library:?}: {source}"
+            );
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_client_of_the_application_keeps_all_other_settings() {
     let redis = Redis::start();

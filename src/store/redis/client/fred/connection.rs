@@ -66,7 +66,7 @@ struct ConnectErrors {
 /// The task of fred that keeps a client connected. It is started again when it is aborted.
 struct RoutingTask {
     current: Arc<Mutex<Option<AbortHandle>>>,
-    _keeper: AbortOnDrop<()>,
+    keeper: AbortOnDrop<()>,
 }
 
 impl Connection {
@@ -84,7 +84,7 @@ impl Connection {
             _authenticating: authenticating,
             routing: Some(RoutingTask {
                 current,
-                _keeper: AbortOnDrop(keeper),
+                keeper: AbortOnDrop(keeper),
             }),
             ..connection
         }
@@ -109,6 +109,13 @@ impl Connection {
         self.suspect.load(Ordering::Acquire)
     }
 
+    /// Whether nothing sets it up anymore, since the store has ended or its runtime has.
+    pub(super) fn has_ended(&self) -> bool {
+        self.routing
+            .as_ref()
+            .is_some_and(|routing| routing.keeper.0.is_finished())
+    }
+
     /// Why there is no connection, from the latest attempt.
     pub(super) fn connect_failure(&self) -> Failure {
         let mut errors = lock(&self.errors);
@@ -119,10 +126,11 @@ impl Connection {
                 Err(TryRecvError::Empty | TryRecvError::Closed) => break,
             }
         }
-        let Some(error) = &errors.latest else {
-            return Failure::Unreachable("still connecting".into());
-        };
-        connect_failure(error)
+        match errors.latest.as_ref().map(connect_failure) {
+            Some(failure @ Failure::Forbidden(_)) => failure,
+            _ if self.has_ended() => Failure::ended_runtime(),
+            failure => failure.unwrap_or_else(|| Failure::Unreachable("still connecting".into())),
+        }
     }
 
     /// Sends `PING` after a call without a reply, and reconnects if that has no reply either.

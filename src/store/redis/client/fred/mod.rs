@@ -146,7 +146,9 @@ impl FredClient {
         let reply = match frame.await {
             Ok(frame) => raw_reply(frame),
             Err(error) => match call_failure(error) {
-                Failure::Unreachable(_) if !was_connected => Err(connection.connect_failure()),
+                Failure::Unreachable(_) if !was_connected || connection.has_ended() => {
+                    Err(connection.connect_failure())
+                }
                 failure => Err(failure),
             },
         };

@@ -73,6 +73,10 @@ impl ServerConnections {
         let (mut suspect, mut last_failure) = (None, None);
         for offset in 0..self.connections.len() {
             let managed = &self.connections[first.wrapping_add(offset) % self.connections.len()];
+            if managed.keeper.0.is_finished() {
+                last_failure = Some(Failure::ended_runtime());
+                continue;
+            }
             match &*managed.state.borrow() {
                 ConnectionState::Connected(connection) if !connection.health.is_suspect() => {
                     return Ok(connection.clone());
@@ -116,7 +120,7 @@ impl ServerConnections {
 /// A connection, which is replaced when it is lost.
 struct ManagedConnection {
     state: watch::Receiver<ConnectionState>,
-    _keeper: AbortOnDrop<()>,
+    keeper: AbortOnDrop<()>,
     /// Authenticates the connection again.
     _authenticating: Option<AbortOnDrop<()>>,
 }
@@ -136,7 +140,7 @@ impl ManagedConnection {
         });
         Self {
             state,
-            _keeper: AbortOnDrop(tokio::spawn(keep_connected(endpoint, authenticator, sender))),
+            keeper: AbortOnDrop(tokio::spawn(keep_connected(endpoint, authenticator, sender))),
             _authenticating: authenticating,
         }
     }
