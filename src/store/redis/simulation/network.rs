@@ -376,6 +376,10 @@ impl Network {
                     Operation::Check | Operation::Charge if remaining < rooms[position] => {
                         server.charged.entry(key).or_default().push((now, charge.cost()));
                     }
+                    Operation::Wait => {
+                        let admitted = (0..outcome.units).map(|_| (now, charge.cost()));
+                        server.charged.entry(key).or_default().extend(admitted);
+                    }
                     Operation::Check if !outcome.allowed && !is_banned => {
                         if let Some(bans) = bans {
                             server.charged.entry(bans.to_string()).or_default().push((now, 1));
