@@ -26,7 +26,7 @@ pub(crate) use self::{keeper::Keeper, lease::Lease};
 /// releases them.
 ///
 /// [`Decision::take_slots`](crate::Decision::take_slots) returns it, for work that continues after the response, such as an
-/// upgraded connection (a layer logs the first response with the status 101 whose slots are not taken):
+/// upgraded connection (without it, a layer logs a warning at the first response with the status 101):
 ///
 /// ```
 /// use std::time::Duration;
