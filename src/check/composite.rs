@@ -16,7 +16,9 @@ use crate::{
 /// If an enforced policy is one of them, the states of the other enforced ones stay unknown, as without policies that observe.
 pub(crate) fn deny_permanently(operation: Operation, undecided: &Undecided) -> Undecided {
     let policies = undecided.as_slice().iter().cloned().map(|policy| PolicyDecision {
-        denial: policy.permanent_denial().filter(|_| operation.requires_room()),
+        denial: policy
+            .permanent_denial()
+            .filter(|_| operation.requires_room() && policy.denies_at_once()),
         ..policy
     });
     let mut policies: SmallVec<[_; 1]> = policies.collect();

@@ -1,6 +1,6 @@
 //! Decides while the store fails, by the failure modes of the policies.
 
-use super::{record_outcome, send};
+use super::{is_never_admitted, record_outcome, send};
 use crate::{
     Decision, FailureMode, PolicyDecision,
     decision::Undecided,
@@ -31,16 +31,20 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
             policy.context.record(outcome, Some(policy.position));
         }
     };
-    if let Some(closed) = policies.iter().find(|policy| closes(policy)) {
+    let is_never_admitted = operation.requires_room() && is_never_admitted(policies);
+    if let Some(closed) = policies.iter().find(|policy| closes(policy) && !is_never_admitted) {
         policies.iter().for_each(|policy| count(policy, PolicyOutcome::Failed));
         record(closed, PolicyOutcome::Failed);
         return Err(error);
     }
 
     let counted = policies.iter().filter_map(|policy| {
-        // It may be denied without the store.
-        if policy.denial.is_some() {
-            return Some(policy.clone());
+        if is_never_admitted && !policy.is_observed() || policy.denial.is_some() {
+            let denial = Some(policy.denial.or_else(|| policy.permanent_denial())?);
+            return Some(PolicyDecision {
+                denial,
+                ..policy.clone()
+            });
         }
         let Some(local) = policy.local_charge(operation) else {
             count(policy, PolicyOutcome::Uncounted);

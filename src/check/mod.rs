@@ -64,14 +64,19 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
         return begin_at_store(operation, composite::deny_permanently(operation, &undecided));
     }
     let policies = undecided.as_slice();
-    if operation.requires_room() && policies.iter().any(|policy| policy.permanent_denial().is_some()) {
+    if operation.requires_room() && policies.iter().any(PolicyDecision::denies_at_once) {
         let denied = deny_permanently(policies);
         count(operation, &denied);
         return Check::Decided(Ok(denied));
     }
 
-    if operation == Operation::Wait && waiting::is_full(policies) {
-        return waiting::begin_at_a_full_line(undecided);
+    if operation == Operation::Wait {
+        if is_never_admitted(policies) {
+            return begin_at_store(Operation::Check, undecided);
+        }
+        if waiting::is_full(policies) {
+            return waiting::begin_at_a_full_line(undecided);
+        }
     }
 
     begin_at_store(operation, undecided)
@@ -170,6 +175,13 @@ fn decide(
 
 /// A request that waits.
 pub(crate) type Held = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
+
+/// Whether an enforced policy never admits the request.
+#[cold]
+fn is_never_admitted(policies: &[PolicyDecision]) -> bool {
+    let denies = |policy: &PolicyDecision| !policy.is_observed() && policy.permanent_denial().is_some();
+    policies.iter().any(denies)
+}
 
 /// The denial by the policies that never admit the request.
 #[cold]

@@ -148,8 +148,7 @@ impl Decision {
     /// The number of requests of cost 1 that would be admitted now; `u64::MAX` if no policy applies.
     ///
     /// Of 10 per second with 6 admitted in the last second, this one included, 4 remain. A denied request counts nothing:
-    /// if 3 remain and a request of cost 5 is denied, 3 still remain. It is 0 if the cost is above the limit: the store is not
-    /// called then. The [type](Self) has an example of all of these numbers.
+    /// if 3 remain and a request of cost 5 is denied, 3 still remain. The [type](Self) has an example of all of these numbers.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.foremost().map_or(u64::MAX, PolicyDecision::remaining)

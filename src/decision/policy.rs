@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     FailureMode, Key, Limit,
-    limit::Share,
+    limit::{MAX_QUOTA, Share},
     store::{Charge, ChargeLine, ChargeState, LeaseId, NamedLimit, Operation, Store},
 };
 
@@ -186,6 +186,9 @@ impl PolicyDecision {
         if let Some(rest) = state.banned_for() {
             self.deny_for(rest);
         }
+        if self.denial.is_some() && self.charge.cost > self.named().limit.quota() {
+            (self.denial, self.retry_after) = (Some(Denial::CostAboveLimit), None);
+        }
         if self.lease.is_some() {
             // Slots are released, not refunded.
             if !charged || state.retry_after.is_some() {
@@ -258,7 +261,7 @@ impl PolicyDecision {
             charge.limit = Arc::new(charge.limit.scaled(share));
         }
         // What has happened counts in full.
-        if operation.requires_room() {
+        if operation.requires_room() && self.permanent_denial().is_none() {
             charge.cost = charge.cost().min(charge.limit().quota());
         }
         Some(charge)
@@ -294,6 +297,12 @@ impl PolicyDecision {
             return Some(Denial::DenyAll);
         }
         (self.charge.cost > limit.quota()).then_some(Denial::CostAboveLimit)
+    }
+
+    /// Whether it denies the request without a call of the store, which cannot count it.
+    #[inline]
+    pub(crate) fn denies_at_once(&self) -> bool {
+        self.charge.cost > MAX_QUOTA || matches!(self.named().limit, Limit::DenyAll)
     }
 }
 

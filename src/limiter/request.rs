@@ -76,7 +76,7 @@ impl Limiter {
 impl<'a> LimiterRequest<'a> {
     /// The cost for each policy, in units of its limit, in place of the cost of the policy.
     ///
-    /// A cost above a limit is denied with [`Denial::CostAboveLimit`](crate::Denial::CostAboveLimit), without a call of the store.
+    /// A cost above a limit is denied with [`Denial::CostAboveLimit`](crate::Denial::CostAboveLimit), and counts nothing.
     /// An operation of cost 0 is a [`peek`](Self::peek) of cost 1: it counts nothing, does not wait, and is denied if a cost of 1 would
     /// be. A [`charge`](Self::charge) of cost 0 counts nothing. Beside a [`cost_of`](Self::cost_of), policies of cost 0 do not apply.
     ///

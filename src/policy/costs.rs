@@ -14,7 +14,7 @@ impl<K> Policy<K> {
     /// The cost of each request, in units of the limit, from 1.
     ///
     /// A cost above the limit admits no request, so the policy is not [valid](Self::validate). A limit that is
-    /// [chosen](crate::Policy::with_limit_fn) for a request may be below it: the request is denied without a call of the store, without
+    /// [chosen](crate::Policy::with_limit_fn) for a request may be below it: the request is denied without
     /// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). Setting it again, or setting
     /// `cost_fn`, replaces it. The default is 1.
     ///

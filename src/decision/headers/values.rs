@@ -3,7 +3,7 @@ use std::{cell::Cell, time::Duration};
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::PolicyDecision;
+use crate::{Denial, PolicyDecision};
 
 /// The value of a field while it is written.
 ///
@@ -73,11 +73,12 @@ impl From<u64> for Text {
     }
 }
 
-/// What remains, and the time until all is restored; of a policy that denies, 0, and the wait if waiting helps.
+/// What remains, and the time until all is restored; of a policy that denies what a wait could admit, 0, and the wait if it helps.
 pub(super) fn standing(policy: &PolicyDecision) -> (u64, Option<Duration>) {
-    match policy.denial().is_some() {
-        true => (0, policy.retry_after().map(|wait| wait.max(Duration::from_secs(1)))),
-        false => (policy.remaining().min(MAX_INTEGER), Some(policy.reset_after())),
+    match policy.denial() {
+        None => (policy.remaining().min(MAX_INTEGER), Some(policy.reset_after())),
+        Some(Denial::CostAboveLimit) => (policy.remaining().min(MAX_INTEGER), None),
+        Some(_) => (0, policy.retry_after().map(|wait| wait.max(Duration::from_secs(1)))),
     }
 }
 

@@ -16,6 +16,8 @@ use crate::{Decision, Denial, PolicyDecision};
 /// | `abnormal-usage-detected` | 429 | is denied by [bans](crate::Policy::ban) alone |
 /// | `temporary-reduced-capacity` | 503 | fails with the store, if a policy is [closed](crate::FailureMode::Closed) |
 ///
+/// A cost [above a limit](Denial::CostAboveLimit) is told in the `detail`: `"rows: costs 1001, the limit is 1000"`.
+///
 /// A refused request gets `about:blank` with a `detail`; a blocked one, and one that is refused since the server is at fault, without.
 ///
 /// ```json
@@ -91,25 +93,33 @@ fn limited(decision: &Decision) -> Bytes {
     let is_banned = |policy: &PolicyDecision| policy.denial() == Some(Denial::Banned);
     if let [only] = decision.as_slice()
         && only.denies()
-        && !is_banned(only)
+        && !matches!(only.denial(), Some(Denial::Banned | Denial::CostAboveLimit))
     {
         return only.named().problem.clone();
     }
 
     let violated = || decision.policies().filter(|policy| policy.denies());
     let names: SmallVec<[&str; 4]> = violated().map(|policy| policy.name()).collect();
-    match violated().all(is_banned) {
-        true => with_names(BANNED, &names),
-        false => violates(&names),
-    }
+    let begin = if violated().all(is_banned) { BANNED } else { LIMITED };
+    with_names(begin, &names, detail(violated()))
+}
+
+/// The policies whose limit is below the cost, and both.
+fn detail<'a>(violated: impl Iterator<Item = &'a PolicyDecision>) -> String {
+    let above = violated.filter(|policy| policy.denial() == Some(Denial::CostAboveLimit));
+    let above = above.map(|policy| {
+        let (name, cost, limit) = (policy.name(), policy.charge.cost, policy.limit());
+        format!("{name}: costs {cost}, the limit is {limit}")
+    });
+    above.collect::<Vec<_>>().join("; ")
 }
 
 /// The problem of a request that the policies of these names denied.
 pub(crate) fn violates(policies: &[&str]) -> Bytes {
-    with_names(LIMITED, policies)
+    with_names(LIMITED, policies, String::new())
 }
 
-fn with_names(begin: &str, policies: &[&str]) -> Bytes {
+fn with_names(begin: &str, policies: &[&str], detail: String) -> Bytes {
     let names: usize = policies.iter().map(|name| name.len() + 3).sum();
     let mut problem = String::with_capacity(begin.len() + names + 1);
 
@@ -120,7 +130,11 @@ fn with_names(begin: &str, policies: &[&str]) -> Bytes {
         problem.push_str(name);
         problem.push('"');
     }
-    problem.push_str("]}");
+    problem.push(']');
+    if !detail.is_empty() {
+        problem.push_str(&format!(",\"detail\":{}", json!(detail)));
+    }
+    problem.push('}');
     problem.into()
 }
 

@@ -115,9 +115,9 @@ use crate::{ConfigError, IntoPolicies, decision::CheckContext, observe::Observer
 ///
 /// The cost of a request is 1, [`Policy::cost`](crate::Policy::cost), or computed by
 /// [`Policy::cost_fn`](crate::Policy::cost_fn). A request is admitted if its whole cost fits. A fixed cost above the limit is an
-/// error when the layer is built. A request with a computed cost above the limit is denied without a call of the store, without
-/// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). With a computed cost of 0 the policy does
-/// not apply.
+/// error when the layer is built. A request with a computed cost above the limit is denied without `Retry-After`, for the reason
+/// [`CostAboveLimit`](crate::Denial::CostAboveLimit), which the `detail` of the response tells. With a computed cost of 0 the policy
+/// does not apply.
 ///
 /// # Large request bodies
 ///

@@ -131,7 +131,7 @@ impl DenyCache {
         server_time: Duration,
         states: &[ChargeState],
     ) {
-        if !request.is_check() || request.can_fit_early() {
+        if !request.is_check() || request.may_change_early() {
             return;
         }
         let has_bans = request.has_bans();

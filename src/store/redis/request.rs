@@ -77,10 +77,12 @@ impl StoreRequest<'_> {
         self.charges().any(|charge| charge.ban_for(self.operation).is_some())
     }
 
-    /// Whether there may be room before the wait of a denial is over.
-    pub(super) fn can_fit_early(&self) -> bool {
-        self.charges()
-            .any(|charge| charge.limit().is_held() || charge.line_for(self.operation).is_some())
+    /// Whether a denial may be another one before its wait is over: there may be room, or another state of a charge that never fits.
+    pub(super) fn may_change_early(&self) -> bool {
+        self.charges().any(|charge| {
+            let limit = charge.limit();
+            limit.is_held() || charge.cost > limit.quota() || charge.line_for(self.operation).is_some()
+        })
     }
 
     /// Whether both are the same check, of whose outcomes each can be computed from that of the last one.

@@ -6,8 +6,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    AcquireError, Decision, Denial, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket,
-    key, store::Store,
+    AcquireError, Decision, Denial, FixedWindow, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog,
+    TokenBucket, key, store::Store,
 };
 
 use crate::support::{Counted, Received, each_store};
@@ -33,7 +33,8 @@ each_store! { with crate::support::Unclocked:
     what_was_denied_or_not_counted_has_no_receipt
     a_receipt_of_a_layer_refunds_for_a_limiter
     a_key_built_by_hand_is_the_key_that_a_layer_builds
-    a_cost_above_the_limit_is_denied_without_a_call_of_the_store
+    a_cost_above_the_limit_is_denied_with_the_state_of_each_policy
+    a_cost_that_no_store_can_count_is_denied_without_a_call
     deny_all_denies_without_a_call_of_the_store
     deny_all_has_nothing_to_charge_or_to_remove
     unlimited_admits_without_a_call_of_the_store
@@ -409,14 +410,64 @@ fn assert_permanent_denial(decision: &Decision, denial: Denial) {
     assert!(decision.take_receipt().is_empty());
 }
 
-async fn a_cost_above_the_limit_is_denied_without_a_call_of_the_store(store: Arc<impl Store>) {
-    let store = Counted::new(store);
-    let limiter = Limiter::new(store.clone(), Policy::new("test", LOG_OF_5));
-    assert_permanent_denial(&check_cost(&limiter, 6).await, Denial::CostAboveLimit);
-    assert_eq!(store.calls(), 0);
+async fn a_cost_above_the_limit_is_denied_with_the_state_of_each_policy(store: Arc<impl Store>) {
+    let every = [
+        "sliding-log 5/h",
+        "sliding-log 5/h precision 10",
+        "sliding-counter 5/h",
+        "fixed-window 5/h",
+        "token-bucket 5/h",
+        "concurrency 5",
+    ];
+    for (position, limit) in every.into_iter().enumerate() {
+        let limit: Limit = limit.parse().expect("a limit");
+        let policies = [
+            Policy::new(format!("small{position}"), limit.clone()),
+            Policy::new("large", LOG_OF_5),
+        ];
+        let limiter = Limiter::new(store.clone(), policies);
+        let key = format!("k{position}");
+        for left in [5, 4] {
+            let decision = limiter
+                .request(&*key)
+                .cost_of(&format!("small{position}"), 6)
+                .check()
+                .await;
+            let never = decision.expect("the store answers");
+            assert!(!never.is_allowed(), "{limit:?}");
+            assert_eq!(never.retry_after(), None, "{limit:?}");
+            let states: Vec<_> = never
+                .policies()
+                .map(|policy| (policy.denial(), policy.remaining()))
+                .collect();
+            assert_eq!(
+                states,
+                [(Some(Denial::CostAboveLimit), left), (None, left)],
+                "{limit:?}"
+            );
+            assert!(never.take_receipt().is_empty());
+            if left == 5 {
+                let held = limiter.check(&*key).await.expect("the store answers");
+                assert!(held.is_allowed(), "{limit:?}");
+                std::mem::forget(held);
+            }
+        }
+    }
+}
 
+async fn a_cost_that_no_store_can_count_is_denied_without_a_call(store: Arc<impl Store>) {
+    let store = Counted::new(store);
+    let most = 999_999_999_999_999;
+    let window = FixedWindow::new(most, Duration::from_secs(60));
+    let limiter = Limiter::new(store.clone(), Policy::new("test", window));
+    for cost in [most + 1, u64::MAX] {
+        assert_permanent_denial(&check_cost(&limiter, cost).await, Denial::CostAboveLimit);
+    }
+    assert_eq!(store.calls(), 0);
+    assert!(check_cost(&limiter, most).await.is_allowed());
+
+    let limiter = Limiter::new(store.clone(), Policy::new("test", LOG_OF_5));
     assert!(check_cost(&limiter, 5).await.is_allowed());
-    assert_eq!(store.calls(), 1);
     let full = check_cost(&limiter, 5).await;
     assert_eq!(
         full.policies().next().and_then(|policy| policy.denial()),
@@ -492,25 +543,34 @@ async fn a_cost_of_zero_means_that_the_policy_does_not_apply(store: Arc<impl Sto
     assert_eq!(send(&layer, write()).await.status, StatusCode::TOO_MANY_REQUESTS);
 }
 
-/// Checks that a layer denies without saying when to come back, and without asking the store.
-async fn assert_denied_for_good(store: Arc<impl Store>, policy: Policy) -> Received {
-    let store = Counted::new(store);
-    let denied = send(&RateLimitLayer::new(store.clone(), policy), from_user_42()).await;
+/// Checks that a layer denies without saying when to come back.
+async fn assert_denied_for_good(store: impl Store, policy: Policy) -> Received {
+    let denied = send(&RateLimitLayer::new(store, policy), from_user_42()).await;
     assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(denied.field("retry-after"), None);
-    assert_eq!(denied.field("ratelimit"), Some("\"test\";r=0"));
     assert_eq!(denied.json()["violated-policies"], serde_json::json!(["test"]));
-    assert_eq!(store.calls(), 0);
     denied
 }
 
 async fn a_layer_denies_a_cost_above_the_limit_without_retry_after(store: Arc<impl Store>) {
-    let denied = assert_denied_for_good(store, by_user_and_path(LOG_OF_5).cost_fn(|_| 6)).await;
-    assert_eq!(denied.field("ratelimit-policy"), Some("\"test\";q=5;w=3600"));
+    let waiting = by_user_and_path(LOG_OF_5).wait_up_to(Duration::from_secs(60));
+    for policy in [by_user_and_path(LOG_OF_5), waiting] {
+        let denied = assert_denied_for_good(store.clone(), policy.cost_fn(|_| 6)).await;
+        assert_eq!(denied.field("ratelimit-policy"), Some("\"test\";q=5;w=3600"));
+        assert_eq!(denied.field("ratelimit"), Some("\"test\";r=5"));
+        assert_eq!(denied.json()["detail"], "test: costs 6, the limit is 5");
+    }
+    // It does not stand in the line, where others would wait for it.
+    let admitted = send(&RateLimitLayer::new(store, by_user_and_path(LOG_OF_5)), from_user_42()).await;
+    assert_eq!(admitted.status, StatusCode::OK);
 }
 
 async fn a_layer_denies_deny_all_without_retry_after(store: Arc<impl Store>) {
-    assert_denied_for_good(store, by_user_and_path(Limit::DenyAll)).await;
+    let store = Counted::new(store);
+    let denied = assert_denied_for_good(store.clone(), by_user_and_path(Limit::DenyAll)).await;
+    assert_eq!(denied.field("ratelimit"), Some("\"test\";r=0"));
+    assert_eq!(denied.json().get("detail"), None);
+    assert_eq!(store.calls(), 0);
 }
 
 async fn a_layer_adds_no_fields_for_unlimited(store: Arc<impl Store>) {

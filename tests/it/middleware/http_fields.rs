@@ -817,7 +817,7 @@ fn each_rejection() -> Vec<(&'static str, RateLimitLayer, u16)> {
         ("limited", RateLimitLayer::new(s2(), default()), 429),
         (
             "cost above the limit",
-            RateLimitLayer::new(s1(), default().cost_fn(|_| 101)),
+            RateLimitLayer::new(Clock::new().memory_store(), default().cost_fn(|_| 101)),
             429,
         ),
         (
