@@ -77,6 +77,8 @@ struct PolicyReport {
     limit: Option<String>,
     /// The limits that are known, at most [`MOST`], with the numbers of each.
     limits: Vec<LimitReport>,
+    /// None unless another layer or limiter has the policy with this limit.
+    other_limit: Option<String>,
     /// None if it is computed for each request.
     cost: Option<u64>,
     failure_mode: String,
@@ -265,6 +267,7 @@ async fn report_policy(
         key: key_forms(policies, policy),
         limit: policy.unkeyed.limit().map(ToString::to_string),
         limits,
+        other_limit: policy.other_limit(),
         cost: policy.cost,
         failure_mode: policy.failure_mode().to_string(),
         observed: policy.is_observed(),

@@ -122,6 +122,11 @@ impl WatchedPolicy {
         self.unkeyed.overriding(&self.context, &limit.limit, key)
     }
 
+    /// The limit under its name in another layer or limiter on the store, if that is another one.
+    pub(super) fn other_limit(&self) -> Option<String> {
+        self.context.other_limit(self.policy()).map(|limit| limit.to_string())
+    }
+
     /// Whether it only observes.
     pub(super) fn is_observed(&self) -> bool {
         self.policy().settings.enforced.is_none()

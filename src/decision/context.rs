@@ -1,4 +1,4 @@
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::{Arc, Mutex, Weak, atomic::AtomicBool};
 #[cfg(feature = "admin")]
 use std::time::SystemTime;
 
@@ -17,9 +17,13 @@ use super::{
     slots::Keeper,
 };
 use crate::{
-    Ban, Key,
+    Ban, ConfigError, Key, Limit,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{ErrorKind, Failover, LostSettlements, NamedLimit, Outstanding, Overrides, Store, StoreError, StoreNumber},
+    store::{
+        ErrorKind, Failover, LostSettlements, NamedLimit, Outstanding, Overrides, PerStore, Store, StoreError,
+        StoreNumber,
+    },
+    sync::lock,
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -34,6 +38,7 @@ pub(crate) struct CheckContext {
     pub(crate) outstanding: Arc<Outstanding>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    registry: Arc<Registry>,
     /// If a policy has a condition for refunds, or learns from responses.
     pub(crate) lost: Option<Arc<LostSettlements>>,
     /// Whether one of them only observes, so that the charges are not sent as one request.
@@ -55,8 +60,21 @@ pub(crate) struct CheckContext {
     pub(crate) built_at: SystemTime,
 }
 
+/// The policies of all layers and limiters on a store.
+type Registry = Mutex<Vec<Weak<[PolicyContext]>>>;
+
+static REGISTRIES: PerStore<Registry> = PerStore::new();
+
+fn register(registry: &Registry, policies: &Arc<[PolicyContext]>) {
+    let mut all = lock(registry);
+    all.retain(|policies| policies.strong_count() > 0);
+    all.push(Arc::downgrade(policies));
+}
+
 impl CheckContext {
     pub(crate) fn new(store: impl Store, policies: Arc<[PolicyContext]>) -> Self {
+        let registry = REGISTRIES.of(store.id());
+        register(&registry, &policies);
         let awaits_completion = |policy: &PolicyContext| policy.settings.refund_if.is_some() || policy.settings.learns;
         Self {
             failover: Failover::of(&store),
@@ -70,6 +88,7 @@ impl CheckContext {
             warned_of_upgrade: Arc::default(),
             waits: waits(&policies),
             policies,
+            registry,
             fields: Fields::default(),
             format: Arc::new(Grpc::new().or(Problem)),
             metrics: CheckMetrics::default(),
@@ -83,6 +102,7 @@ impl CheckContext {
     /// The same for other terms of its policies.
     #[cfg(feature = "serde")]
     pub(crate) fn with_policies(&self, policies: Arc<[PolicyContext]>) -> Self {
+        register(&self.registry, &policies);
         Self {
             is_composite: is_composite(&policies),
             waits: waits(&policies),
@@ -95,6 +115,44 @@ impl CheckContext {
     pub(crate) fn register_metrics(&self) {
         CheckMetrics::register();
         self.policies.iter().for_each(|policy| policy.metrics.register());
+    }
+
+    /// The error that another layer or limiter on the store has one of the policies with another limit.
+    pub(crate) fn conflict(&self) -> Option<ConfigError> {
+        let error = |policy: &PolicyContext| {
+            let (name, limit, other) = (&policy.limit.name, &policy.limit.limit, self.other_limit(policy)?);
+            Some(ConfigError::new(format!(
+                "the policy `{name}` is `{limit}` here, and `{other}` in another layer or limiter on this store, so that each request \
+                 counts for both; give one of them another name, or both the same limit"
+            )))
+        };
+        self.policies.iter().find_map(error)
+    }
+
+    /// Logs that error, if there is one.
+    pub(crate) fn log_conflict(&self) {
+        if let Some(error) = self.conflict() {
+            tracing::error!(error = error.to_string(), "two limits have one name");
+        }
+    }
+
+    /// The limit under the name of a policy in another layer or limiter on the store, if it is another one. One may have more plans
+    /// than the other, and those that follow one file change one after the other.
+    pub(crate) fn other_limit(&self, policy: &PolicyContext) -> Option<Limit> {
+        let registered: Vec<_> = lock(&self.registry).iter().filter_map(Weak::upgrade).collect();
+        let own = of_name(&self.policies, policy);
+        registered.iter().find_map(|others| {
+            let others = of_name(others, policy);
+            let among = |one: &[&PolicyContext], all: &[&PolicyContext]| {
+                one.iter()
+                    .all(|one| all.iter().any(|other| one.limit.limit == other.limit.limit))
+            };
+            let are_apart = !among(&own, &others) && !among(&others, &own);
+            let is_other =
+                |other: &&&PolicyContext| other.file_number().is_none() || other.file_number() != policy.file_number();
+            let other = others.iter().filter(|_| are_apart).find(is_other)?;
+            Some(other.limit.limit.clone())
+        })
     }
 
     /// Whether both are of one layer or limiter, with the same policies.
@@ -161,6 +219,12 @@ impl Apart for CheckContext {
             ..self.clone()
         }
     }
+}
+
+/// Those of the policies that count under the name of a policy.
+fn of_name<'a>(policies: &'a [PolicyContext], policy: &PolicyContext) -> Vec<&'a PolicyContext> {
+    let counts = |other: &&PolicyContext| other.limit.limit.is_counted() && other.limit.name == policy.limit.name;
+    policies.iter().filter(counts).collect()
 }
 
 fn is_composite(policies: &[PolicyContext]) -> bool {

@@ -60,8 +60,11 @@ impl Limiter {
     /// `methods` in its file. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
-        match Self::try_new(store, policies) {
-            Ok(limiter) => limiter,
+        match Self::build(store, policies) {
+            Ok(limiter) => {
+                limiter.policies.log_conflict();
+                limiter
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -81,8 +84,15 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// For the policies for which [`new`](Self::new) panics. The error names what to use in place of such a setting.
+    /// For the policies for which [`new`](Self::new) panics; the error names what to use in place of such a setting. And if another
+    /// layer or limiter on the store has one of the names with another limit, which `new` logs as an error.
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
+        let limiter = Self::build(store, policies)?;
+        limiter.policies.refuse_conflict()?;
+        Ok(limiter)
+    }
+
+    fn build<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
         let policies = policies.into_policies().into_iter().map(Policy::without_key);
         Ok(Self {
             policies: PolicySet::new(store, policies.collect())?,

@@ -172,7 +172,7 @@ impl<K> Policy<K> {
         let (setting, instead) = if self.policy_limit.choose.is_some() {
             (
                 "`Policy::with_limit_fn`",
-                "make a limiter for each plan, with this policy name and one store: they share their counts",
+                "make a limiter of `Plans`, and use `.request(key).plan(..)`",
             )
         } else if matches!(settings.cost, Some(Cost::Computed(_))) {
             (
@@ -239,6 +239,16 @@ impl<K: PolicyKey> PolicySet<K> {
             return Live::new(policies, |policies| Basis::new(store, policies)).map(Self::Live);
         }
         Basis::new(store, policies).map(Arc::new).map(Self::Fixed)
+    }
+
+    /// Refuses policies that another layer or limiter on the store has with another limit.
+    pub(crate) fn refuse_conflict(&self) -> Result<(), ConfigError> {
+        self.newest().context.conflict().map_or(Ok(()), Err)
+    }
+
+    /// Logs them.
+    pub(crate) fn log_conflict(&self) {
+        self.newest().context.log_conflict();
     }
 
     /// What requests are decided by now.

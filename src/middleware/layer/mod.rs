@@ -213,8 +213,11 @@ impl RateLimitLayer {
     /// instead.
     #[track_caller]
     pub fn new(store: impl Store, policies: impl IntoPolicies) -> Self {
-        match Self::try_new(store, policies) {
-            Ok(layer) => layer,
+        match Self::build(store, policies) {
+            Ok(layer) => {
+                layer.enforcer.policies.log_conflict();
+                layer
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -235,8 +238,15 @@ impl RateLimitLayer {
     ///
     /// # Errors
     ///
-    /// For the policies for which [`new`](Self::new) panics.
+    /// For the policies for which [`new`](Self::new) panics, and if another layer or limiter on the store has one of the names with
+    /// another limit, which `new` logs as an error.
     pub fn try_new(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
+        let layer = Self::build(store, policies)?;
+        layer.enforcer.policies.refuse_conflict()?;
+        Ok(layer)
+    }
+
+    fn build(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
         let policies = PolicySet::new(store, policies.into_policies())?;
         if let Some(plans) = policies.newest().plans.as_ref().filter(|plans| plans.is_forgotten()) {
             return Err(ConfigError::new(format!(

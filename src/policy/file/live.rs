@@ -62,6 +62,7 @@ impl<K: PolicyKey> Subscriber for Live<K> {
         let renewed = newest.renewed(policies)?;
         Ok(Box::new(move || {
             renewed.context.register_metrics();
+            renewed.context.log_conflict();
             self.basis.store(Arc::new(renewed));
         }))
     }

@@ -735,6 +735,18 @@ async fn a_policy_of_two_stores_is_selected_by_the_number_of_the_store() {
     );
 }
 
+#[tokio::test]
+async fn a_policy_whose_name_has_another_limit_elsewhere_is_marked() {
+    let store = MemoryStore::new();
+    let policy = |quota| Policy::new("api", SlidingLog::per_minute(quota)).key(key::ip());
+    let operator = Operator::of(&RateLimitLayer::new(store.clone(), policy(100)));
+    assert_eq!(operator.policy().await["other_limit"], Value::Null);
+    let other = RateLimitLayer::new(store, policy(10));
+    assert_eq!(operator.policy().await["other_limit"], "sliding-log 10/min");
+    drop(other);
+    assert_eq!(operator.policy().await["other_limit"], Value::Null);
+}
+
 #[tokio::test(start_paused = true)]
 async fn of_limits_that_are_chosen_those_of_this_process_are_known() {
     let plan = |parts: &http::request::Parts| match parts.uri.query() {

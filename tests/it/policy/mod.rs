@@ -5,6 +5,7 @@ mod enforced_share;
 mod file_access;
 mod file_settings;
 mod files;
+mod names;
 mod observing;
 mod plan_sets;
 mod plans;

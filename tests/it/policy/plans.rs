@@ -269,7 +269,7 @@ async fn limiters_of_each_plan_share_their_counts() {
     let error = Limiter::try_new(store, Plans::hourly().policy())
         .unwrap_err()
         .to_string();
-    for part in ["`Policy::with_limit_fn`", "`api`", "a limiter for each plan"] {
+    for part in ["`Policy::with_limit_fn`", "`api`", "a limiter of `Plans`"] {
         assert!(error.contains(part), "{error}");
     }
 }
