@@ -154,6 +154,9 @@ impl Default for Grouping {
 /// The well-known prefix of RFC 6052 §2.1.
 const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
 
+/// RFC 4380 §4: the /64 of an address is that of its server, which no relay compares with anything.
+const TEREDO: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 32);
+
 impl Grouping {
     /// The IPv4 address that an IPv6 address maps, or the address itself.
     #[inline]
@@ -196,7 +199,11 @@ impl Grouping {
             IpAddr::V4(v4) if self.ipv4 == 32 => Key::ipv4(v4),
             IpAddr::V6(v6) if self.ipv6 == 128 => Key::plain("ip", v6),
             IpAddr::V4(_) | IpAddr::V6(_) => {
-                let bits = if address.is_ipv4() { self.ipv4 } else { self.ipv6 };
+                let bits = match address {
+                    IpAddr::V4(_) => self.ipv4,
+                    IpAddr::V6(v6) if TEREDO.contains(&v6) => TEREDO.prefix_len(),
+                    IpAddr::V6(_) => self.ipv6,
+                };
                 let network = IpNet::new(address, bits).map(|network| network.trunc());
                 Key::plain("ip", network.unwrap_or(address.into()))
             }

@@ -12,7 +12,7 @@ use super::{
 ///
 /// A request without the header is refused with 400, unless [`or`](super::KeyExtractor::or) adds an alternative. A request with
 /// more than one line of the header, or with a value of more than 4,096 bytes, is always refused with 400. An empty value is a
-/// value. The metadata of a gRPC call are headers too: `header("x-tenant")` is the value of
+/// value, except of a header that holds credentials: there it is absent. The metadata of a gRPC call are headers too: `header("x-tenant")` is the value of
 /// `metadata_mut().insert("x-tenant", ..)` of a tonic client.
 ///
 /// The key of a header that holds credentials has a hash of the value, since the store keeps keys readable: of one whose name
@@ -68,10 +68,12 @@ const MAX_VALUE: usize = 4_096;
 
 pub(super) fn of_header(name: HeaderName) -> Extractor {
     let form = KeyForm::of("header:", name.as_str(), Value::Text);
+    let is_credential = holds_credentials(name.as_str());
     Extractor::new(form, move |parts| {
+        let absent = || Err(KeyError::absent(format!("the request has no header `{name}`")));
         let mut lines = parts.headers.get_all(&name).iter();
         let Some(value) = lines.next() else {
-            return Err(KeyError::absent(format!("the request has no header `{name}`")));
+            return absent();
         };
         if lines.next().is_some() {
             // A proxy in front may have used the first line, or the last.
@@ -85,6 +87,9 @@ pub(super) fn of_header(name: HeaderName) -> Extractor {
             return Err(KeyError::malformed(format!(
                 "the header `{name}` is longer than {MAX_VALUE} bytes"
             )));
+        }
+        if value.is_empty() && is_credential {
+            return absent();
         }
         Ok(Some(Key::of_header(name.as_str(), value)))
     })

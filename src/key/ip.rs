@@ -47,6 +47,16 @@ use crate::ConfigError;
 /// With the default of /64 no two subscribers share a key; with /56 they do where a provider assigns a /64 to each, as mobile
 /// networks and some hosting providers do.
 ///
+/// # IPv4 in IPv6
+///
+/// | address | key |
+/// | --- | --- |
+/// | `::ffff:a.b.c.d`, `64:ff9b::a.b.c.d` | that of the IPv4 address |
+/// | `64:ff9b:1::/48` (RFC 8215), `::ffff:0:a.b.c.d` (SIIT) | by /64: one for all clients of a translator, unless its /96 is one of the [`nat64_prefixes`](Ip::nat64_prefixes). RFC 8215 §5 forbids to guess which bits are an IPv4 address; the form of SIIT is obsolete |
+/// | `::a.b.c.d` | one for all. The form is deprecated (RFC 4291 §2.5.5.1), and `::1` is not `0.0.0.1` |
+/// | Teredo (`2001::/32`) | one for all: the /64 is that of the server, and a client can claim any server, which would be 2^32 keys |
+/// | ISATAP (`::5efe:a.b.c.d`), 6to4 (`2002::/16`) | by /64: an ISATAP host can choose the IPv4 address, which would be 2^32 keys in its /64 |
+///
 /// ```
 /// use http::Request;
 /// use tower_quota::{KeyExtractor, key::{self, PeerAddr}};
@@ -186,7 +196,8 @@ impl Ip {
 
     /// Replaces the NAT64 prefixes: the last 32 bits of addresses in these /96 networks are an IPv4 address.
     ///
-    /// The default is the well-known prefix of NAT64, `64:ff9b::/96` (RFC 6052 §2.1).
+    /// The default is the well-known prefix of NAT64, `64:ff9b::/96` (RFC 6052 §2.1). [Other translators](ip#ipv4-in-ipv6) need
+    /// this setting.
     ///
     /// # Errors
     ///

@@ -29,6 +29,8 @@ struct Profile {
     trust_unix: bool,
     n: Option<usize>,
     name: Option<String>,
+    /// Instead of those of the grouping.
+    nat64: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -248,10 +250,9 @@ fn assert_every_row_holds(path: &str) {
 
     let mut wrong = Vec::new();
     for vector in &vectors.vectors {
-        let by_address = vectors.profiles[&vector.profile]
-            .extractor()
-            .nat64_prefixes(nat64)
-            .unwrap();
+        let profile = &vectors.profiles[&vector.profile];
+        let nat64 = profile.nat64.as_ref().unwrap_or(nat64);
+        let by_address = profile.extractor().nat64_prefixes(nat64).unwrap();
         let grouped = by_address.clone().ipv4_prefix(*ipv4).ipv6_prefix(*ipv6);
         let by_address = by_address.ipv4_prefix(32).ipv6_prefix(128);
 

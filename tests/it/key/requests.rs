@@ -191,6 +191,23 @@ async fn ky_11_ky_12_an_absent_header_is_no_value_that_a_client_can_send() {
     assert_eq!(strict.key("/", &[("X-User", b"")]).await, "header:x-user=");
 }
 
+/// A template of a client sends the header of a secret that is not set with an empty value.
+#[tokio::test]
+async fn an_empty_credential_is_absent() {
+    let server = Server::reporting(key::header("x-api-key").or(key::constant("anonymous"))).await;
+    for fields in [&[][..], &[("X-Api-Key", b"".as_slice())], &[("X-Api-Key", b" \t ")]] {
+        assert_eq!(server.key("/", fields).await, "const=anonymous", "{fields:?}");
+    }
+    let twofold = request("GET", "/", &[("X-Api-Key", b""), ("X-Api-Key", b"sk-42")]);
+    assert_eq!(server.send(&twofold).await, (400, None));
+
+    let strict = Server::reporting(key::header("x-api-key")).await;
+    assert_eq!(
+        strict.send(&request("GET", "/", &[("X-Api-Key", b"")])).await,
+        (400, None)
+    );
+}
+
 #[tokio::test]
 async fn ky_13_ky_15_spellings_of_one_header_are_one_key() {
     let server = Server::reporting(key::header("X-USER-ID")).await;
