@@ -33,10 +33,10 @@ pin_project! {
 }
 
 impl<B: Body> Drain<B> {
-    /// The future that reads the content, if that keeps the connection open.
+    /// The future that reads the content, if the client then receives the response.
     #[cold]
     pub(super) fn new(body: B, Bounds { bytes, time }: Bounds, rejected: &Rejected) -> Option<Self> {
-        let reads = rejected.gains_by_reading() && body.size_hint().lower() <= bytes;
+        let reads = rejected.gains_by_reading && body.size_hint().lower() <= bytes;
         // Without a runtime of tokio there is no timer.
         (reads && tokio::runtime::Handle::try_current().is_ok()).then(|| Self {
             body,
@@ -76,6 +76,8 @@ pub(crate) struct Rejected {
     response: Response<Bytes>,
     /// Whether the request is HTTP/1.x, where unread content lies before the next request.
     shares_stream: bool,
+    /// Whether reading the content helps the client.
+    gains_by_reading: bool,
     /// Whether the client sends the content only after `100 Continue`.
     awaits_continue: bool,
     /// Whether a server that has read the head of the request has not read all of the content with it.
@@ -106,9 +108,13 @@ impl Rejected {
         let long = long || headers.contains_key(TRANSFER_ENCODING);
         let expected = headers.get(EXPECT).and_then(|expected| expected.to_str().ok());
         let awaits_continue = expected.is_some_and(|expected| expected.trim().eq_ignore_ascii_case("100-continue"));
+        let shares_stream = request.version <= Version::HTTP_11;
         Self {
             response,
-            shares_stream: request.version <= Version::HTTP_11,
+            shares_stream,
+            // Reading would send `100 Continue`, and the client would send what it now keeps (RFC 9110 §10.1.1). On a stream of
+            // its own, content without a length may have no end before the response, such as that of a gRPC call.
+            gains_by_reading: (shares_stream || length.is_some()) && !awaits_continue,
             awaits_continue,
             long,
         }
@@ -116,12 +122,6 @@ impl Rejected {
 
     pub(crate) fn response_mut(&mut self) -> &mut Response<Bytes> {
         &mut self.response
-    }
-
-    /// Whether reading the content keeps the connection open.
-    pub(crate) fn gains_by_reading(&self) -> bool {
-        // Reading would send `100 Continue`, and the client would send what it now keeps (RFC 9110 §10.1.1).
-        self.shares_stream && !self.awaits_continue
     }
 
     /// The response to send.

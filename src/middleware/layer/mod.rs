@@ -142,8 +142,11 @@ use crate::{ConfigError, IntoPolicies, decision::CheckContext, observe::Observer
 /// `tests/clients/run upload` makes the table; without draining the numbers depend on timing.
 ///
 /// A client that sends `Expect: 100-continue`, as curl does above 1 MB, waits for the response before it sends the content
-/// (RFC 9110 §10.1.1). Such a body is never drained, since reading it would request it. HTTP/2 and later need neither: only
-/// the stream of the request ends. A proxy that reads the whole request first, as nginx does by default, does so for denied
+/// (RFC 9110 §10.1.1). Such a body is never drained, since reading it would request it.
+///
+/// On HTTP/2 and later only the stream of the request ends. A client must not discard the response then (RFC 9113 §8.1), and
+/// hyper, tonic and Node do not, but curl 7.88 does: of 100 denied posts of 100 bytes it lost 60, and 91 of 100 kB.
+/// [`drain_body`](Self::drain_body) reads such bodies too, if they have a `Content-Length`; with it curl lost none. A proxy that reads the whole request first, as nginx does by default, does so for denied
 /// requests too.
 ///
 /// # Allocations

@@ -166,9 +166,9 @@ impl RateLimitLayer {
         self
     }
 
-    /// Reads the bodies of rejected requests on HTTP/1.x before the response, up to this many bytes and for up to this long.
+    /// Reads the bodies of rejected requests before the response, up to this many bytes and for up to this long.
     ///
-    /// `time` is measured from the denial. See [large request bodies](Self#large-request-bodies). By default nothing is read.
+    /// On HTTP/2 and later, only bodies with a `Content-Length` are read: a gRPC call that streams is denied at once. `time` is measured from the denial. See [large request bodies](Self#large-request-bodies). By default nothing is read.
     ///
     /// ```
     /// use std::time::Duration;

@@ -277,11 +277,52 @@ async fn a_body_that_cannot_keep_the_connection_is_not_read() {
     let layer = || denied().drain_body(1_000, Duration::from_secs(3_600));
     reject(layer(), long().body(Unread(1_001)).expect("a good request")).await;
 
-    // A stream of HTTP/2 ends by itself, and such a field is malformed there (RFC 9113 §8.2.2).
+    // Without a length, the client may end its stream when it has the response, as of gRPC.
     for version in [Version::HTTP_2, Version::HTTP_3] {
-        let request = Request::post("/").version(version).header("content-length", "1000000");
+        let request = Request::post("/").version(version);
         let response = reject(layer(), request.body(Unread(100)).expect("a good request")).await;
         assert!(!response.headers().contains_key(CONNECTION));
+    }
+}
+
+/// Such a field is malformed there (RFC 9113 §8.2.2).
+#[tokio::test]
+async fn a_body_above_the_bound_closes_no_connection_of_http_2() {
+    let layer = denied().drain_body(1_000, Duration::from_secs(3_600));
+    let request = Request::post("/")
+        .version(Version::HTTP_2)
+        .header("content-length", "1000000");
+    let response = reject(layer, request.body(Frames(Some(100))).expect("a good request")).await;
+    assert!(!response.headers().contains_key(CONNECTION));
+}
+
+/// curl 7.88 discards a response if the server ends the stream before the client has sent all of the content.
+#[tokio::test]
+async fn curl_receives_a_denial_after_an_upload_on_http_2() {
+    let url = serve(app(drains(denied()))).await;
+    for size in [100, 100_000] {
+        let mut content = tempfile::NamedTempFile::new().expect("a file");
+        std::io::Write::write_all(&mut content, &vec![b'x'; size]).expect("a file");
+        let data = format!("@{}", content.path().display());
+        for _ in 0..25 {
+            let curl = tokio::process::Command::new("curl")
+                .args([
+                    "-sS",
+                    "--http2-prior-knowledge",
+                    "-o",
+                    "/dev/null",
+                    "-w",
+                    "%{http_code}",
+                ])
+                .args(["--data-binary", &data, &url])
+                .output();
+            let output = curl.await.expect("curl runs");
+            assert_eq!(
+                String::from_utf8_lossy(&output.stdout),
+                "429",
+                "{size} bytes: {output:?}"
+            );
+        }
     }
 }
 
