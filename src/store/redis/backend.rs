@@ -45,7 +45,7 @@ pub(super) struct Backend {
     pub(super) metrics: RedisMetrics,
 }
 
-/// The pause between probes while the breaker is open.
+/// The longest pause between probes while the breaker is open.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// The least time between two log lines about refusals.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
@@ -231,8 +231,11 @@ impl Backend {
 /// Sends calls without requests until Redis replies or the store is dropped.
 async fn probe(backend: Weak<Backend>, breaker: Arc<Breaker>, key: Option<Bytes>, id: u32) {
     let call = ScriptCall::probe(key);
+    // A lost connection is replaced in a few milliseconds.
+    let mut pause = PROBE_PAUSE / 16;
     loop {
-        sleep(PROBE_PAUSE).await;
+        sleep(pause).await;
+        pause = PROBE_PAUSE.min(2 * pause);
         let Some(backend) = backend.upgrade() else { return };
         if !breaker.renew_probe(id, Instant::now(), backend.probe_lease()) {
             return;

@@ -16,6 +16,7 @@ mod memory;
 mod memory_store;
 mod node_batches;
 mod prefetch;
+mod reconnect;
 mod redis_store;
 mod rolling_deploy;
 mod script;

@@ -7,7 +7,7 @@ pub(super) mod fred;
 #[cfg(feature = "cluster")]
 pub(super) mod redis_rs;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 #[cfg(test)]
 use super::simulation::network::Network;
@@ -21,6 +21,11 @@ use super::{
     wakes::Event,
 };
 use crate::store::health::{Health, Node};
+
+/// The least time from one attempt to connect to the next one, which differs at random.
+fn attempt_interval() -> Duration {
+    Duration::from_millis(fastrand::u64(150..250))
+}
 
 /// A client that runs a script on the node that owns its keys.
 pub(super) enum RedisClient {

@@ -1,6 +1,7 @@
 use std::{
     fmt,
-    pin::Pin,
+    future::poll_fn,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -14,16 +15,16 @@ use fred::{
     interfaces::{ClientLike, EventInterface},
     types::{
         Builder, ClusterHash, CustomCommand, Resp3Frame, Value,
-        config::{Config, CredentialProvider, Options, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig},
+        config::{Config, CredentialProvider, Options, Server, TcpConfig, UnresponsiveConfig},
     },
 };
 use tokio::{
     sync::broadcast::{self, error::TryRecvError},
     task::AbortHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::connect_failure;
+use super::{super::attempt_interval, connect_failure};
 use crate::{
     ConfigError,
     store::redis::{
@@ -40,13 +41,13 @@ use crate::{
 const PING_TIMEOUT: Duration = Duration::from_millis(500);
 /// The time for a reply to `AUTH` on a connection that is authenticated again.
 const AUTH_TIMEOUT: Duration = Duration::from_secs(1);
-/// The pause before a connection is checked or set up again.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
+/// The pause before a connection is checked again.
+const CHECK_PAUSE: Duration = Duration::from_millis(200);
 
 /// A client with one connection, which is set up again when it no longer replies.
 ///
-/// The check of fred goes by the time of the last write, so it does not fire while calls are sent. While the routing task of fred
-/// waits to write, it executes no command, such as one to reconnect.
+/// The check of fred goes by the time of the last write, so it does not fire while calls are sent. A reconnect policy of fred
+/// pauses before its first attempt, and does not pause where connections are accepted and closed.
 pub(super) struct Connection {
     pub(super) client: Client,
     /// If the store keeps the client connected.
@@ -63,10 +64,17 @@ struct ConnectErrors {
     latest: Option<Error>,
 }
 
-/// The task of fred that keeps a client connected. It is started again when it is aborted.
+/// The task of fred that has the connection of a client. It ends with the connection, and is started again.
 struct RoutingTask {
-    current: Arc<Mutex<Option<AbortHandle>>>,
+    state: Arc<RoutingState>,
     keeper: AbortOnDrop<()>,
+}
+
+#[derive(Default)]
+struct RoutingState {
+    current: Mutex<Option<AbortHandle>>,
+    /// fred reports a lost connection as connected.
+    is_connected: AtomicBool,
 }
 
 impl Connection {
@@ -74,16 +82,17 @@ impl Connection {
     pub(super) fn open(client: Client, authenticator: Option<Arc<Authenticator>>) -> Self {
         // It subscribes to the errors before the client connects, since each is sent once.
         let connection = Self::new(client);
-        let current = Arc::<Mutex<Option<AbortHandle>>>::default();
-        let keeper = tokio::spawn(keep_connected(connection.client.clone(), current.clone()));
+        let state = Arc::<RoutingState>::default();
+        let keeper = tokio::spawn(keep_connected(connection.client.clone(), state.clone()));
         let authenticating = authenticator.map(|authenticator| {
-            let client = connection.client.clone();
-            authenticator.keep_authenticated(move |credentials| authenticate_again(client.clone(), credentials))
+            let (client, state) = (connection.client.clone(), state.clone());
+            authenticator
+                .keep_authenticated(move |credentials| authenticate_again(client.clone(), state.clone(), credentials))
         });
         Self {
             _authenticating: authenticating,
             routing: Some(RoutingTask {
-                current,
+                state,
                 keeper: AbortOnDrop(keeper),
             }),
             ..connection
@@ -101,6 +110,13 @@ impl Connection {
                 latest: None,
             }),
             client,
+        }
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        match &self.routing {
+            Some(routing) => routing.state.is_connected.load(Ordering::Acquire),
+            None => self.client.is_connected(),
         }
     }
 
@@ -135,88 +151,85 @@ impl Connection {
 
     /// Sends `PING` after a call without a reply, and reconnects if that has no reply either.
     pub(super) fn check(&self) {
-        self.spawn_once(|client, reconnect| async move {
+        self.spawn_once(|client, routing| async move {
             let deadline = Deadline::new(PING_TIMEOUT);
             let ping = CustomCommand::new_static("PING", ClusterHash::Random, false);
             let with_timeout = client.with_options(&send_once(deadline));
             let pong = with_timeout.custom_raw(ping, Vec::<Value>::new());
-            // Any reply will do, also that this user has no permission. Without one, the commands that wait for the
-            // connection are dropped: they must not be sent later.
-            match deadline.wait(pong).await {
-                Some(Ok(_)) => {}
-                Some(Err(_)) if reconnect.is_up_to_the_application() => {}
-                _ => reconnect.run(&client).await,
+            // Any reply will do, also that this user has no permission, and so does the error of a connection that is lost.
+            // Without one, the commands that wait for the connection are dropped: they must not be sent later.
+            if deadline.wait(pong).await.is_none() {
+                reconnect(&client, routing).await;
             }
         });
     }
 
     pub(super) fn reconnect(&self) {
-        self.spawn_once(|client, reconnect| async move { reconnect.run(&client).await });
+        self.spawn_once(|client, routing| async move { reconnect(&client, routing).await });
     }
 
     /// Spawns a task unless one runs.
-    fn spawn_once<F: Future<Output = ()> + Send>(&self, task: impl FnOnce(Client, Reconnect) -> F + Send + 'static) {
-        if self.suspect.swap(true, Ordering::AcqRel) {
+    fn spawn_once<F: Future<Output = ()> + Send>(
+        &self,
+        task: impl FnOnce(Client, Option<Arc<RoutingState>>) -> F + Send + 'static,
+    ) {
+        if !self.is_connected() || self.suspect.swap(true, Ordering::AcqRel) {
             return;
         }
         let (client, suspect) = (self.client.clone(), self.suspect.clone());
         // It ends with the task, which may end early: with its runtime.
         let suspected = OnDrop::new(move || suspect.store(false, Ordering::Release));
-        let reconnect = Reconnect(self.routing.as_ref().map(|routing| routing.current.clone()));
+        let routing = self.routing.as_ref().map(|routing| routing.state.clone());
         try_spawn(async move {
-            task(client, reconnect).await;
-            sleep(RECONNECT_PAUSE).await;
+            task(client, routing).await;
+            sleep(CHECK_PAUSE).await;
             drop(suspected);
         });
     }
 }
 
-/// Sets up a connection again: the routing task receives a command to reconnect. If it does not execute it, or has lost the
-/// connection and keeps commands that wait for the next one, it is aborted, unless it is one of the application.
-///
-/// fred logs a warning for each routing task that is aborted.
-struct Reconnect(Option<Arc<Mutex<Option<AbortHandle>>>>);
-
-impl Reconnect {
-    fn is_up_to_the_application(&self) -> bool {
-        self.0.is_none()
-    }
-
-    async fn run(self, client: &Client) {
-        let was_connected = client.is_connected();
-        if was_connected || self.is_up_to_the_application() {
-            let reconnected = timeout(PING_TIMEOUT, client.force_reconnection()).await;
-            let is_executed = matches!(reconnected, Ok(Ok(()))) || was_connected && !client.is_connected();
-            if is_executed {
-                return;
-            }
-        }
-        if let Some(current) = self.0
-            && let Some(current) = &*lock(&current)
-        {
-            current.abort();
-        }
+/// Sets up a connection again. While the routing task of fred waits to write, it executes no command, such as one to reconnect, so
+/// it is aborted, unless it is one of the application. fred logs a warning for each.
+async fn reconnect(client: &Client, routing: Option<Arc<RoutingState>>) {
+    let Some(routing) = routing else {
+        let _ = timeout(PING_TIMEOUT, client.force_reconnection()).await;
+        return;
+    };
+    if let Some(current) = &*lock(&routing.current) {
+        current.abort();
     }
 }
 
-/// Keeps a client connected until it is dropped.
-async fn keep_connected(client: Client, current: Arc<Mutex<Option<AbortHandle>>>) {
+/// Keeps a client connected until it is dropped: the first attempt is made at once.
+async fn keep_connected(client: Client, state: Arc<RoutingState>) {
+    let is_connected = |is| state.is_connected.store(is, Ordering::Release);
+    let _ended = OnDrop::new(|| is_connected(false));
     loop {
-        // The routing task of fred ends on some errors against its policy and without an event.
+        let started = Instant::now();
+        let mut connected = client.reconnect_rx();
         let mut routing = AbortOnDrop(client.connect());
-        *lock(&current) = Some(routing.0.abort_handle());
-        match (&mut routing.0).await {
+        *lock(&state.current) = Some(routing.0.abort_handle());
+
+        let mut connected = pin!(connected.recv());
+        let ended = poll_fn(|cx| {
+            if !state.is_connected.load(Ordering::Acquire) && connected.as_mut().poll(cx).is_ready() {
+                is_connected(true);
+            }
+            Pin::new(&mut routing.0).poll(cx)
+        })
+        .await;
+        is_connected(false);
+        match ended {
             Ok(Ok(())) => return,
             Ok(Err(error)) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) => return,
-            Err(aborted) if aborted.is_cancelled() => {}
-            _ => sleep(RECONNECT_PAUSE).await,
+            Ok(Err(_)) | Err(_) => sleep_until(started + attempt_interval()).await,
         }
     }
 }
 
 /// Authenticates the connection, if there is one. The next one is authenticated when it is made.
-async fn authenticate_again(client: Client, credentials: Credentials) -> Result<(), String> {
-    if !client.is_connected() {
+async fn authenticate_again(client: Client, state: Arc<RoutingState>, credentials: Credentials) -> Result<(), String> {
+    if !state.is_connected.load(Ordering::Acquire) {
         return Ok(());
     }
     let deadline = Deadline::new(AUTH_TIMEOUT);
@@ -233,19 +246,11 @@ async fn authenticate_again(client: Client, credentials: Credentials) -> Result<
 /// How much longer than the deadline fred may keep a command. A stall of this process for less than that is not a failure.
 const MAX_STALL: Duration = Duration::from_secs(10);
 
-/// Builds a client for a limiter. By default, a client of fred waits long, sends a command three times, and ends for good after
-/// a disconnect.
+/// Builds a client for a limiter. By default, a client of fred waits long, and sends a command three times.
 pub(super) fn build(config: Config) -> Result<Client, Error> {
-    const UNLIMITED_ATTEMPTS: u32 = 0;
-    const DELAY_MS: u32 = 150;
-    const JITTER_MS: u32 = 100;
     const UNBOUNDED: usize = 0; // a bounded queue ends the routing task of fred when it is full
 
-    let mut policy = ReconnectPolicy::new_constant(UNLIMITED_ATTEMPTS, DELAY_MS);
-    policy.set_jitter(JITTER_MS);
-
     Builder::from_config(config)
-        .set_policy(policy)
         .with_connection_config(|connection| {
             connection.connection_timeout = Duration::from_secs(1);
             connection.internal_command_timeout = Duration::from_secs(1);

@@ -107,13 +107,12 @@ impl FredClient {
         &self.node
     }
 
-    /// The next connection that is established and not suspect: fred notices late that a connection is lost. Without one, the
-    /// next connection.
+    /// The next connection that is established and not suspect. Without one, the next connection.
     fn connection(&self) -> Option<&Connection> {
         let count = self.connections.len();
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut connections = (0..count).map(|offset| &self.connections[first.wrapping_add(offset) % count]);
-        let is_usable = |connection: &&Connection| connection.client.is_connected() && !connection.is_suspect();
+        let is_usable = |connection: &&Connection| connection.is_connected() && !connection.is_suspect();
         connections.clone().find(is_usable).or(connections.next())
     }
 
@@ -128,6 +127,9 @@ impl FredClient {
         let Some(connection) = self.connection() else {
             return Err(Failure::Unreachable("the pool is empty".into()));
         };
+        if !connection.is_connected() {
+            return Err(connection.connect_failure());
+        }
 
         let (name, text) = script.command(command);
         let mut arguments = Vec::with_capacity(2 + call.keys.len() + call.arguments.len());
@@ -137,7 +139,6 @@ impl FredClient {
 
         let command = CustomCommand::new_static(name, ClusterHash::Random, false);
         let client = connection.client.with_options(&send_once(deadline));
-        let was_connected = client.is_connected();
         // A command ends with its timeout in fred and not with its future: without the timeout, fred would write it after it
         // has reconnected.
         let frame = DetachOnDrop::new(async move { client.custom_raw(command, arguments).await });
@@ -145,12 +146,8 @@ impl FredClient {
         let unanswered = OnDrop::new(|| connection.check());
         let reply = match frame.await {
             Ok(frame) => raw_reply(frame),
-            Err(error) => match call_failure(error) {
-                Failure::Unreachable(_) if !was_connected || connection.has_ended() => {
-                    Err(connection.connect_failure())
-                }
-                failure => Err(failure),
-            },
+            Err(_) if connection.has_ended() => Err(connection.connect_failure()),
+            Err(error) => Err(call_failure(error)),
         };
         if !matches!(reply, Err(Failure::Timeout)) {
             unanswered.disarm();

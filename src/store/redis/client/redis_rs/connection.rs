@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{connect_failure, error_text, topology::Sentinels};
+use super::{super::attempt_interval, connect_failure, error_text, topology::Sentinels};
 use crate::{
     ConfigError,
     store::redis::{
@@ -32,9 +32,6 @@ use crate::{
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time for a reply to `PING` after a command without a reply.
 const PING_TIMEOUT: Duration = Duration::from_millis(500);
-/// The least time from one attempt to connect to the next one, and the most that is added at random.
-const ATTEMPT_INTERVAL_MS: u64 = 150;
-const ATTEMPT_JITTER_MS: u64 = 100;
 
 /// A server to connect to.
 pub(super) enum Endpoint {
@@ -183,8 +180,7 @@ async fn keep_connected(
                 state.send_replace(ConnectionState::Failed(connect_failure(&error)));
             }
         }
-        let pause = Duration::from_millis(ATTEMPT_INTERVAL_MS + fastrand::u64(..ATTEMPT_JITTER_MS));
-        sleep_until(started + pause).await;
+        sleep_until(started + attempt_interval()).await;
     }
 }
 

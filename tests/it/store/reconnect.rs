@@ -1,0 +1,66 @@
+//! What a lost connection costs, and how often a client connects.
+
+use std::time::{Duration, Instant};
+
+use tokio::{net::TcpListener, task::JoinSet, time::interval};
+use tower_quota::{ClientLibrary, Limit, RedisStore, SlidingLog, store::Operation};
+
+use crate::support::{PATIENCE, Redis, connected, decide, each_client, try_decide};
+
+each_client! {
+    a_lost_connection_costs_the_checks_of_a_moment
+    what_closes_each_connection_is_not_flooded_with_them
+}
+
+fn limit() -> Limit {
+    SlidingLog::per_hour(1_000_000).precision(1_000).into()
+}
+
+/// The number of checks that Redis does not decide, of 200 that are made at 500 a second while the connection is lost.
+async fn undecided(store: &RedisStore, redis: &Redis) -> usize {
+    let mut checks = JoinSet::new();
+    let mut ticks = interval(Duration::from_millis(2));
+    for check in 0..200 {
+        ticks.tick().await;
+        if check == 100 {
+            // The reply arrives after the connection of the store is closed.
+            redis
+                .command::<()>("CLIENT", ["KILL", "TYPE", "normal", "SKIPME", "yes"])
+                .await;
+        }
+        let store = store.clone();
+        checks.spawn(async move { try_decide(&store, Operation::Check, &limit(), "k", 1).await.is_err() });
+    }
+    checks.join_all().await.into_iter().filter(|failed| *failed).count()
+}
+
+/// A pause of 100 ms before the first attempt costs 25 checks or more each time. On a busy machine an attempt may take as long,
+/// but not each.
+async fn a_lost_connection_costs_the_checks_of_a_moment(library: ClientLibrary) {
+    const MOMENT: usize = 10;
+    let redis = Redis::start();
+    let store = connected(RedisStore::builder().client_library(library), &redis.url()).await;
+    let started = Instant::now();
+    let mut costs = Vec::new();
+    while costs.iter().min().is_none_or(|least| *least > MOMENT) {
+        assert!(started.elapsed() < PATIENCE, "{costs:?} checks are not decided");
+        costs.push(undecided(&store, &redis).await);
+        decide(&store, Operation::Peek, &limit(), "k", 1).await;
+    }
+}
+
+/// As a proxy does whose Redis is down.
+async fn what_closes_each_connection_is_not_flooded_with_them(library: ClientLibrary) {
+    const CONNECTIONS: u32 = 6;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("redis://{}", listener.local_addr().expect("a bound port"));
+    let store = RedisStore::builder().client_library(library).url(&url).connect_lazy();
+    let _store = store.expect("the URL is good");
+
+    let started = Instant::now();
+    for _ in 0..=CONNECTIONS {
+        drop(listener.accept().await.expect("a connection"));
+    }
+    let elapsed = started.elapsed();
+    assert!(elapsed > CONNECTIONS * Duration::from_millis(100), "in {elapsed:?}");
+}
