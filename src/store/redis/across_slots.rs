@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 use super::{
     key_format::slot_of_charge,
-    queues::{CommitQueues, DecidedPartly},
+    queues::{CommitQueues, Decided},
     request::OwnedRequest,
     task::DetachOnDrop,
 };
@@ -19,7 +19,7 @@ use crate::{
 /// not executed, each call declares all keys.
 pub(super) async fn decide(
     queues: Arc<CommitQueues>,
-    partly: DecidedPartly,
+    partly: Decided,
     made_at: Instant,
     declares_keys: bool,
 ) -> Result<StoreResponse, StoreError> {
@@ -29,7 +29,7 @@ pub(super) async fn decide(
 
 async fn decide_all(
     queues: Arc<CommitQueues>,
-    partly: DecidedPartly,
+    partly: Decided,
     made_at: Instant,
     declares_keys: bool,
 ) -> Result<StoreResponse, StoreError> {
@@ -40,10 +40,10 @@ async fn decide_all(
             Some(decided) => decided,
             None => {
                 let progress = Progress::new(&queues, request, declares_keys);
-                decide_one(progress, made_at, &mut response.server_time).await
+                request.outcome(decide_one(progress, made_at, &mut response.server_time).await)
             }
         };
-        match request.outcome(decided) {
+        match decided {
             Ok(outcome) => response.outcomes.push(outcome),
             Err(error) if matches!(request.operation, Operation::Check | Operation::Wait) => return Err(error),
             // Refunds and ends of leases in other slots do not depend on it.
@@ -69,7 +69,7 @@ async fn decide_one(
     if request.operation.decides() {
         check_breakers(queues, request, &slots)?;
     }
-    let cache = queues.deny_cache.as_deref().filter(|_| request.is_check());
+    let cache = queues.backend.deny_cache.as_ref().filter(|_| request.is_check());
     let generation = cache.map(|cache| cache.generation(request));
     progress.decide(slots).await?;
     let refunds = progress.refund().await?;
@@ -229,7 +229,6 @@ mod tests {
         store::{
             Charge, Store, StoreRequest,
             redis::{
-                queues::BatchLimits,
                 simulation::{backend::simulated_backend, network::Network},
                 store::RedisStore,
             },
@@ -244,7 +243,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn all_charges_in_a_slot_are_refunded_when_another_slot_denies() {
         let backend = simulated_backend(Network::new(0, true));
-        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let store = RedisStore::new(CommitQueues::new(backend));
         let (five, one) = [5, 1].map(|quota| Limit::from(SlidingLog::per_hour(quota))).into();
         let (key, other) = (Key::from("a"), Key::from("b"));
         let charges = ["one", "two", "three"].map(|policy| Charge::new(policy, &five, &key, 1));
@@ -262,7 +261,7 @@ mod tests {
     async fn nothing_is_charged_in_a_slot_while_another_one_is_known_to_fail() {
         let network = Network::new(0, true);
         let backend = simulated_backend(network.clone());
-        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let store = RedisStore::new(CommitQueues::new(backend));
         let limit = Limit::from(SlidingLog::per_hour(5));
         let (key, other) = (Key::from("a"), Key::from("b"));
         let across = [
@@ -284,7 +283,7 @@ mod tests {
     async fn after_a_check_that_fails_no_later_one_of_its_call_is_made() {
         let network = Network::new(0, true);
         let backend = simulated_backend(network.clone());
-        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let store = RedisStore::new(CommitQueues::new(backend));
         let limit = Limit::from(SlidingLog::per_hour(5));
         let keys = ["a", "b", "c"].map(Key::from);
         let [a, b, c] = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
@@ -310,7 +309,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_refund_is_waited_for_after_the_caller_has_left() {
         let backend = simulated_backend(Network::new(0, true));
-        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let store = RedisStore::new(CommitQueues::new(backend));
         let (five, one) = [5, 1].map(|quota| Limit::from(SlidingLog::per_hour(quota))).into();
         let (key, other) = (Key::from("a"), Key::from("b"));
         let across = [Charge::new("one", &five, &key, 1), Charge::new("full", &one, &other, 1)];
@@ -332,7 +331,7 @@ mod tests {
     async fn a_request_is_denied_although_a_slot_after_the_one_that_denies_fails() {
         let network = Network::new(0, true);
         let backend = simulated_backend(network.clone());
-        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let store = RedisStore::new(CommitQueues::new(backend));
         let limit = Limit::from(SlidingLog::per_hour(1));
         let keys = ["a", "b"].map(Key::from);
         let across = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
@@ -354,7 +353,7 @@ mod tests {
     async fn after_a_slot_that_fails_no_other_one_is_charged() {
         let network = Network::new(0, true);
         let backend = simulated_backend(network.clone());
-        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let store = RedisStore::new(CommitQueues::new(backend));
         let limit = Limit::from(SlidingLog::per_hour(5));
         let keys = ["a", "b"].map(Key::from);
         let across = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
@@ -383,7 +382,7 @@ mod tests {
         let _guard = metrics::set_default_local_recorder(&recorder);
         let network = Network::new(0, true);
         let backend = simulated_backend(network.clone());
-        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let store = RedisStore::new(CommitQueues::new(backend));
         let (five, one) = [5, 1].map(|quota| Limit::from(SlidingLog::per_hour(quota))).into();
         let (key, other) = (Key::from("a"), Key::from("b"));
         let across = [Charge::new("five", &five, &key, 1), Charge::new("one", &one, &other, 1)];

@@ -17,10 +17,13 @@ use tokio::{
 use super::{
     acl::Refusal,
     breaker::Breaker,
+    builder::RedisStoreBuilder,
     call::ScriptCall,
     client::RedisClient,
+    deny_cache::DenyCache,
     failure::Failure,
     key_format::{KeyFormat, slot_of},
+    queues::BatchLimits,
     reply::{RawReply, ScriptReply},
     request::MergedRequest,
     script::Scripts,
@@ -32,12 +35,14 @@ use crate::{
     store::{ErrorKind, StoreError, health::Node},
 };
 
-/// Runs script calls in Redis, with a deadline and a breaker.
+/// Runs script calls in Redis, with a deadline and a breaker. The commit queues of a store share it.
 pub(super) struct Backend {
     pub(super) client: RedisClient,
     pub(super) scripts: &'static Scripts,
     pub(super) key_format: KeyFormat,
     pub(super) deadline: Deadline,
+    pub(super) limits: BatchLimits,
+    pub(super) deny_cache: Option<DenyCache>,
     /// Whether a call can use keys of several slots of a node of a cluster, as a trial has found.
     reaches_several_slots: AtomicBool,
     /// When a refusal was logged.
@@ -51,26 +56,21 @@ const PROBE_PAUSE: Duration = Duration::from_millis(100);
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 impl Backend {
-    pub(super) fn new(
-        client: RedisClient,
-        scripts: &'static Scripts,
-        key_format: KeyFormat,
-        deadline: Duration,
-    ) -> Self {
+    pub(super) fn new(client: RedisClient, settings: &RedisStoreBuilder) -> Self {
         Self {
             client,
-            scripts,
-            key_format,
-            deadline: Deadline::new(deadline),
+            scripts: settings.scripts,
+            key_format: KeyFormat::new(&settings.prefix, settings.secret.clone()),
+            deadline: Deadline::new(settings.deadline),
+            limits: match settings.group_commit {
+                true => BatchLimits::GROUP_COMMIT,
+                false => BatchLimits::NO_BATCHES,
+            },
+            deny_cache: settings.deny_cache.then(DenyCache::new),
             reaches_several_slots: AtomicBool::new(false),
             refusal_logged_at: Mutex::default(),
             metrics: RedisMetrics::new(),
         }
-    }
-
-    /// The call that decides these requests.
-    pub(super) fn call(&self, merged: &[MergedRequest<'_>]) -> ScriptCall {
-        ScriptCall::new(merged, &self.key_format, self.client.is_clustered())
     }
 
     pub(super) fn reaches_several_slots(&self) -> bool {
@@ -111,21 +111,22 @@ impl Backend {
         error
     }
 
-    /// Runs the script. The deadline starts now, and once more if the script replies that no window of a calendar in the call
-    /// encloses its time: nothing was decided then.
+    /// Decides these requests in one call. The deadline starts now, and once more if the script replies that no window of a
+    /// calendar in the call encloses its time: nothing was decided then.
     pub(super) async fn run(
         self: &Arc<Self>,
         breaker: &Arc<Breaker>,
-        call: &mut ScriptCall,
+        merged: &[MergedRequest<'_>],
     ) -> Result<ScriptReply, Failure> {
-        self.metrics.call(call.requests());
+        let mut call = ScriptCall::new(merged, &self.key_format, self.client.is_clustered());
+        self.metrics.call(merged.iter().map(|merged| merged.times).sum());
         let node = self.client.node(|| slot_of(call.keys.first().map_or(&[], |key| key)));
-        let mut reply = self.run_call(call).await;
+        let mut reply = self.run_call(&call).await;
         if call.has_calendar_windows()
             && let Some(now_us) = reply.as_ref().ok().and_then(RawReply::lone_time)
         {
             call.set_time(now_us);
-            reply = self.run_call(call).await;
+            reply = self.run_call(&call).await;
         }
 
         match &reply {
@@ -136,8 +137,14 @@ impl Backend {
             _ => breaker.record_reply(),
         }
         self.record_refusal(&reply);
-        let reply = reply.and_then(|reply| ScriptReply::decode(call, &reply));
-        self.record_health(&node, call, &reply);
+        let reply = match reply {
+            Err(failure) if call.is_across && failure.is_elsewhere() => Ok(ScriptReply {
+                server_time: Duration::ZERO,
+                replies: merged.iter().map(|_| None).collect(),
+            }),
+            reply => reply.and_then(|reply| ScriptReply::decode(merged, call.is_across, &reply)),
+        };
+        self.record_health(&node, merged, &reply);
         reply
     }
 
@@ -155,20 +162,20 @@ impl Backend {
         }
     }
 
-    fn record_health(&self, node: &Node, call: &ScriptCall, reply: &Result<ScriptReply, Failure>) {
-        let mut decided = call.requests();
+    fn record_health(&self, node: &Node, merged: &[MergedRequest<'_>], reply: &Result<ScriptReply, Failure>) {
+        let all = merged.iter().map(|merged| merged.times).sum();
         match reply {
             // Its requests are sent once more, each alone.
-            Err(failure) if failure.is_try_again() && decided > 1 => {}
-            // They are sent once more, in calls for each slot.
-            Err(failure) if call.is_elsewhere(failure) => {}
-            Err(failure) => self.record_failed(node, decided, failure),
+            Err(failure) if failure.is_try_again() && all > 1 => {}
+            Err(failure) => self.record_failed(node, all, failure),
             Ok(reply) => {
-                for (shape, reply) in call.shape.iter().zip(&reply.replies) {
-                    let Err(failure) = reply else { continue };
-                    decided -= shape.times;
-                    if !call.is_elsewhere(failure) {
-                        self.record_failed(node, shape.times, failure);
+                let mut decided = 0;
+                for (merged, reply) in merged.iter().zip(&reply.replies) {
+                    match reply {
+                        Some(Ok(_)) => decided += merged.times,
+                        Some(Err(failure)) => self.record_failed(node, merged.times, failure),
+                        // It is sent once more, in a call for its slot.
+                        None => {}
                     }
                 }
                 node.decided(decided);

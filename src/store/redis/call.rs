@@ -4,9 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 
 use super::{
-    failure::Failure,
     key_format::{KeyFormat, are_in_several_slots},
-    reply::Bounds,
     request::{Entry, MergedRequest},
     rules::{boundaries, parameters, rule_name, rule_of},
     script::ScriptName,
@@ -17,7 +15,7 @@ use crate::{
     store::{Charge, LeaseId, Operation},
 };
 
-/// One call of the script: its keys, its arguments and the shape of its reply.
+/// One call of the script: its keys and its arguments.
 pub(super) struct ScriptCall {
     /// The keys that Redis is told of; of a call across slots the first one, which names the node.
     pub(super) keys: SmallVec<[Bytes; 1]>,
@@ -25,10 +23,6 @@ pub(super) struct ScriptCall {
     pub(super) script: ScriptName,
     /// Whether the keys lie in several slots of a cluster. They are arguments then.
     pub(super) is_across: bool,
-    /// For each merged request, what its reply consists of.
-    pub(super) shape: SmallVec<[ReplyShape; 1]>,
-    /// For each key, the bounds of its state in the reply.
-    pub(super) bounds: SmallVec<[Bounds; 1]>,
     calendars: Vec<CalendarWindows>,
 }
 
@@ -40,45 +34,18 @@ struct CalendarWindows {
     offset: usize,
 }
 
-/// What the reply to a merged request consists of.
-#[derive(Clone, Copy)]
-pub(super) struct ReplyShape {
-    /// The number of requests.
-    pub(super) times: u64,
-    pub(super) keys: usize,
-    /// Whether charges have states of their own, not only their bans.
-    pub(super) counts: bool,
-    /// Whether the request is denied if there is no room.
-    pub(super) requires_room: bool,
-}
-
 impl ScriptCall {
     /// A call for these requests, to a server or a node of a cluster.
     pub(super) fn new(merged: &[MergedRequest<'_>], key_format: &KeyFormat, clustered: bool) -> Self {
         let charges = merged.iter().flat_map(|merged| merged.request.charges());
         let is_across = clustered && are_in_several_slots(charges);
-        Self::with_keys(merged, key_format, process_time_us(), is_across)
+        Self::at(merged, key_format, process_time_us(), is_across)
     }
 
-    /// A call for these requests, of which all keys are declared. `now_us` is an approximate time of Redis in microseconds.
-    #[cfg(test)]
-    pub(super) fn at(merged: &[MergedRequest<'_>], now_us: u64) -> Self {
-        Self::with_keys(merged, &KeyFormat::new("quota", None), now_us, false)
-    }
-
-    fn with_keys(merged: &[MergedRequest<'_>], key_format: &KeyFormat, now_us: u64, is_across: bool) -> Self {
+    /// `now_us` is an approximate time of Redis in microseconds.
+    fn at(merged: &[MergedRequest<'_>], key_format: &KeyFormat, now_us: u64, is_across: bool) -> Self {
         let mut call = Self {
             is_across,
-            shape: merged
-                .iter()
-                .map(|merged| ReplyShape {
-                    times: merged.times,
-                    keys: merged.request.entries().count(),
-                    counts: !matches!(merged.request.operation, Operation::Ban { .. }),
-                    requires_room: merged.request.operation.requires_room(),
-                })
-                .collect(),
-            bounds: merged.iter().flat_map(|merged| Bounds::of(merged.request)).collect(),
             ..Self::of(ScriptName::Driver, [])
         };
 
@@ -128,16 +95,6 @@ impl ScriptCall {
         } else {
             self.keys = keys;
         }
-    }
-
-    /// Whether a request of this call was not executed, since the node does not have one of its keys.
-    pub(super) fn is_elsewhere(&self, failure: &Failure) -> bool {
-        self.is_across && failure.is_elsewhere()
-    }
-
-    /// The number of requests.
-    pub(super) fn requests(&self) -> u64 {
-        self.shape.iter().map(|shape| shape.times).sum()
     }
 
     /// The arguments of a call of checks: for each run its charges, and unless it is one request, how many there are.
@@ -213,8 +170,6 @@ impl ScriptCall {
             arguments: SmallVec::new(),
             script,
             is_across: false,
-            shape: SmallVec::new(),
-            bounds: SmallVec::new(),
             calendars: Vec::new(),
         }
     }
@@ -413,6 +368,10 @@ mod tests {
         packed("", &[0, MAX_EXACT, runs_before_keys])
     }
 
+    fn call_of(merged: &[MergedRequest<'_>]) -> ScriptCall {
+        ScriptCall::at(merged, &KeyFormat::new("quota", None), 0, false)
+    }
+
     fn request(charges: &[Charge]) -> OwnedRequest {
         let request = StoreRequest::new(Operation::Check, charges);
         request.to_owned(|_| {})
@@ -426,7 +385,7 @@ mod tests {
             request: &request,
             times: 2,
         };
-        let call = ScriptCall::at(&[merged], 0);
+        let call = call_of(&[merged]);
         assert_eq!(call.script, ScriptName::Checks(0));
         assert_eq!(call.arguments[..], [packed("", &[2, 3, 5, 60_000_000, 0, 0])]);
     }
@@ -439,7 +398,7 @@ mod tests {
             [(&a, 1), (&b, 1), (&b, 3)].map(|(key, cost)| request(&[Charge::new("p", &limit, key, cost)]));
         let merged = |request, times| MergedRequest { request, times };
 
-        let call = ScriptCall::at(&[merged(&on_a, 1), merged(&on_b, 1), merged(&expensive, 1)], 0);
+        let call = call_of(&[merged(&on_a, 1), merged(&on_b, 1), merged(&expensive, 1)]);
         let on_a_and_b = ["quota:1:log/1min:p:{key=a}", "quota:1:log/1min:p:{key=b}"];
         assert_eq!(call.keys[..], [on_a_and_b[0], on_a_and_b[1], on_a_and_b[1]]);
         let charge = |times, cost| packed("", &[times, cost, 5, 60_000_000, 0, 0]);
@@ -449,7 +408,7 @@ mod tests {
             [charge(1, 1), layout(&[2, 0]), charge(1, 3), layout(&[1, 0])]
         );
 
-        let call = ScriptCall::at(&[merged(&on_a, 1), merged(&on_b, 30)], 0);
+        let call = call_of(&[merged(&on_a, 1), merged(&on_b, 30)]);
         assert_eq!(call.keys[..], on_a_and_b);
         assert_eq!(call.arguments[..], [charge(0, 1), layout(&[2, 0, 1, 30])]);
     }
@@ -466,7 +425,7 @@ mod tests {
             request: &requests[index],
             times,
         });
-        let call = ScriptCall::at(&merged, 0);
+        let call = call_of(&merged);
         assert_eq!(call.script, ScriptName::DriverOf(0));
         let charge = packed("log\0", &[1, 5, 60_000_000, 0, 0]);
         let run = [packed("charge\0", &[2, 1, 0, 0]), charge, packed("", &[1, 30])];
@@ -484,7 +443,7 @@ mod tests {
                 request: &request,
                 times: 1,
             };
-            ScriptCall::at(&[merged], 0)
+            call_of(&[merged])
         };
         let bans = |length_us| packed("ban\0", &[length_us, 3, 60_000_000, 60_000_000, 86_400_000_000]);
         let keys = ["quota:1:ban:p:{key=a}", "quota:1:log/1min:p:{key=a}"];

@@ -6,21 +6,18 @@ use std::{
     task::Poll,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     backend::Backend,
     breaker::Breaker,
-    call::ScriptCall,
-    deny_cache::{DenyCache, Generation},
     failure::Failure,
-    queues::{BatchLimits, CallReply, Decided, QueuedRequest},
-    reply::ScriptReply,
+    queues::{BatchLimits, CallerRequests, Decided, QueuedRequests, Response},
     request::{BatchPosition, MergedRequest, OwnedRequest, merge},
     task::{DetachOnDrop, spawn},
 };
 use crate::{
-    store::{ErrorKind, StoreError, StoreResponse},
+    store::{ErrorKind, StoreError},
     sync::{Mutex, MutexGuard},
 };
 
@@ -34,14 +31,12 @@ pub(super) struct CommitQueue {
     slot: u16,
     /// That of the server or node.
     pub(super) breaker: Arc<Breaker>,
-    deny_cache: Option<Arc<DenyCache>>,
-    limits: BatchLimits,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<QueuedRequest>,
+    waiting: VecDeque<QueuedRequests>,
     /// The calls in flight or about to be sent.
     calls: usize,
     /// The requests in calls in flight.
@@ -51,21 +46,13 @@ struct State {
 }
 
 impl CommitQueue {
-    pub(super) fn new(
-        backend: Arc<Backend>,
-        slot: u16,
-        breaker: Arc<Breaker>,
-        deny_cache: Option<Arc<DenyCache>>,
-        limits: BatchLimits,
-    ) -> Self {
-        Self {
+    pub(super) fn new(backend: Arc<Backend>, slot: u16, breaker: Arc<Breaker>) -> Arc<Self> {
+        Arc::new(Self {
             backend,
             slot,
             breaker,
-            deny_cache,
-            limits,
             state: Mutex::default(),
-        }
+        })
     }
 
     /// Whether the breaker is open.
@@ -82,24 +69,18 @@ impl CommitQueue {
     }
 
     /// Sends requests in one call once the future is polled, and waits for the reply.
-    pub(super) async fn decide(
-        self: Arc<Self>,
-        mut requests: Vec<OwnedRequest>,
-        made_at: Instant,
-        generation: Option<Generation>,
-    ) -> Result<Decided, StoreError> {
-        self.check_breaker(requests.len(), &requests)?;
-        if matches!(&*requests, [request] if request.is_check())
+    pub(super) async fn decide(self: Arc<Self>, own: CallerRequests) -> Result<Decided, StoreError> {
+        self.check_breaker(own.requests.len(), &own.requests)?;
+        if matches!(&*own.requests, [request] if request.is_check())
             && let Some(permit) = self.try_lone_permit()
-            && let Some(request) = requests.pop()
         {
             // It continues if its caller leaves: whether Redis replies matters to the next requests.
-            return DetachOnDrop::new(permit.send_alone(request, made_at, generation)).await;
+            return DetachOnDrop::new(permit.send_alone(own)).await;
         }
 
         let deadline = self.backend.deadline.doubled();
-        let (request, response) = QueuedRequest::new(requests, made_at, generation);
-        self.push(request);
+        let (sender, response) = oneshot::channel();
+        self.push(own, sender);
         let queue = Arc::downgrade(&self);
         drop(self); // a waiting caller keeps no connection open
         let after_step = || {
@@ -116,12 +97,16 @@ impl CommitQueue {
         }
     }
 
-    /// Queues a request, and sends a call unless one is about to be sent.
-    fn push(self: &Arc<Self>, request: QueuedRequest) {
+    /// Queues requests, and sends a call unless one is about to be sent.
+    fn push(self: &Arc<Self>, own: CallerRequests, response: oneshot::Sender<Response>) {
+        let queued_at = Instant::now();
         let mut state = self.state();
-        let now = request.queued_at;
-        state.waiting.push_back(request);
-        let permit = self.try_permit(&mut state, self.limits, now);
+        state.waiting.push_back(QueuedRequests {
+            own,
+            queued_at,
+            response,
+        });
+        let permit = self.try_permit(&mut state, self.backend.limits, queued_at);
         drop(state);
         send_next(permit);
     }
@@ -163,7 +148,11 @@ impl CommitQueue {
             .waiting
             .front()
             .is_some_and(|request| request.queued_at + deadline <= now);
-        let limits = if overdue { BatchLimits::NO_BATCHES } else { self.limits };
+        let limits = if overdue {
+            BatchLimits::NO_BATCHES
+        } else {
+            self.backend.limits
+        };
         let permit = self.try_permit(&mut state, limits, now);
         drop(state);
         send_next(permit);
@@ -185,56 +174,36 @@ impl CommitQueue {
     }
 
     /// Sends requests in one call, and responds to each.
-    async fn send_batch(&self, mut batch: Vec<QueuedRequest>) {
-        batch.retain(|request| !request.is_canceled());
+    async fn send_batch(&self, mut batch: Vec<QueuedRequests>) {
+        batch.retain(|queued| !queued.response.is_closed()); // the caller has dropped its future
         let Some(first) = batch.first() else { return };
-        let checks = batch.iter().map(|request| request.requests.len()).sum();
-        if let Err(error) = self.check_breaker(checks, &first.requests) {
-            for request in batch {
-                request.respond(Err(error.clone()));
+        let checks = batch.iter().map(|queued| queued.own.requests.len()).sum();
+        if let Err(error) = self.check_breaker(checks, &first.own.requests) {
+            for queued in batch {
+                let _ = queued.response.send(Err(error.clone()));
             }
             return;
         }
-        let (mut call, positions) = {
-            let (merged, positions) = merge(batch.iter().map(|request| &*request.requests));
-            (self.backend.call(&merged), positions)
-        };
 
-        match self.backend.run(&self.breaker, &mut call).await {
+        let (merged, positions) = merge(batch.iter().map(|queued| &*queued.own.requests));
+        let reply = self.backend.run(&self.breaker, &merged).await;
+        if batch.len() > 1
+            && let Err(failure) = &reply
+            && failure.is_try_again()
+        {
             // Requests that have all keys on one node can be decided alone.
-            Err(failure) if failure.is_try_again() && batch.len() > 1 => {
-                for request in batch {
-                    Box::pin(self.send_batch(vec![request])).await;
-                }
+            for queued in batch {
+                Box::pin(self.send_batch(vec![queued])).await;
             }
-            reply => self.respond_all(batch, &positions, &call, &reply),
+            return;
         }
-    }
-
-    /// Responds to each request of a call.
-    fn respond_all(
-        &self,
-        batch: Vec<QueuedRequest>,
-        mut positions: &[BatchPosition],
-        call: &ScriptCall,
-        reply: &CallReply,
-    ) {
-        for request in batch {
-            let (own, rest) = positions.split_at(request.requests.len().min(positions.len()));
+        let mut positions = &*positions;
+        for QueuedRequests { own, response, .. } in batch {
+            let (of_caller, rest) = positions.split_at(own.requests.len().min(positions.len()));
             positions = rest;
-            if let Some(cache) = &self.deny_cache {
-                request.update_cache(cache, own, reply);
-            }
-            request.respond_with(own, call, reply);
+            let decided = own.decided(self.backend.deny_cache.as_ref(), of_caller, &reply);
+            let _ = response.send(decided); // the caller may have dropped its future
         }
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_idle(&self) -> bool {
-        let state = self.state();
-        // The next call drops canceled requests.
-        let canceled = state.waiting.iter().all(QueuedRequest::is_canceled);
-        state.calls == 0 && state.requests_in_flight == 0 && state.unsent_since.is_none() && canceled
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -252,12 +221,12 @@ impl State {
     ///
     /// Under load it contains at most half of the requests that wait or are in flight: while Redis executes the other half, the
     /// callers of this one receive their responses and send the next requests.
-    fn take_batch(&mut self, limits: BatchLimits) -> Vec<QueuedRequest> {
+    fn take_batch(&mut self, limits: BatchLimits) -> Vec<QueuedRequests> {
         let half = (self.requests_in_flight + self.waiting.len()).div_ceil(2);
         let max_requests = half.max(limits.low_load).min(limits.max_requests);
         let mut requests = 0;
-        let fits = self.waiting.iter().take_while(|request| {
-            requests += request.requests.len();
+        let fits = self.waiting.iter().take_while(|queued| {
+            requests += queued.own.requests.len();
             requests <= max_requests
         });
         // Too many requests of one caller are sent in a call of their own.
@@ -276,38 +245,17 @@ struct CallPermit {
 }
 
 impl CallPermit {
-    /// Sends one check in a call of its own, without the queue and without a task.
-    async fn send_alone(
-        self,
-        request: OwnedRequest,
-        made_at: Instant,
-        generation: Option<Generation>,
-    ) -> Result<Decided, StoreError> {
+    /// Sends the only check of a caller in a call of its own, without the queue and without a task.
+    async fn send_alone(self, own: CallerRequests) -> Result<Decided, StoreError> {
         let queue = self.queue.clone();
+        let request = &own.requests[0];
         let merged = MergedRequest {
-            request: &request,
+            request,
             times: request.units.into(),
         };
-        let mut call = queue.backend.call(&[merged]);
-        let reply = queue.backend.run(&queue.breaker, &mut call).await;
+        let reply = queue.backend.run(&queue.breaker, &[merged]).await;
         self.release();
-
-        let ScriptReply { server_time, replies } = match reply {
-            Err(failure) if call.is_elsewhere(&failure) => return Ok(Decided::nothing(vec![request])),
-            reply => reply?,
-        };
-        let reply = match replies.into_iter().next() {
-            Some(Err(failure)) if call.is_elsewhere(&failure) => return Ok(Decided::nothing(vec![request])),
-            Some(reply) => reply?,
-            None => return Err(Failure::malformed_reply().into()),
-        };
-        if let (Some(cache), Some(generation), 0) = (&queue.deny_cache, generation, reply.admitted) {
-            cache.insert(&request, made_at, generation, server_time, &reply.states);
-        }
-        Ok(Decided::All(StoreResponse::new(
-            server_time,
-            [reply.outcome(&request, 0)],
-        )))
+        own.decided(queue.backend.deny_cache.as_ref(), &[BatchPosition::FIRST], &reply)
     }
 
     /// Sends the waiting requests.
@@ -327,18 +275,18 @@ impl CallPermit {
     }
 
     /// Takes the requests of this call, and returns a permit for the next one.
-    fn take_batch(&mut self) -> (Vec<QueuedRequest>, Option<Self>) {
+    fn take_batch(&mut self) -> (Vec<QueuedRequests>, Option<Self>) {
         let queue = &self.queue;
         let mut state = queue.state();
         if self.is_revoked(&state) {
             return (Vec::new(), None);
         }
-        let batch = state.take_batch(queue.limits);
-        self.requests = batch.iter().map(|request| request.requests.len()).sum();
+        let batch = state.take_batch(queue.backend.limits);
+        self.requests = batch.iter().map(|queued| queued.own.requests.len()).sum();
         state.requests_in_flight += self.requests;
         self.unsent_since = None;
         state.unsent_since = None;
-        let next = queue.try_permit(&mut state, queue.limits, Instant::now());
+        let next = queue.try_permit(&mut state, queue.backend.limits, Instant::now());
         drop(state);
         (batch, next)
     }
@@ -350,7 +298,7 @@ impl CallPermit {
         let queue = &self.queue;
         let mut state = queue.state();
         self.remove_from(&mut state);
-        let next = queue.try_permit(&mut state, queue.limits, Instant::now());
+        let next = queue.try_permit(&mut state, queue.backend.limits, Instant::now());
         drop(state);
         send_next(next);
     }
@@ -410,13 +358,32 @@ mod tests {
         },
     };
 
+    fn queued(requests: Vec<OwnedRequest>) -> (QueuedRequests, oneshot::Receiver<Response>) {
+        let (response, receiver) = oneshot::channel();
+        let queued = QueuedRequests {
+            own: CallerRequests::new(requests),
+            queued_at: Instant::now(),
+            response,
+        };
+        (queued, receiver)
+    }
+
+    impl CommitQueue {
+        pub(in crate::store::redis) fn is_idle(&self) -> bool {
+            let state = self.state();
+            // The next call drops canceled requests.
+            let canceled = state.waiting.iter().all(|queued| queued.response.is_closed());
+            state.calls == 0 && state.requests_in_flight == 0 && state.unsent_since.is_none() && canceled
+        }
+    }
+
     #[test]
     fn a_call_contains_half_of_the_requests_that_wait_or_are_in_flight() {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
         let charges = [Charge::new("p", &limit, &key, 1)];
         let check = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
         for (in_flight, waiting, taken) in [(0, 10, 10), (0, 100, 50), (40, 100, 70), (1_000, 900, 256)] {
-            let queued = || QueuedRequest::new(vec![check.clone()], Instant::now(), None).0;
+            let queued = || queued(vec![check.clone()]).0;
             let mut state = State {
                 requests_in_flight: in_flight,
                 waiting: (0..waiting).map(|_| queued()).collect(),
@@ -455,11 +422,11 @@ mod tests {
     /// A queue with these calls in flight, and one request that waits.
     fn waiting_behind(calls: usize) -> Arc<CommitQueue> {
         let backend = simulated_backend(Network::new(0, false));
-        let queue = CommitQueue::new(Arc::new(backend), 0, Arc::default(), None, BatchLimits::GROUP_COMMIT);
-        let (waiting, _) = QueuedRequest::new(Vec::new(), Instant::now(), None);
+        let queue = CommitQueue::new(Arc::new(backend), 0, Arc::default());
+        let (waiting, _) = queued(Vec::new());
         queue.state().calls = calls;
         queue.state().waiting.push_back(waiting);
-        Arc::new(queue)
+        queue
     }
 
     #[tokio::test(start_paused = true)]
@@ -502,11 +469,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_does_not_overtake_those_that_wait() {
         let backend = simulated_backend(Network::new(0, false));
-        let queue = CommitQueue::new(Arc::new(backend), 0, Arc::default(), None, BatchLimits::GROUP_COMMIT);
-        let queue = Arc::new(queue);
+        let queue = CommitQueue::new(Arc::new(backend), 0, Arc::default());
         let lone = queue.try_lone_permit().expect("nothing waits");
         assert!(queue.try_lone_permit().is_none(), "one call is in flight");
-        let (waiting, _response) = QueuedRequest::new(Vec::new(), Instant::now(), None);
+        let (waiting, _response) = queued(Vec::new());
         queue.state().waiting.push_back(waiting);
 
         // Its runtime ends.

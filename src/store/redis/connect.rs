@@ -11,10 +11,8 @@ use super::{
     builder::RedisStoreBuilder,
     client::{ClientLibrary, RedisClient},
     credentials::ConnectionSettings,
-    deny_cache::DenyCache,
-    key_format::KeyFormat,
     overrides::read_newest,
-    queues::{BatchLimits, CommitQueues},
+    queues::CommitQueues,
     source::Source,
     store::RedisStore,
     task::spawn,
@@ -153,14 +151,7 @@ impl RedisStoreBuilder {
             ));
         }
         let client = self.redis_client()?;
-        let key_format = KeyFormat::new(&self.prefix, self.secret);
-        let backend = Backend::new(client, self.scripts, key_format, self.deadline);
-        let limits = match self.group_commit {
-            true => BatchLimits::GROUP_COMMIT,
-            false => BatchLimits::NO_BATCHES,
-        };
-        let deny_cache = self.deny_cache.then(DenyCache::new);
-        let store = RedisStore::new(CommitQueues::new(backend, deny_cache, limits));
+        let store = RedisStore::new(CommitQueues::new(Backend::new(client, &self)));
         Ok(if self.overrides { store.with_overrides() } else { store })
     }
 

@@ -354,7 +354,6 @@ mod tests {
         store::{
             Store,
             redis::{
-                queues::BatchLimits,
                 simulation::{
                     backend::simulated_backend,
                     faults::Faults,
@@ -375,7 +374,7 @@ mod tests {
 
     fn store(network: &Network) -> RedisStore {
         let backend = simulated_backend(network.clone());
-        RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT))
+        RedisStore::new(CommitQueues::new(backend))
     }
 
     fn limits() -> [Limit; 5] {

@@ -1,15 +1,15 @@
 use std::{
     collections::HashMap,
+    mem,
     sync::{Arc, PoisonError, Weak},
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     backend::Backend,
-    breaker::Breaker,
-    call::ScriptCall,
     commit_queue::CommitQueue,
     deny_cache::{DenyCache, Generation},
     failure::Failure,
@@ -25,8 +25,6 @@ use crate::{
 /// The commit queues of a store, and what they share. The clones of a store have it in common.
 pub(super) struct CommitQueues {
     pub(super) backend: Arc<Backend>,
-    pub(super) deny_cache: Option<Arc<DenyCache>>,
-    limits: BatchLimits,
     queues: Queues,
 }
 
@@ -50,21 +48,13 @@ struct NodeQueues {
 }
 
 impl CommitQueues {
-    pub(super) fn new(backend: Backend, deny_cache: Option<DenyCache>, limits: BatchLimits) -> Self {
-        let (backend, deny_cache) = (Arc::new(backend), deny_cache.map(Arc::new));
+    pub(super) fn new(backend: Backend) -> Self {
+        let backend = Arc::new(backend);
         let queues = match backend.client.is_clustered() {
             true => Queues::Cluster(Mutex::default()),
-            false => {
-                let queue = CommitQueue::new(backend.clone(), 0, Arc::default(), deny_cache.clone(), limits);
-                Queues::SingleServer(Arc::new(queue))
-            }
+            false => Queues::SingleServer(CommitQueue::new(backend.clone(), 0, Arc::default())),
         };
-        Self {
-            backend,
-            deny_cache,
-            limits,
-            queues,
-        }
+        Self { backend, queues }
     }
 
     /// The queue for requests, unless no call can contain all of them.
@@ -114,10 +104,8 @@ impl CommitQueues {
         if !declares_keys && self.backend.reaches_several_slots() {
             return all.clone();
         }
-        let queue = slots
-            .entry(slot)
-            .or_insert_with(|| self.queue(slot, all.breaker.clone()));
-        queue.clone()
+        let new = || CommitQueue::new(self.backend.clone(), slot, all.breaker.clone());
+        slots.entry(slot).or_insert_with(new).clone()
     }
 
     /// Decides a request with all keys in one slot.
@@ -130,10 +118,11 @@ impl CommitQueues {
         let mut requests = vec![request];
         for declares_keys in [declares_keys, true] {
             let queue = self.queue_at(slot, declares_keys);
-            match queue.decide(requests, Instant::now(), None).await? {
-                Decided::All(response) => return Ok(response),
-                Decided::Partly(partly) => requests = partly.requests,
+            let mut decided = queue.decide(CallerRequests::new(requests)).await?;
+            if let Some(response) = decided.response() {
+                return response;
             }
+            requests = decided.requests;
         }
         Err(Failure::malformed_reply().into())
     }
@@ -149,20 +138,9 @@ impl CommitQueues {
         }
         queues.entry(address).or_insert_with(|| NodeQueues {
             node: node.map(Arc::downgrade).unwrap_or_default(),
-            all: self.queue(0, Arc::default()),
+            all: CommitQueue::new(self.backend.clone(), 0, Arc::default()),
             slots: HashMap::new(),
         })
-    }
-
-    fn queue(&self, slot: u16, breaker: Arc<Breaker>) -> Arc<CommitQueue> {
-        let queue = CommitQueue::new(
-            self.backend.clone(),
-            slot,
-            breaker,
-            self.deny_cache.clone(),
-            self.limits,
-        );
-        Arc::new(queue)
     }
 
     /// The number of breakers, and of those that are open.
@@ -177,17 +155,6 @@ impl CommitQueues {
                 let open = known().filter(|(_, queues)| queues.all.is_failing());
                 (known().count() as u64, open.count() as u64)
             }
-        }
-    }
-
-    /// Whether no call is in flight and no request waits.
-    #[cfg(test)]
-    pub(super) fn are_idle(&self) -> bool {
-        match &self.queues {
-            Queues::SingleServer(queue) => queue.is_idle(),
-            Queues::Cluster(queues) => lock(queues)
-                .values()
-                .all(|node| node.all.is_idle() && node.slots.values().all(|queue| queue.is_idle())),
         }
     }
 }
@@ -223,136 +190,94 @@ impl BatchLimits {
     };
 }
 
-/// The requests of one caller, which wait in a commit queue and are sent in one call.
-pub(super) struct QueuedRequest {
+/// The requests of one caller, which are sent in one call.
+pub(super) struct CallerRequests {
     pub(super) requests: Vec<OwnedRequest>,
-    /// When the caller made the request.
-    made_at: Instant,
-    pub(super) queued_at: Instant,
+    /// When the caller made them.
+    pub(super) made_at: Instant,
     /// For a lone check, if the deny cache is on.
-    generation: Option<Generation>,
-    response: oneshot::Sender<Response>,
+    pub(super) generation: Option<Generation>,
 }
 
-/// What a call has decided.
-pub(super) enum Decided {
-    All(StoreResponse),
-    Partly(Box<DecidedPartly>),
+/// Such requests while they wait in a commit queue.
+pub(super) struct QueuedRequests {
+    pub(super) own: CallerRequests,
+    pub(super) queued_at: Instant,
+    pub(super) response: oneshot::Sender<Response>,
+}
+
+pub(super) type Response = Result<Decided, StoreError>;
+
+/// What a call has decided of the requests of a caller.
+pub(super) struct Decided {
+    pub(super) requests: Vec<OwnedRequest>,
+    /// For each request its outcome, or none if nothing of it was executed, since its slot is elsewhere in the cluster.
+    pub(super) outcomes: SmallVec<[Option<Result<Outcome, StoreError>>; 1]>,
+    /// The time of the node, if it has executed any.
+    pub(super) server_time: Duration,
 }
 
 impl Decided {
     /// Nothing of these requests.
     pub(super) fn nothing(requests: Vec<OwnedRequest>) -> Self {
-        Self::Partly(Box::new(DecidedPartly::none(requests)))
-    }
-}
-
-/// The requests of a caller, of which a call to a node of a cluster has not executed some.
-pub(super) struct DecidedPartly {
-    pub(super) requests: Vec<OwnedRequest>,
-    /// For each request its outcome, or none if nothing of it was executed.
-    pub(super) outcomes: Vec<Option<Result<Outcome, StoreError>>>,
-    /// The time of the node, if it has executed any.
-    pub(super) server_time: Duration,
-}
-
-impl DecidedPartly {
-    /// Requests of which none was executed.
-    pub(super) fn none(requests: Vec<OwnedRequest>) -> Self {
         Self {
             outcomes: requests.iter().map(|_| None).collect(),
             requests,
             server_time: Duration::ZERO,
         }
     }
+
+    /// The response, unless a request was not executed.
+    pub(super) fn response(&mut self) -> Option<Result<StoreResponse, StoreError>> {
+        if self.outcomes.iter().any(Option::is_none) {
+            return None;
+        }
+        let outcomes = mem::take(&mut self.outcomes).into_iter().flatten();
+        let outcomes = outcomes.collect::<Result<_, _>>();
+        Some(outcomes.map(|outcomes| StoreResponse {
+            server_time: self.server_time,
+            outcomes,
+        }))
+    }
 }
 
-type Response = Result<Decided, StoreError>;
-
-impl QueuedRequest {
-    /// A request, and the receiver of its response.
-    pub(super) fn new(
-        requests: Vec<OwnedRequest>,
-        made_at: Instant,
-        generation: Option<Generation>,
-    ) -> (Self, oneshot::Receiver<Response>) {
-        let (sender, receiver) = oneshot::channel();
-        let request = Self {
+impl CallerRequests {
+    pub(super) fn new(requests: Vec<OwnedRequest>) -> Self {
+        Self {
             requests,
-            made_at,
-            queued_at: Instant::now(),
-            generation,
-            response: sender,
-        };
-        (request, receiver)
-    }
-
-    /// Whether the caller has dropped its future.
-    pub(super) fn is_canceled(&self) -> bool {
-        self.response.is_closed()
-    }
-
-    pub(super) fn respond(self, response: Response) {
-        let _ = self.response.send(response); // the caller may have dropped its future
-    }
-
-    /// Responds from the reply to a call, in which the requests have these positions.
-    pub(super) fn respond_with(self, positions: &[BatchPosition], call: &ScriptCall, reply: &CallReply) {
-        let is_elsewhere = |failure: &_| call.is_elsewhere(failure);
-        let response = match reply {
-            Err(failure) if is_elsewhere(failure) => {
-                return self.respond_partly(DecidedPartly::none);
-            }
-            Err(failure) => Err(failure.clone().into()),
-            Ok(reply) => {
-                let failures = || {
-                    positions
-                        .iter()
-                        .map(|position| reply.replies[position.merged].as_ref().err())
-                };
-                if failures().flatten().any(is_elsewhere) {
-                    let outcomes = self.requests.iter().zip(positions).zip(failures());
-                    let outcomes = outcomes.map(|((request, position), failure)| {
-                        let was_executed = !failure.is_some_and(is_elsewhere);
-                        was_executed.then(|| outcome_in(request, *position, reply))
-                    });
-                    let outcomes = outcomes.collect();
-                    return self.respond_partly(|requests| DecidedPartly {
-                        requests,
-                        outcomes,
-                        server_time: reply.server_time,
-                    });
-                }
-                self.response_in(positions, reply)
-            }
-        };
-        self.respond(response.map(Decided::All));
-    }
-
-    fn respond_partly(mut self, decided: impl FnOnce(Vec<OwnedRequest>) -> DecidedPartly) {
-        let decided = decided(std::mem::take(&mut self.requests));
-        self.respond(Ok(Decided::Partly(Box::new(decided))));
-    }
-
-    fn response_in(&self, positions: &[BatchPosition], reply: &ScriptReply) -> Result<StoreResponse, StoreError> {
-        let mut response = StoreResponse::new(reply.server_time, []);
-        for (request, position) in self.requests.iter().zip(positions) {
-            response
-                .outcomes
-                .push(request.outcome(outcome_in(request, *position, reply))?);
+            made_at: Instant::now(),
+            generation: None,
         }
-        Ok(response)
     }
 
-    /// Updates the deny cache from the reply to a call, in which the requests have these positions.
-    pub(super) fn update_cache(&self, cache: &DenyCache, positions: &[BatchPosition], reply: &CallReply) {
+    /// What the reply to a call has decided, in which the requests have these positions. It updates the deny cache.
+    pub(super) fn decided(self, cache: Option<&DenyCache>, positions: &[BatchPosition], reply: &CallReply) -> Response {
+        if let Some(cache) = cache {
+            self.update_cache(cache, positions, reply);
+        }
+        let reply = reply.as_ref().map_err(Failure::clone)?;
+        let outcomes = self.requests.iter().zip(positions).map(|(request, position)| {
+            let outcome = match reply.replies[position.merged].as_ref()? {
+                Ok(merged) => Ok(merged.outcome(request, position.nth)),
+                Err(failure) => Err(failure.clone().into()),
+            };
+            Some(request.outcome(outcome))
+        });
+        Ok(Decided {
+            outcomes: outcomes.collect(),
+            server_time: reply.server_time,
+            requests: self.requests,
+        })
+    }
+
+    fn update_cache(&self, cache: &DenyCache, positions: &[BatchPosition], reply: &CallReply) {
         // Also after an error: the script may have been executed.
         cache.invalidate(&self.requests);
 
         // The states in the reply are those of the first denied request.
         if let (Some(generation), [check], [position], Ok(reply)) =
             (self.generation, &self.requests[..], positions, reply)
-            && let Ok(merged) = &reply.replies[position.merged]
+            && let Some(Ok(merged)) = &reply.replies[position.merged]
             && position.nth == merged.admitted
         {
             cache.insert(check, self.made_at, generation, reply.server_time, &merged.states);
@@ -363,27 +288,30 @@ impl QueuedRequest {
 /// The reply to a call, or its failure.
 pub(super) type CallReply = Result<ScriptReply, Failure>;
 
-/// The outcome of a request, which has this position in a call.
-fn outcome_in(request: &OwnedRequest, position: BatchPosition, reply: &ScriptReply) -> Result<Outcome, StoreError> {
-    match &reply.replies[position.merged] {
-        Ok(merged) => Ok(merged.outcome(request, position.nth)),
-        Err(failure) => Err(failure.clone().into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::store::redis::simulation::{backend::simulated_backend, network::Network};
+
+    impl CommitQueues {
+        pub(in crate::store::redis) fn are_idle(&self) -> bool {
+            match &self.queues {
+                Queues::SingleServer(queue) => queue.is_idle(),
+                Queues::Cluster(queues) => lock(queues)
+                    .values()
+                    .all(|node| node.all.is_idle() && node.slots.values().all(|queue| queue.is_idle())),
+            }
+        }
+    }
 
     /// `docs/redis.md` has the number.
     #[tokio::test]
     async fn the_queue_of_a_slot_takes_few_bytes() {
         const SLOTS: u16 = 16_384;
         let backend = simulated_backend(Network::new(0, true));
-        let queues = CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT);
+        let queues = CommitQueues::new(backend);
         let taken = allocation_counter::measure(|| (0..SLOTS).for_each(|slot| drop(queues.queue_at(slot, true))));
         let bytes = taken.bytes_current / i64::from(SLOTS);
-        assert!((160..=200).contains(&bytes), "{bytes} bytes");
+        assert!((130..=165).contains(&bytes), "{bytes} bytes");
     }
 }

@@ -4,9 +4,8 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{
-    call::{ReplyShape, ScriptCall},
     failure::{Failure, shortened_bytes},
-    request::{Entry, OwnedRequest},
+    request::{Entry, MergedRequest, OwnedRequest},
     rules::{longest, reset_delay},
 };
 use crate::{
@@ -26,8 +25,8 @@ pub(super) struct RawReply {
 #[derive(Debug)]
 pub(super) struct ScriptReply {
     pub(super) server_time: Duration,
-    /// For each merged request of the call, its reply or its error.
-    pub(super) replies: SmallVec<[Result<RequestReply, Failure>; 1]>,
+    /// For each merged request of the call, its reply or its error; none if it was not executed, since its slot is elsewhere.
+    pub(super) replies: SmallVec<[Option<Result<RequestReply, Failure>>; 1]>,
 }
 
 /// The reply to one merged request.
@@ -85,24 +84,25 @@ impl ScriptReply {
     ///
     /// Numbers out of their [bounds](Bounds) are an error of their request: a value that another program has written to a key
     /// is none of the other requests.
-    pub(super) fn decode(call: &ScriptCall, raw: &RawReply) -> Result<Self, Failure> {
+    pub(super) fn decode(merged: &[MergedRequest<'_>], is_across: bool, raw: &RawReply) -> Result<Self, Failure> {
         let (numbers, tail) = raw.numbers.as_chunks();
         let Some((now, states)) = numbers.split_first() else {
             return Err(Failure::malformed_reply());
         };
-        let (states, rest) = states.as_chunks();
-        let is_complete = tail.is_empty() && rest.is_empty() && states.len() == call.bounds.len();
-        if !is_complete || raw.errors.len() > call.shape.len() {
+        let (mut states, rest) = states.as_chunks();
+        let keys = |merged: &MergedRequest<'_>| merged.request.entries().count();
+        let is_complete = tail.is_empty() && rest.is_empty() && states.len() == merged.iter().map(keys).sum::<usize>();
+        if !is_complete || raw.errors.len() > merged.len() {
             return Err(Failure::malformed_reply());
         }
 
         let server_time = duration(*now, u64::MAX)?;
-        let mut left = (states, &*call.bounds);
-        let replies = call.shape.iter().map(|shape| {
-            let ((states, later_states), (bounds, later_bounds)) =
-                (left.0.split_at(shape.keys), left.1.split_at(shape.keys));
-            left = (later_states, later_bounds);
-            RequestReply::decode(shape, states.iter().zip(bounds), &raw.errors)
+        let replies = merged.iter().map(|merged| {
+            let states = states.split_off(..keys(merged)).unwrap_or_default();
+            match RequestReply::decode(merged, states, &raw.errors) {
+                Err(failure) if is_across && failure.is_elsewhere() => None,
+                reply => Some(reply),
+            }
         });
         Ok(Self {
             server_time,
@@ -112,15 +112,13 @@ impl ScriptReply {
 }
 
 impl RequestReply {
-    fn decode<'a>(
-        shape: &ReplyShape,
-        charges: impl Iterator<Item = (&'a [Double; 4], &'a Bounds)>,
-        errors: &[String],
-    ) -> Result<Self, Failure> {
+    fn decode(merged: &MergedRequest<'_>, numbers: &[[Double; 4]], errors: &[String]) -> Result<Self, Failure> {
+        let MergedRequest { request, times } = *merged;
+        let requires_room = request.operation.requires_room();
         let mut admitted = None;
         let mut banned_for = Duration::ZERO;
-        let mut states = SmallVec::with_capacity(shape.keys);
-        for ([count, remaining, wait, reset_after], bounds) in charges {
+        let mut states = SmallVec::with_capacity(numbers.len());
+        for ([count, remaining, wait, reset_after], bounds) in numbers.iter().zip(Bounds::of(request)) {
             let count = f64::from_le_bytes(*count);
             if count < 0.0 {
                 let position = exact(-count - 1.0)?;
@@ -129,7 +127,7 @@ impl RequestReply {
             }
             let count = exact(count)?;
             // All charges of a request are counted as often.
-            if count > shape.times || admitted.is_some_and(|admitted| admitted != count) {
+            if count > times || admitted.is_some_and(|admitted| admitted != count) {
                 return Err(Failure::malformed_reply());
             }
             admitted = Some(count);
@@ -141,9 +139,10 @@ impl RequestReply {
             let reset_after = duration(*reset_after, bounds.reset_us)?;
             if bounds.is_of_bans {
                 let rest = duration(*wait, bounds.wait_us)?;
-                match shape.counts {
-                    true => banned_for = rest,
-                    false => states.push(ChargeState::new(remaining, None, reset_after).banned(rest)),
+                if matches!(request.operation, Operation::Ban { .. }) {
+                    states.push(ChargeState::new(remaining, None, reset_after).banned(rest));
+                } else {
+                    banned_for = rest;
                 }
                 continue;
             }
@@ -153,11 +152,11 @@ impl RequestReply {
 
         let admitted = admitted.unwrap_or_default();
         // A state has a wait if and only if a request is denied.
-        let waits = states.iter().any(|state: &ChargeState| {
-            state.retry_after.is_some() || shape.requires_room && state.banned_for().is_some()
-        });
-        let denies = admitted < shape.times;
-        if shape.times > 0 && denies != waits || denies && !shape.requires_room {
+        let waits = states
+            .iter()
+            .any(|state: &ChargeState| state.retry_after.is_some() || requires_room && state.banned_for().is_some());
+        let denies = admitted < times;
+        if times > 0 && denies != waits || denies && !requires_room {
             return Err(Failure::malformed_reply());
         }
         Ok(Self { admitted, states })
@@ -167,22 +166,20 @@ impl RequestReply {
 impl RequestReply {
     /// The outcome of the nth of the requests, from 0.
     pub(super) fn outcome(&self, request: &OwnedRequest, nth: u64) -> Outcome {
+        let mut states = self.states.clone();
+        let units = u32::try_from(self.admitted).unwrap_or(u32::MAX);
         if request.operation == Operation::Wait {
-            let units = u32::try_from(self.admitted).unwrap_or(u32::MAX);
-            return Outcome::new(units > 0 || request.units == 0, self.states.iter().copied()).of_units(units);
-        }
-        if request.units > 1 && self.admitted > 0 {
-            let mut states = self.states.clone();
-            states.iter_mut().for_each(|state| state.retry_after = None);
-            let units = u32::try_from(self.admitted).unwrap_or(u32::MAX);
-            return Outcome::new(true, states).of_units(units);
+            return Outcome::new(units > 0 || request.units == 0, states).of_units(units);
         }
         if nth >= self.admitted {
-            return Outcome::new(false, self.states.iter().copied());
+            return Outcome::new(false, states);
         }
 
-        let admitted_later = self.admitted - 1 - nth;
-        let mut states = self.states.clone();
+        // A request of several units is not merged with others.
+        let (units, admitted_later) = match request.units > 1 {
+            true => (units, 0),
+            false => (1, self.admitted - 1 - nth),
+        };
         for (state, charge) in states.iter_mut().zip(request.charges()) {
             let weight = admitted_later.saturating_mul(charge.cost());
             state.remaining = state.remaining.saturating_add(weight);
@@ -190,7 +187,7 @@ impl RequestReply {
             let delay = reset_delay(charge.limit(), weight);
             state.reset_after = state.reset_after.saturating_sub(delay);
         }
-        Outcome::new(true, states)
+        Outcome::new(true, states).of_units(units)
     }
 }
 
@@ -200,38 +197,33 @@ fn integer(number: Double) -> Result<u64, Failure> {
 
 /// An integer of the script; integers are exact below 2^53.
 fn exact(number: f64) -> Result<u64, Failure> {
-    match (0.0..MAX_EXACT as f64).contains(&number) && number.fract() == 0.0 {
-        true => Ok(number as u64),
-        false => Err(Failure::malformed_reply()),
-    }
+    let is_exact = (0.0..MAX_EXACT as f64).contains(&number) && number.fract() == 0.0;
+    is_exact.then_some(number as u64).ok_or_else(Failure::malformed_reply)
 }
 
 /// A number of microseconds, at most so many.
 fn duration(number: Double, most: u64) -> Result<Duration, Failure> {
-    let micros = integer(number)?;
-    match micros <= most {
-        true => Ok(Duration::from_micros(micros)),
-        false => Err(Failure::malformed_reply()),
-    }
+    let micros = Some(integer(number)?).filter(|micros| *micros <= most);
+    micros.map(Duration::from_micros).ok_or_else(Failure::malformed_reply)
 }
 
 /// The largest numbers in the state of one charge, from the rules of the algorithms.
 ///
 /// They hold for each clock of Redis that was set back by less than [`FAR_US`], and whatever limits were configured before.
 #[derive(Clone, Copy)]
-pub(super) struct Bounds {
+struct Bounds {
     /// No rule has more room than its quota.
-    pub(super) remaining: u64,
+    remaining: u64,
     /// The units of each admitted request, which had room for them: they remain no more. 0 if they may not be counted.
-    pub(super) counted: u64,
-    pub(super) wait_us: u64,
-    pub(super) reset_us: u64,
-    pub(super) is_of_bans: bool,
+    counted: u64,
+    wait_us: u64,
+    reset_us: u64,
+    is_of_bans: bool,
 }
 
 impl Bounds {
     /// The bounds for each key of a request.
-    pub(super) fn of(request: &OwnedRequest) -> impl Iterator<Item = Self> + use<'_> {
+    fn of(request: &OwnedRequest) -> impl Iterator<Item = Self> + use<'_> {
         let counts = matches!(request.operation, Operation::Check | Operation::Wait);
         request.entries().map(move |entry| match entry {
             Entry::Bans(_, ban) => Self::of_bans(*ban),
@@ -270,13 +262,12 @@ impl Bounds {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
     use crate::{
         Ban, Key, Limit, SlidingLog, TokenBucket,
-        store::{
-            Charge, ErrorKind, StoreRequest,
-            redis::{request::MergedRequest, rules::FAR_US},
-        },
+        store::{Charge, ErrorKind, StoreRequest, redis::rules::FAR_US},
     };
 
     fn check(charges: &[Charge]) -> OwnedRequest {
@@ -294,18 +285,22 @@ mod tests {
         }
     }
 
-    fn call(requests: &[OwnedRequest]) -> ScriptCall {
+    fn decode(requests: &[OwnedRequest], times: u64, raw: &RawReply) -> Result<ScriptReply, Failure> {
         let merged: Vec<_> = requests
             .iter()
-            .map(|request| MergedRequest { request, times: 1 })
+            .map(|request| MergedRequest { request, times })
             .collect();
-        ScriptCall::at(&merged, 0)
+        ScriptReply::decode(&merged, false, raw)
+    }
+
+    fn nth(reply: &ScriptReply, position: usize) -> &Result<RequestReply, Failure> {
+        reply.replies[position].as_ref().expect("it was executed")
     }
 
     /// Whether the first request fails because of the reply.
-    fn is_malformed(call: &ScriptCall, raw: &RawReply) -> bool {
-        let error = match ScriptReply::decode(call, raw) {
-            Ok(reply) => reply.replies.into_iter().next().and_then(Result::err),
+    fn is_malformed(requests: &[OwnedRequest], raw: &RawReply) -> bool {
+        let error = match decode(requests, 1, raw) {
+            Ok(reply) => nth(&reply, 0).as_ref().err().cloned(),
             Err(failure) => Some(failure),
         };
         error.is_some_and(|error| error.kind() == ErrorKind::Protocol)
@@ -314,13 +309,13 @@ mod tests {
     #[test]
     fn a_reply_with_more_than_the_states_is_malformed() {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
-        let call = call(&[check(&[Charge::new("p", &limit, &key, 1)])]);
+        let requests = [check(&[Charge::new("p", &limit, &key, 1)])];
         let whole = raw(&[9, 1, 2, 0, 60]);
-        assert!(ScriptReply::decode(&call, &whole).is_ok());
+        assert!(decode(&requests, 1, &whole).is_ok());
         for more in 1..=8 {
             let mut longer = raw(&[9, 1, 2, 0, 60]);
             longer.numbers = [&whole.numbers[..], &vec![0; more]].concat().into();
-            assert!(ScriptReply::decode(&call, &longer).is_err(), "{more} bytes");
+            assert!(decode(&requests, 1, &longer).is_err(), "{more} bytes");
         }
     }
 
@@ -330,17 +325,9 @@ mod tests {
         let limit = Limit::from(TokenBucket::per_minute(60));
         let key = Key::from("a");
         let request = check(&[Charge::new("p", &limit, &key, 2)]);
-        let call = ScriptCall::at(
-            &[MergedRequest {
-                request: &request,
-                times: 4,
-            }],
-            0,
-        );
-
         // Of 5 tokens, 1 is left after the second request of cost 2, and all are back after 59 seconds.
-        let reply = ScriptReply::decode(&call, &raw(&[9, 2, 1, 1_000_000, 59_000_000])).unwrap();
-        let reply = reply.replies[0].as_ref().unwrap();
+        let reply = decode(slice::from_ref(&request), 4, &raw(&[9, 2, 1, 1_000_000, 59_000_000])).unwrap();
+        let reply = nth(&reply, 0).as_ref().unwrap();
         let outcomes: Vec<_> = (0..4)
             .map(|nth| {
                 let outcome = reply.outcome(&request, nth);
@@ -355,34 +342,34 @@ mod tests {
     fn the_error_of_one_request_is_no_error_of_the_others() {
         let limit = Limit::from(SlidingLog::per_minute(5));
         let (a, b) = (Key::from("a"), Key::from("b"));
-        let call = call(&[
+        let requests = [
             check(&[Charge::new("p", &limit, &a, 1)]),
             check(&[Charge::new("p", &limit, &b, 1)]),
-        ]);
+        ];
 
         let mut raw = raw(&[9, -1, 0, 0, 0, 1, 4, 0, 60]);
-        let reply = ScriptReply::decode(&call, &raw).unwrap();
+        let reply = decode(&requests, 1, &raw).unwrap();
         assert_eq!(
-            reply.replies[0].as_ref().unwrap_err().kind(),
+            nth(&reply, 0).as_ref().unwrap_err().kind(),
             ErrorKind::Protocol,
             "without the text"
         );
-        assert!(reply.replies[1].is_ok());
+        assert!(nth(&reply, 1).is_ok());
 
         raw.errors = vec!["WRONGTYPE Operation against a key".into()];
-        let reply = ScriptReply::decode(&call, &raw).unwrap();
-        assert_eq!(reply.replies[0].as_ref().unwrap_err().kind(), ErrorKind::Refused);
-        assert!(reply.replies[1].is_ok());
+        let reply = decode(&requests, 1, &raw).unwrap();
+        assert_eq!(nth(&reply, 0).as_ref().unwrap_err().kind(), ErrorKind::Refused);
+        assert!(nth(&reply, 1).is_ok());
     }
 
     #[test]
     fn a_reply_of_another_shape_is_an_error() {
         let limit = Limit::from(SlidingLog::per_minute(5));
         let key = Key::from("a");
-        let call = call(&[check(&[Charge::new("p", &limit, &key, 1)])]);
+        let requests = [check(&[Charge::new("p", &limit, &key, 1)])];
 
         let good = [1_000_000, 1, 4, 0, 60_000_000];
-        assert!(!is_malformed(&call, &raw(&good)));
+        assert!(!is_malformed(&requests, &raw(&good)));
         let [negative, long, many, no_wait, large] = [
             &[1, 1, -4, 0, 0][..],
             &[1, 1, 4, 0, 0, 0],
@@ -391,7 +378,7 @@ mod tests {
             &[1, 1, 1 << 53, 0, 0],
         ];
         for bad in [&good[..4], &good[..1], &[], negative, long, many, no_wait, large] {
-            assert!(is_malformed(&call, &raw(bad)), "{bad:?}");
+            assert!(is_malformed(&requests, &raw(bad)), "{bad:?}");
         }
         for number in [0.5, f64::NAN, f64::INFINITY] {
             let mut numbers = [1.0, 1.0, 4.0, 0.0, 60.0];
@@ -401,9 +388,9 @@ mod tests {
                 numbers: numbers.collect(),
                 errors: Vec::new(),
             };
-            assert!(is_malformed(&call, &raw), "{number}");
+            assert!(is_malformed(&requests, &raw), "{number}");
             raw.numbers.truncate(39);
-            assert!(is_malformed(&call, &raw), "cut off");
+            assert!(is_malformed(&requests, &raw), "cut off");
         }
     }
 
@@ -415,9 +402,8 @@ mod tests {
         let (banned, free) = (charge.ban(&ban), Charge::new("p", &limit, &other, 1));
         let of = |operation, charges: &[Charge]| StoreRequest::new(operation, charges).to_owned(|_| {});
         let outcome = |request: &OwnedRequest, raw: &RawReply| {
-            let call = call(std::slice::from_ref(request));
-            let reply = ScriptReply::decode(&call, raw).unwrap();
-            reply.replies[0].as_ref().unwrap().outcome(request, 0)
+            let reply = decode(slice::from_ref(request), 1, raw).unwrap();
+            nth(&reply, 0).as_ref().unwrap().outcome(request, 0)
         };
         let seconds = Duration::from_micros(40);
 
@@ -431,7 +417,7 @@ mod tests {
             .collect();
         assert_eq!(states, [(Some(seconds), 4, None), (None, 5, None)]);
         let admitted = raw(&[9, 1, 0, 40, 50, 1, 4, 0, 60, 1, 4, 0, 60]);
-        assert!(is_malformed(&call(&[check]), &admitted), "while a ban is in force");
+        assert!(is_malformed(&[check], &admitted), "while a ban is in force");
 
         let ban = of(Operation::Ban { length: seconds }, &[banned]);
         let begun = outcome(&ban, &raw(&[9, 1, 0, 40, 50]));
@@ -442,22 +428,15 @@ mod tests {
     /// Whether the reply with this state of one charge is accepted.
     fn is_accepted(operation: Operation, charge: &Charge, times: u64, state: [f64; 4]) -> bool {
         let request = StoreRequest::new(operation, [charge]).to_owned(|_| {});
-        let call = ScriptCall::at(
-            &[MergedRequest {
-                request: &request,
-                times,
-            }],
-            0,
-        );
         let numbers = [0.0].into_iter().chain(state).flat_map(f64::to_le_bytes);
         let raw = RawReply {
             numbers: Bytes::from_iter(numbers),
             errors: Vec::new(),
         };
-        match &ScriptReply::decode(&call, &raw).expect("a complete reply").replies[..] {
-            [Ok(_)] => true,
-            [Err(error)] if error.kind() == ErrorKind::Protocol => false,
-            other => panic!("{other:?}"),
+        match nth(&decode(&[request], times, &raw).expect("a complete reply"), 0) {
+            Ok(_) => true,
+            Err(error) if error.kind() == ErrorKind::Protocol => false,
+            Err(error) => panic!("{error:?}"),
         }
     }
 

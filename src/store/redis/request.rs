@@ -113,6 +113,10 @@ pub(super) struct BatchPosition {
     pub(super) nth: u64,
 }
 
+impl BatchPosition {
+    pub(super) const FIRST: Self = Self { merged: 0, nth: 0 };
+}
+
 /// Merges equal checks, and returns the position of each request.
 ///
 /// A check is merged into an earlier one only if no other request between them has one of its keys, so the outcomes are those

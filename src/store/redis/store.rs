@@ -11,7 +11,7 @@ use super::{
     key_format::slot_of_charge,
     overrides::{RedisOverrides, follow},
     prefetch::{Prefetch, Sent},
-    queues::{CommitQueues, Decided, DecidedPartly},
+    queues::{CallerRequests, CommitQueues, Decided},
     request::OwnedRequest,
     script::SCRIPTS,
     task::spawn,
@@ -191,7 +191,7 @@ impl RedisStore {
                 Err(noted) => sent = noted,
             }
         }
-        let cache = self.queues.deny_cache.as_deref();
+        let cache = self.queues.backend.deny_cache.as_ref();
         let response = cache.and_then(|cache| cache.get(request, now)).ok_or(sent)?;
         self.queues.backend.metrics.deny_cache_hit();
         Ok(response)
@@ -268,7 +268,6 @@ impl Store for RedisStore {
 
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let queues = &self.queues;
-        let cache = queues.deny_cache.as_deref();
         let made_at = Instant::now();
         let key_format = &queues.backend.key_format;
         // Before what is known of a key, which has it as it is stored.
@@ -286,7 +285,7 @@ impl Store for RedisStore {
         let owned = hashed.unwrap_or_else(owned);
 
         let mut generation = None;
-        if let Some(cache) = cache {
+        if let Some(cache) = &queues.backend.deny_cache {
             if let [request] = &*owned {
                 generation = Some(cache.generation(request));
             }
@@ -294,15 +293,20 @@ impl Store for RedisStore {
         }
         self.prefetch.forget(&owned);
         let Some(queue) = queues.queue_of(&owned) else {
-            let none = DecidedPartly::none(owned);
-            return StoreFuture::pending(across_slots::decide(queues.clone(), none, made_at, false));
+            let nothing = Decided::nothing(owned);
+            return StoreFuture::pending(across_slots::decide(queues.clone(), nothing, made_at, false));
         };
         if let Err(error) = queue.check_breaker(owned.len(), &owned) {
             return StoreFuture::ready(Err(error));
         }
         let queues = Arc::downgrade(queues); // a waiting caller keeps no connection open
+        let own = CallerRequests {
+            requests: owned,
+            made_at,
+            generation,
+        };
         StoreFuture::pending(async move {
-            let response = finish(queue.decide(owned, made_at, generation).await?, &queues, made_at).await?;
+            let response = finish(queue.decide(own).await?, &queues, made_at).await?;
             if let Some((prefetch, sent)) = noted
                 && let Some(more) = prefetch.note(sent, &response, Instant::now())
                 && let Some(queues) = queues.upgrade()
@@ -315,13 +319,16 @@ impl Store for RedisStore {
 }
 
 /// Decides what a call to a node of a cluster has left.
-async fn finish(decided: Decided, queues: &Weak<CommitQueues>, made_at: Instant) -> Result<StoreResponse, StoreError> {
-    let partly = match decided {
-        Decided::All(response) => return Ok(response),
-        Decided::Partly(partly) => *partly,
-    };
+async fn finish(
+    mut decided: Decided,
+    queues: &Weak<CommitQueues>,
+    made_at: Instant,
+) -> Result<StoreResponse, StoreError> {
+    if let Some(response) = decided.response() {
+        return response;
+    }
     match queues.upgrade() {
-        Some(queues) => Box::pin(across_slots::decide(queues, partly, made_at, true)).await,
+        Some(queues) => Box::pin(across_slots::decide(queues, decided, made_at, true)).await,
         None => Err(Failure::Unreachable("the store was dropped".into()).into()),
     }
 }
@@ -329,8 +336,6 @@ async fn finish(decided: Decided, queues: &Weak<CommitQueues>, made_at: Instant)
 /// Sends a request of one charge.
 pub(super) async fn send(queues: Arc<CommitQueues>, request: OwnedRequest) -> Result<StoreResponse, StoreError> {
     let slot = request.charges().next().map_or(0, slot_of_charge);
-    let queue = queues.queue_at(slot, false);
-    queue.check_breaker(1, std::slice::from_ref(&request))?;
     queues.decide_at(slot, false, request).await
 }
 

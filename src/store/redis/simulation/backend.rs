@@ -1,8 +1,8 @@
 use super::{network::Network, plan::DEADLINE};
-use crate::store::redis::{backend::Backend, client::RedisClient, key_format::KeyFormat, script::SCRIPTS};
+use crate::store::redis::{backend::Backend, builder::RedisStoreBuilder, client::RedisClient};
 
-/// A backend on a simulated network.
+/// A backend on a simulated network, without a deny cache.
 pub(in crate::store::redis) fn simulated_backend(network: Network) -> Backend {
-    let key_format = KeyFormat::new("quota", None);
-    Backend::new(RedisClient::Simulated(network), &SCRIPTS, key_format, DEADLINE)
+    let settings = RedisStoreBuilder::new().deadline(DEADLINE).deny_cache(false);
+    Backend::new(RedisClient::Simulated(network), &settings)
 }

@@ -21,18 +21,15 @@ use crate::{
     Key, SlidingLog,
     store::{
         Charge, Operation, Store, StoreRequest,
-        redis::{
-            deny_cache::DenyCache,
-            queues::{BatchLimits, CommitQueues},
-            store::RedisStore,
-        },
+        redis::{deny_cache::DenyCache, queues::CommitQueues, store::RedisStore},
     },
 };
 
 fn store(network: &Network, plan: &Plan) -> RedisStore {
-    let backend = simulated_backend(network.clone());
+    let mut backend = simulated_backend(network.clone());
+    backend.deny_cache = Some(DenyCache::new());
     backend.set_reaches_several_slots(plan.reaches_several_slots);
-    let queues = CommitQueues::new(backend, Some(DenyCache::new()), BatchLimits::GROUP_COMMIT);
+    let queues = CommitQueues::new(backend);
     RedisStore::new(queues)
 }
 

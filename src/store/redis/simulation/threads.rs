@@ -41,9 +41,9 @@ fn explore<F: Future<Output = ()> + 'static>(test: fn(RedisStore, Network) -> F)
         clear_triggers();
         block_on(async move {
             let network = Network::new(7, false);
-            let backend = simulated_backend(network.clone());
-            let queues = CommitQueues::new(backend, Some(DenyCache::new()), LIMITS);
-            let store = RedisStore::new(queues);
+            let mut backend = simulated_backend(network.clone());
+            (backend.deny_cache, backend.limits) = (Some(DenyCache::new()), LIMITS);
+            let store = RedisStore::new(CommitQueues::new(backend));
             check(&store, "first").await.expect("the network is good");
             test(store.clone(), network).await;
             while !store.queues().are_idle() {
