@@ -359,7 +359,7 @@ async fn each_limit_of_slots_is_decided() {
             let limit = Concurrency::try_from(slots).expect("it is valid").lease(lease);
             let policy = Policy::new("test", limit);
             for cost in [1, slots, u64::MAX] {
-                let steps = [
+                let mut steps = vec![
                     Check(cost),
                     Check(cost),
                     Peek,
@@ -367,8 +367,11 @@ async fn each_limit_of_slots_is_decided() {
                     Stand(cost),
                     Check(1),
                     Reset,
-                    Check(cost),
                 ];
+                // The leases are renewed by the time of the process: soon, those that a reset has ended would be taken again.
+                if lease == hour {
+                    steps.push(Check(cost));
+                }
                 bench.walk(&policy, &steps).await;
             }
         }

@@ -425,3 +425,23 @@ async fn the_decision_on_a_denial_of_an_inner_layer_has_the_policies_of_all_laye
         assert_eq!(left.remaining(), remaining, "{name}");
     }
 }
+
+#[tokio::test]
+async fn of_a_policy_that_is_met_again_the_largest_cost_is_charged_also_beside_other_layers() {
+    for costs in [[2, 5, 3], [5, 2, 3], [1, 3, 5], [5, 5, 5]] {
+        let store = MemoryStore::new();
+        let shared = |cost| policy("shared", SlidingLog::per_hour(10)).cost(cost);
+        let other = |name| RateLimitLayer::new(store.clone(), policy(name, SlidingLog::per_hour(10)));
+        let [outer, middle, inner] = costs.map(|cost| RateLimitLayer::new(store.clone(), shared(cost)));
+        let inner = other("within").layer(inner.layer(service_fn(answer)));
+        let service = outer.layer(other("between").layer(middle.layer(inner)));
+        let response = service.oneshot(Request::new(Body::new())).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+
+        for (name, charged) in [("shared", 5), ("between", 1), ("within", 1)] {
+            let limiter = Limiter::new(store.clone(), policy(name, SlidingLog::per_hour(10)));
+            let left = limiter.peek(tower_quota::Key::constant("all")).await.unwrap();
+            assert_eq!(left.remaining(), 10 - charged, "{name} of {costs:?}");
+        }
+    }
+}
