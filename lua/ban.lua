@@ -6,7 +6,13 @@ local ban = { read = false, deny = false, begin = false, state = false }
 
 -- Reads the bans of a charge, and returns whether one is in force.
 function ban.read(bans)
-  local since, packed, til, expires = fetch(bans.key)
+  local value, since, packed, til, expires = call('GET', bans.key), 0, 0, 0, 0
+  if value and #value == 32 then
+    since, packed, til, expires = unpack_numbers('<dddd', value)
+    if not (0 <= since and since < EXACT and 0 <= packed and packed < EXACT and 0 <= til and til < EXACT) then
+      since, packed, til = 0, 0, 0
+    end
+  end
   local level = packed % LEVELS
   local denials = (packed - level) / LEVELS
   if since > now and since > now + math.min(SLACK, bans.x) then

@@ -2,66 +2,59 @@
 -- the time of the last one. x tokens come in y microseconds, in lowest terms; z is the most that is stored, with which products are
 -- exact.
 
--- How long it takes until this many tokens have come, rounded up. Split so that no product leaves 2^53.
+-- How long it takes until this many tokens have come, rounded up. In two parts, so that no product leaves 2^53.
 local function time_of(tokens, rate, period)
-  if rate == 1 then
-    return tokens * period
-  end
-  local over = tokens * (period % rate)
-  return tokens * ((period - period % rate) / rate) + (over + -over % rate) / rate
+  local rest = period % rate
+  local over = tokens * rest
+  return tokens * ((period - rest) / rate) + (over + -over % rate) / rate
 end
 
 -- How many tokens come in this time.
 local function tokens_in(span, rate, period)
-  local left = span % period
-  local periods = (span - left) / period
-  if rate == 1 then
-    return periods
-  end
-
-  local count = math.floor(left / period * rate)
-  while time_of(count + 1, rate, period) <= left do
-    count = count + 1
-  end
-  while count > 0 and time_of(count, rate, period) > left do
-    count = count - 1
-  end
-  return periods * rate + count
+  local count = span / period * rate + 0.5
+  count = count - count % 1
+  return time_of(count, rate, period) > span and count - 1 or count
 end
 
--- Forgets what has come back, and what was taken too far ahead of the clock: that belongs to a clock that is gone. Returns the state:
--- since when the bucket is not full, the tokens taken since then, the time of the last one, the expiry, and when the bucket is full.
-local function settled(charge, since, spent, at, expires)
-  local full = since + time_of(spent, charge.x, charge.y)
-  if full <= now or spent == 0 or at > now and at > now + math.min(SLACK, time_of(charge.quota, charge.x, charge.y)) then
-    return now, 0, now, expires, now
-  end
-  return since, spent, at, expires, full
-end
-
+-- What has come back is forgotten, and what was taken too far ahead of the clock: that belongs to a clock that is gone. The state: since
+-- when the bucket is not full, the tokens taken since then, the time of the last one, the expiry, and when the bucket is full.
 local function bucket_read(charge)
-  local since, spent, at, expires, full = fetch(charge.key)
-  since, spent, at, expires, full = settled(charge, since, spent < charge.z and spent or charge.z, at, expires)
-  local room = charge.quota - spent
-  if since < now then
-    room = room + tokens_in(now - since, charge.x, charge.y)
+  local quota, value, expires = charge.quota, call('GET', charge.key), 0
+  if value and #value == 32 then
+    local rate, period = charge.x, charge.y
+    local since, spent, at, kept_until = unpack_numbers('<dddd', value)
+    expires = kept_until
+    local full = since + (rate == 1 and spent * period or time_of(spent, rate, period))
+    if
+      full > now
+      and since <= at
+      and (at <= now or at <= now + math.min(SLACK, time_of(quota, rate, period)))
+      and 0 < spent
+      and spent <= charge.z
+    then
+      local room = quota - spent
+      if since < now then
+        room = room + (rate == 1 and (now - since - (now - since) % period) / period or tokens_in(now - since, rate, period))
+      end
+      return room > 0 and room or 0, since, spent, at, expires, full
+    end
   end
-  return room > 0 and room or 0, since, spent, at, expires, full
+  return quota, now, 0, now, expires, now
 end
 
 local function bucket_add(charge, weight, _, since, spent, at, expires)
-  local rate, period = charge.x, charge.y
+  local rate, period, most = charge.x, charge.y, charge.z
   local total = spent + weight
-  if total > charge.z then
+  if total > most then
     -- Whole periods are settled before the numbers grow too large.
     local periods = math.floor(math.max(0, now - since) / period)
     since = since + periods * period
-    total = math.min(math.max(0, spent - periods * rate) + weight, charge.z)
+    total = math.min(math.max(0, spent - periods * rate) + weight, most)
   end
   at = at < now and now or at
-  local full = since + time_of(total, rate, period)
+  local full = since + (rate == 1 and total * period or time_of(total, rate, period))
   write(charge.key, since, total, at, expires, full)
-  return since, total, at, expires, full
+  return full > now and full - now or 0, since, total, at, expires, full
 end
 
 local function bucket_wait(charge, cost, since, spent, _, _, full)
@@ -93,5 +86,8 @@ local function bucket_give_back(charge, at, cost, since, spent, last, expires)
     come = come + 1
   end
   since = math.max(0, since - (time_rounded_down(come, rate, period) - span))
-  write(charge.key, settled(charge, since, math.max(0, spent - (cost - come)), last, expires))
+  spent = math.max(0, spent - (cost - come))
+  local full = since + time_of(spent, rate, period)
+  -- A bucket that is full is full also for a clock that goes back.
+  write(charge.key, since, full > now and spent or 0, last, expires, math.max(now, full))
 end

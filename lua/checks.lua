@@ -8,7 +8,7 @@
 -- reply as that of `driver.lua`
 
 -- Decides a charge and those after it in its request: reads all of them, then adds to all of them or to none. `fits` is how many of
--- the callers fit the charges before. Returns how many fit all, what remains, the wait of the next one, and the time to a full reset.
+-- the callers fit the charges before. Returns how many fit all, and without a list for it the state that is the reply.
 local function decide(charge, callers, fits, keys, place, reply)
   local cost, following = charge.cost, charge.following
   charge.key = keys[place]
@@ -20,21 +20,41 @@ local function decide(charge, callers, fits, keys, place, reply)
     fits = decide(following, callers, fits, keys, place + 1, reply)
   end
 
+  local rest, reset = 0, nil
   if fits > 0 then
-    a, b, c, d, e = add(charge, fits * cost, fits, a, b, c, d, e)
+    reset, a, b, c, d, e = add(charge, fits * cost, fits, a, b, c, d, e)
     room = room - fits * cost
   end
-  local rest, reset = wait(charge, fits < callers and room < cost and cost, a, b, c, d, e)
-  if fits == 0 and rest > 0 and call('PTTL', charge.key) == -1 then
-    call('PEXPIREAT', charge.key, expiry(now + reset))
+  if fits < callers then
+    rest, reset = wait(charge, room < cost and cost, a, b, c, d, e)
+    if fits == 0 and rest > 0 and call('PTTL', charge.key) == -1 then
+      call('PEXPIREAT', charge.key, expiry(now + reset))
+    end
   end
-  if reply then
-    reply[place + 1] = pack('<dddd', fits, room, rest, reset)
+  if not reply then
+    return fits, room, rest, reset
   end
-  return fits, room, rest, reset
+  reply[place + 1] = pack('<dddd', fits, room, rest, reset)
+  return fits
 end
 
-local keys, last, place, reply, errors = KEYS, #ARGV, 1, nil, nil
+if #ARGV == 1 and #ARGV[1] == 48 then
+  local callers, cost, quota, x, y, z = unpack_numbers('<dddddd', ARGV[1])
+  local charge = { key = '', cost = cost, quota = quota, x = x, y = y, z = z }
+  return pack('<ddddd', now, decide(charge, callers, callers, KEYS, 1))
+end
+
+local keys, last, reply, errors, place, nth = KEYS, #ARGV, { pack('<d', now) }, nil, 1, 1
+
+-- Decides what is left of a run.
+local function decide_rest(charge, size, callers, requests, count)
+  for left = nth, count do
+    local times = callers > 0 and callers or unpack_numbers('<d', requests, 8 * left + 9)
+    decide(charge, times, times, keys, place, reply)
+    place, nth = place + size, left + 1
+  end
+end
+
 if last > 1 then
   local _, before_keys = unpack_numbers('<dd', ARGV[2])
   if before_keys > 0 then
@@ -51,14 +71,10 @@ for n = 1, last, 2 do
     first = { following = first, key = '', cost = cost, quota = quota, x = x, y = y, z = z }
     callers, size = times, size + 1
   end
-  if last == 1 and size == 1 then
-    return pack('<ddddd', now, decide(first, callers, callers, keys, 1))
-  end
-
-  reply = reply or { pack('<d', now) }
-  for nth = 1, last > 1 and unpack_numbers('<d', requests) or 1 do
-    local times = callers > 0 and callers or unpack_numbers('<d', requests, 8 * nth + 9)
-    local fine, failure = pcall(decide, first, times, times, keys, place, reply)
+  local count = last > 1 and unpack_numbers('<d', requests) or 1
+  nth = 1
+  while nth <= count do
+    local fine, failure = pcall(decide_rest, first, size, callers, requests, count)
     if not fine then
       -- The request has added nothing. Its error is the reply, from its code on, which may follow the line of the script.
       errors = errors or {}
@@ -66,8 +82,8 @@ for n = 1, last, 2 do
       for failed = place + 1, place + size do
         reply[failed] = pack('<dddd', -#errors, 0, 0, 0)
       end
+      nth, place = nth + 1, place + size
     end
-    place = place + size
   end
 end
 local packed = table.concat(reply)

@@ -4,15 +4,20 @@
 
 local function counter_read(charge)
   local window, tick = charge.x, charge.y
-  local start, current, previous, expires = fetch(charge.key)
   local opens = now - now % window
-  if start > now then
-    -- In the next window: the clock was set back over the boundary. Further ahead, the clock is gone.
-    if start > now + math.min(SLACK, window) then
-      start, current, previous = opens, 0, 0
+  local start, current, previous, value, expires = opens, 0, 0, call('GET', charge.key), 0
+  if value and #value == 32 then
+    local began, counted, before, kept_until = unpack_numbers('<dddd', value)
+    expires = kept_until
+    if began >= opens and (began <= now or began <= now + math.min(SLACK, window)) then
+      -- In this window, or in the next one if the clock was set back over the boundary.
+      start, current, previous = began, counted, before
+    elseif began < opens and began + window >= opens then
+      previous = counted
     end
-  elseif start < opens then
-    start, current, previous = opens, 0, start + window >= opens and current or 0
+    if not (0 <= current and current < EXACT and 0 <= previous and previous < EXACT) then
+      current, previous = 0, 0
+    end
   end
 
   local room = charge.quota - current
@@ -27,8 +32,9 @@ end
 
 local function counter_add(charge, weight, _, start, current, previous, expires)
   current = math.max(current, math.min(current + weight, charge.z))
-  write(charge.key, start, current, previous, expires, start + 2 * charge.x)
-  return start, current, previous, expires
+  local til = start + 2 * charge.x
+  write(charge.key, start, current, previous, expires, til)
+  return til - now, start, current, previous, expires
 end
 
 local function counter_wait(charge, cost, start, current, previous)

@@ -97,7 +97,7 @@ local function find_line(run, charge, fits)
   return read_line(run, charge, fits)
 end
 
--- 1. Reads a charge, and finds how many of the callers fit. The room and the state are a list.
+-- 1. Reads a charge, and finds how many of the callers fit. The state is a list, after the room or the time that `add` returns.
 local function read(run, charge, times)
   local rule, cost, operation = charge.rule, charge.cost, run.operation
   charge.state = { rule.read(charge, (operation == 'refund' or operation == 'end') and 0 or times * cost) }
@@ -123,7 +123,7 @@ local function change(run, charge, admitted)
   local rule, operation = charge.rule, run.operation
   if operation == 'check' or operation == 'wait' or operation == 'charge' then
     if admitted > 0 then
-      charge.state = { 0, rule.add(charge, admitted * charge.cost, admitted, unpack(charge.state, 2, 6)) }
+      charge.state = { rule.add(charge, admitted * charge.cost, admitted, unpack(charge.state, 2, 6)) }
       charge.room = math.max(0, charge.room - admitted * charge.cost)
     end
   elseif operation == 'refund' or operation == 'end' and rule.held_until then

@@ -182,9 +182,9 @@ local function wake(run, charge)
   for _, place in ipairs(line.places) do
     local is_own = run.operation == 'wait' and line.leads and place.line == line.number
     if place[1] and not is_own and weight_before(line.places, place[1], place.line) + place[2] <= charge.room then
-      local channel = string.match(line.key, '^(.-:1:)line:') .. 'wake:' .. digits(place.process)
+      local channel = string.match(line.key, '^(.-:1:)line:') .. 'wake:' .. string.format('%.0f', place.process)
       -- Without permission for it, the request is checked again within a second.
-      redis.pcall('PUBLISH', channel, digits(place.line))
+      redis.pcall('PUBLISH', channel, place.line)
     end
   end
 end

@@ -42,9 +42,9 @@ local function log_add(charge, weight, count, total, first, header, budget)
   if header == '#' then
     call('ZREM', key, '#')
   end
-  charge.expires = charge.expires or expiry(now + charge.x)
+  charge.expires = charge.expires or digits(expiry(now + charge.x))
   call('PEXPIREAT', key, charge.expires)
-  return total + weight, first, '=', budget, now
+  return charge.x, total + weight, first, '=', budget, now
 end
 
 -- What only the driver needs.

@@ -9,7 +9,7 @@ if callers == 1 and cost == 1 and #ARGV == 1 and #KEYS == 1 then
     local micros, total = time[2] .. '', nil
     local at = time[1] .. string.sub('000000', #micros + 1) .. micros
     if stored then
-      total = stored + 1 - call('ZREMRANGEBYSCORE', key, '(0', digits(now - window))
+      total = stored + 1 - call('ZREMRANGEBYSCORE', key, '(0', now - window)
       -- Another member of this microsecond has another name.
       total = call('ZADD', key, at, at) == 1 and total
     else

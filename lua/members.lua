@@ -14,7 +14,17 @@
 -- How many members the call may still read for the waits of denied charges, beside the first of each.
 local reads = ALL_READS
 
-local now_text = digits(now)
+local micros = time[2] .. ''
+local now_text = time[1] .. string.sub('000000', #micros + 1) .. micros
+
+-- The digits of a whole number. In two halves, which fit where a C long has 32 bits; `%.0f` takes half as long again.
+local function digits(number)
+  local low = number % 10000000
+  if low == number then
+    return string.format('%d', low)
+  end
+  return string.format('%d%07d', (number - low) / 10000000, low)
+end
 
 -- The time, the weight and the span of a member, which few have.
 local function parts_of(member)
@@ -96,9 +106,9 @@ local function merge(charge, weight, begin, is_beyond, total, first, header, bud
   if header == '=' then
     call('ZREM', key, '=')
   end
-  charge.expires = charge.expires or expiry(now + charge.x)
+  charge.expires = charge.expires or digits(expiry(now + charge.x))
   call('PEXPIREAT', key, charge.expires)
-  return total, 1, '#', budget, now
+  return charge.x, total, 1, '#', budget, now
 end
 
 -- The wait for the member whose expiry frees enough; for one beyond what a call may read, for that of the last one read.

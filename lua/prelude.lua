@@ -9,9 +9,10 @@
 --
 --   read(charge, needed)              forgets what does not count, and returns the weight that fits, and the state; `needed` is the
 --                                     weight to add
---   add(charge, weight, count, ...)   adds the weight of so many requests, whether it fits or not, and returns the state
+--   add(charge, weight, count, ...)   adds the weight of so many requests, whether it fits or not, and returns the time until nothing
+--                                     counts, and the state
 --   wait(charge, cost, ...)           returns the time until a cost fits that does not fit now, if nothing else is added, at least 1;
---                                     without a cost 0; and the time until nothing counts. It is called last
+--                                     without a cost 0; and the time until nothing counts. It is called last, or never
 --   give_back(charge, at, cost, ...)  takes back what was added at that time, as far as it still counts
 --
 -- Times are microseconds and, like all numbers here, integers below 2^53. Names in capitals are constants, which the store replaces by
@@ -28,17 +29,8 @@ local call, pack, unpack_numbers = redis.call, struct.pack, struct.unpack
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
--- The digits of a whole number. In two halves, which fit where a C long has 32 bits; `%.0f` takes half as long again.
-local function digits(number)
-  local low = number % 10000000
-  if low == number then
-    return string.format('%d', low)
-  end
-  return string.format('%d%07d', (number - low) / 10000000, low)
-end
-
--- The argument of PEXPIREAT for a key that matters until then.
+-- The argument of PEXPIREAT for a key that matters until then. Commands get all digits of a number, as text does not.
 local function expiry(at)
   at = at + SLACK
-  return digits((at - at % 1000) / 1000)
+  return (at - at % 1000) / 1000
 end

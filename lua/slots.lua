@@ -26,13 +26,13 @@ end
 -- The leases that have ended: those that have expired, and if more than `most` is held then, those of a clock that is gone.
 local function ended_of(charge, most, last)
   local ended = {}
-  end_all(charge, ended, call('ZRANGEBYSCORE', charge.key, '(0', digits(now), 'LIMIT', '0', BOUND))
+  end_all(charge, ended, call('ZRANGEBYSCORE', charge.key, '(0', now, 'LIMIT', '0', BOUND))
   if charge.total <= most or charge.newest <= now or not is_gone(last, charge.newest) then
     return ended
   end
   -- The newest first.
-  local gone, after = {}, '(' .. digits(now)
-  local members = call('ZREVRANGEBYSCORE', charge.key, '+inf', after, 'WITHSCORES', 'LIMIT', '0', BOUND)
+  local gone = {}
+  local members = call('ZREVRANGEBYSCORE', charge.key, '+inf', now, 'WITHSCORES', 'LIMIT', '0', BOUND)
   charge.newest = now
   for n = 1, #members, 2 do
     if not is_gone(members[n], members[n + 1]) then
@@ -48,7 +48,7 @@ end
 -- Writes what the leases weigh beyond 1 each.
 local function mark(charge)
   if charge.extra > 0 and charge.extra ~= charge.marked then
-    call('ZADD', charge.key, '-' .. digits(charge.extra), '#')
+    call('ZADD', charge.key, -charge.extra, '#')
   elseif charge.marked > 0 and charge.extra <= 0 then
     call('ZREM', charge.key, '#')
   end
@@ -91,7 +91,7 @@ end
 -- Sets the expiry of the lease.
 local function extend(charge)
   local expires = now + charge.x
-  call('ZADD', charge.key, digits(expires), name_of(charge))
+  call('ZADD', charge.key, expires, name_of(charge))
   charge.newest = math.max(charge.newest, expires)
   call('PEXPIREAT', charge.key, expiry(charge.newest))
 end
@@ -99,6 +99,8 @@ end
 local function slots_add(charge)
   charge.total, charge.extra = charge.total + charge.weight, charge.extra + charge.weight - 1
   extend(charge)
+  remove_ended(charge)
+  return charge.newest - now
 end
 
 -- When slots are free is not known. A key that loses its last member cannot be created again on a node from which its slot is moving.

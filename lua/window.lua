@@ -10,24 +10,24 @@ local function window_read(charge)
     closes = opens + length
   end
 
-  local start, used, _, expires = fetch(charge.key)
-  -- The end of a window that is open; in the next window if the clock was set back over the boundary.
-  local finish = (is_anchored or start > now) and start + closes - opens or closes
-  if
-    used == 0
-    or is_anchored and finish <= now
-    or not is_anchored and start < opens
-    or start > now and start > now + math.min(SLACK, closes - opens)
-  then
-    start, finish, used = opens, closes, 0
+  local value, expires = call('GET', charge.key), 0
+  if value and #value == 32 then
+    local start, used, _, kept_until = unpack_numbers('<dddd', value)
+    -- The end of the window; of the next one if the clock was set back over the boundary.
+    local finish = (is_anchored or start > now) and start + closes - opens or closes
+    local is_open = is_anchored and finish > now or not is_anchored and start >= opens
+    if is_open and (start <= now or start <= now + math.min(SLACK, closes - opens)) and 0 < used and used <= MAX_TOTAL then
+      return used < charge.quota and charge.quota - used or 0, start, used, finish, kept_until
+    end
+    expires = kept_until
   end
-  return used < charge.quota and charge.quota - used or 0, start, used, finish, expires
+  return charge.quota, opens, 0, closes, expires
 end
 
 local function window_add(charge, weight, _, start, used, finish, expires)
   used = used + weight < MAX_TOTAL and used + weight or MAX_TOTAL
   write(charge.key, start, used, 0, expires, finish)
-  return start, used, finish, expires
+  return finish - now, start, used, finish, expires
 end
 
 local function window_wait(_, cost, _, used, finish)
