@@ -25,7 +25,7 @@ local function log_add(charge, weight, count, total, first, header, budget)
   local are_alike = weight == count and count <= FEW and (header == '=' or total == 0)
   if is_beyond or not are_alike then
     -- Of charges beyond the limit, those of a step are one member, so that a flood of them is few.
-    local begin = is_beyond and digits(now - now % math.ceil(charge.x / STEPS)) or now_text
+    local begin = is_beyond and now - now % math.ceil(charge.x / STEPS) or now
     return merge(charge, weight, begin, is_beyond, total, first, header, budget)
   end
 

@@ -28,12 +28,16 @@ end
 
 -- The time, the weight and the span of a member, which few have.
 local function parts_of(member)
-  local at = tonumber(member)
+  -- Most members are a time, which has 16 digits until the year 2286.
+  local at = #member == 16 and tonumber(member)
   if at then
     return at, 1
   end
   local text, span, weight = string.match(member, '^(%d+)~?(%d*):?(%d*)')
-  return tonumber(text) or 0, tonumber(weight) or 1, tonumber(span)
+  if not text then
+    return 0, 1
+  end
+  return text + 0, weight ~= '' and weight + 0 or 1, span ~= '' and span + 0 or nil
 end
 
 -- The time of the member with this rank.
@@ -45,15 +49,13 @@ end
 -- Removes members, of which the first has this rank. Returns the weight that is left, and how many members may still be read.
 local function remove(key, members, rank, total, header, budget)
   local weight = 0
-  for _, member in ipairs(members) do
-    local _, part = parts_of(member)
+  for n = 1, #members do
+    local _, part = parts_of(members[n])
     weight = weight + part
   end
-  if #members > 0 then
-    call('ZREMRANGEBYRANK', key, rank, rank + #members - 1)
-    if header == '#' then
-      call('ZINCRBY', key, weight, '#')
-    end
+  call('ZREMRANGEBYRANK', key, rank, rank + #members - 1)
+  if header == '#' then
+    call('ZINCRBY', key, weight, '#')
   end
   return math.max(0, total - weight), budget - #members
 end
@@ -68,7 +70,9 @@ local function room_of(charge, needed, total, first, header, budget)
   local ahead, newest = now + math.min(SLACK, charge.x), total > 0 and time_at(key, '-1') or now
   if newest > ahead then
     local gone = call('ZREVRANGEBYSCORE', key, '+inf', '(' .. digits(ahead), 'LIMIT', '0', math.max(0, budget - 2))
-    total, budget = remove(key, gone, -#gone, total, header, budget)
+    if #gone > 0 then
+      total, budget = remove(key, gone, -#gone, total, header, budget)
+    end
     newest = total > 0 and time_at(key, '-1') or now
   end
   return math.max(0, quota - total), total, first, header, budget, newest
@@ -81,33 +85,46 @@ local function read_weights(charge, needed)
   if score then
     charge.til = charge.til or digits(now - charge.x)
     local expired = call('ZRANGEBYSCORE', key, '(0', charge.til, 'LIMIT', '0', 'MOST_EXPIRED')
-    total, budget = remove(key, expired, 1, math.max(0, math.min(-(tonumber(score) or 0), EXACT - 1)), '#', budget)
+    total = -score
+    total = total > 0 and (total < EXACT and total or EXACT - 1) or 0
+    if #expired > 0 then
+      total, budget = remove(key, expired, 1, total, '#', budget)
+    end
   end
   return room_of(charge, needed, total, 1, score and '#', budget)
 end
 
--- Adds weight, merged with the last member since the time with the digits `begin`; charges beyond the limit with others of them only.
+-- Adds weight, merged with the last member since the time `begin`; charges beyond the limit with others of them only.
 local function merge(charge, weight, begin, is_beyond, total, first, header, budget)
-  local key, text, span = charge.key, now_text, is_beyond and 0 or nil
-  weight = math.max(1, math.min(weight, MAX_TOTAL - total))
+  local key, text, span, keeps = charge.key, now_text, is_beyond and 0 or nil, false
+  if weight > MAX_TOTAL - total then
+    weight = math.max(1, MAX_TOTAL - total)
+  end
   -- What has expired and is left counts until it is removed.
   total = total + weight + first - 1
-  local last = call('ZREVRANGEBYSCORE', key, text, begin, 'LIMIT', '0', '1')[1]
-  if last then
-    local at, merged, since = parts_of(last)
-    if since or not is_beyond then
-      weight = weight + merged
-      span = now - at + (since or 0)
-      span = (is_beyond or since or span > 0) and span or nil
-      call('ZREM', key, last)
-    end
+  local last = call('ZRANGE', key, '-1', '-1')[1] or ''
+  local at, merged, since = parts_of(last)
+  if at > now then
+    last = call('ZREVRANGEBYSCORE', key, text, '(0', 'LIMIT', '0', '1')[1] or ''
+    at, merged, since = parts_of(last)
   end
-  call('ZADD', key, '-' .. digits(total), '#', text, text .. (span and '~' .. digits(span) or '') .. ':' .. digits(weight))
+  if at >= begin and (since or not is_beyond) then
+    weight = weight + merged
+    local before = since or 0
+    span = now - at + before
+    -- The expiry was set when the first of them was added, and a second later at the latest.
+    keeps = span - span % SLACK == before - before % SLACK
+    span = (is_beyond or since or span > 0) and span or nil
+    call('ZREM', key, last)
+  end
+  call('ZADD', key, -total, '#', text, text .. (span and '~' .. digits(span) or '') .. ':' .. digits(weight))
   if header == '=' then
     call('ZREM', key, '=')
   end
-  charge.expires = charge.expires or digits(expiry(now + charge.x))
-  call('PEXPIREAT', key, charge.expires)
+  if not keeps then
+    charge.expires = charge.expires or digits(expiry(now + charge.x))
+    call('PEXPIREAT', key, charge.expires)
+  end
   return charge.x, total, 1, '#', budget, now
 end
 

@@ -4,8 +4,7 @@
 local precise_read, precise_wait = read_weights, log_wait
 
 local function precise_add(charge, weight, _, ...)
-  charge.begin = charge.begin or digits(now - now % charge.y)
-  return merge(charge, weight, charge.begin, false, ...)
+  return merge(charge, weight, now - now % charge.y, false, ...)
 end
 
 -- What only the driver needs.
