@@ -15,7 +15,7 @@ use tower_quota::{
     store::{self, Store, StoreFuture},
 };
 
-use crate::support::{Redis, connected, patient};
+use crate::support::{Clock, Redis, connected, patient};
 
 type Body = Empty<bytes::Bytes>;
 
@@ -444,4 +444,33 @@ async fn of_a_policy_that_is_met_again_the_largest_cost_is_charged_also_beside_o
             assert_eq!(left.remaining(), 10 - charged, "{name} of {costs:?}");
         }
     }
+}
+
+/// A client that retries five times a second, in an hour.
+async fn served_in_an_hour<S, R>(clock: &Clock, service: S) -> usize
+where
+    S: Service<Request<Body>, Response = Response<R>, Error = Infallible> + Clone,
+{
+    let mut served = 0;
+    for _ in 0..5 * 60 * 60 {
+        let response = service.clone().oneshot(Request::new(Body::new())).await.unwrap();
+        served += usize::from(response.status() == StatusCode::OK);
+        clock.advance(Duration::from_millis(200));
+    }
+    served
+}
+
+/// As `docs/start.md` says.
+#[tokio::test]
+async fn retries_that_an_inner_layer_denies_use_up_the_outer_quota() {
+    let (second, hour) = (SlidingLog::per_second(1), SlidingLog::per_hour(10));
+    let (second, hour) = (policy("second", second), policy("hour", hour));
+
+    let clock = Clock::new();
+    let layer = |policies: Vec<Policy>| RateLimitLayer::new(clock.memory_store(), policies);
+    let together = layer(vec![second.clone(), hour.clone()]).layer(service_fn(answer));
+    assert_eq!(served_in_an_hour(&clock, together).await, 10);
+
+    let nested = layer(vec![hour]).layer(layer(vec![second]).layer(service_fn(answer)));
+    assert_eq!(served_in_an_hour(&clock, nested).await, 2);
 }
