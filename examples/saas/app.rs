@@ -14,13 +14,12 @@ use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use tokio::time::timeout;
 use tower_quota::{
-    Admin, ConfigError, FixedWindow, Headers, Key, Limit, Limiter, Policies, Policy, RateLimitLayer,
-    key::{self, KeyError},
+    Admin, ConfigError, FixedWindow, Headers, Key, Limit, Limiter, Policies, Policy, RateLimitLayer, key,
     limit::Calendar,
     store::{ErrorKind, Store},
 };
 
-use crate::webhooks::{Receivers, Webhooks};
+use crate::webhooks::{self, Receivers, Webhooks};
 
 /// What authentication inserts into the extensions of a request.
 #[derive(Clone)]
@@ -72,10 +71,7 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
     let orders = policies.layer(store.clone(), ["orders"])?;
     let mails = Policy::with_limit_fn("mails", mails_per_day).key(key::extension("user", |user: &User| user.id));
     let mails = RateLimitLayer::new(store.clone(), mails);
-    let webhooks = policies
-        .unkeyed("webhooks")?
-        .key(key::from_fn(receiver))
-        .learn_from_responses();
+    let webhooks = webhooks::policy(policies.unkeyed("webhooks")?);
     let webhooks = RateLimitLayer::try_new(store.clone(), webhooks)?.headers(Headers::None);
     let services = Services {
         webhooks: Webhooks::new(&webhooks, receivers),
@@ -108,12 +104,6 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
 fn mails_per_day(parts: &Parts) -> Limit {
     let zone = parts.extensions.get::<User>().map_or("UTC", |user| user.zone);
     FixedWindow::calendar(2, Calendar::Day, zone).map_or(Limit::DenyAll, Limit::from)
-}
-
-/// Calls are limited for each server, also where tenants have the same one.
-fn receiver(parts: &Parts) -> Result<Key, KeyError> {
-    let server = parts.uri.authority().map(|server| Key::from(server.as_str()));
-    server.ok_or_else(|| KeyError::absent("the URL of a webhook has no host"))
 }
 
 /// Reads the body, within bounds, so that the limits know the account.

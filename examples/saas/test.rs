@@ -34,9 +34,9 @@ use hyper_util::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
-use tower_quota::{Ban, Key, Limiter, Policy, RedisStore, SlidingLog};
+use tower_quota::{Ban, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog};
 
-use self::{faketime::Faketime, redis::Redis};
+use self::{faketime::Faketime, redis::Redis, webhooks::Webhooks};
 
 const FILE: &str = include_str!("limits.toml");
 const MINUTE: u64 = 60;
@@ -393,7 +393,7 @@ async fn no_replica_calls_a_receiver_before_it_accepts_calls_again() {
 
     assert_eq!(ada.post(0, "/orders", "tea").await.status, 201);
     eventually("all replicas know of the pause", async || {
-        let peeked = webhooks.peek(receiver.to_string()).await;
+        let peeked = webhooks.peek(Key::extension("tenant", 10)).await;
         peeked.is_ok_and(|decision| !decision.is_allowed())
     })
     .await;
@@ -415,6 +415,43 @@ async fn no_replica_calls_a_receiver_before_it_accepts_calls_again() {
     let mut events: Vec<_> = delivered.iter().map(|(_, event)| &**event).collect();
     events.sort_unstable();
     assert_eq!(events, ["milk", "tea"]);
+}
+
+/// Two tenants have receivers on one server, of which one requires a pause of centuries.
+#[tokio::test]
+async fn a_receiver_holds_its_own_events_alone_and_for_a_bounded_time() {
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let seen = calls.clone();
+    let server = serve(Router::new().fallback(async move |uri: Uri| {
+        seen.lock()
+            .expect("no thread panics with it")
+            .push(uri.path().to_owned());
+        match uri.path() {
+            "/hostile" => (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "99999999999")]).into_response(),
+            _ => "thanks".into_response(),
+        }
+    }))
+    .await;
+    let calls_of = |path: &str| {
+        let calls = calls.lock().expect("no thread panics with it");
+        calls.iter().filter(|called| *called == path).count()
+    };
+    let url = |path| format!("http://{server}{path}").parse().expect("a URL");
+    let receivers = HashMap::from([(10, url("/hostile")), (20, url("/friendly"))]);
+    let limit = webhooks::policy(Policy::new("webhooks", SlidingLog::per_second(10)));
+    let webhooks = Webhooks::new(&RateLimitLayer::new(MemoryStore::new(), limit), receivers);
+
+    let started = tokio::time::Instant::now();
+    let hostile = tokio::spawn(webhooks.clone().deliver(10, "tea".to_owned()));
+    eventually("the hostile one is called", async || calls_of("/hostile") == 1).await;
+    webhooks.deliver(20, "milk".to_owned()).await;
+    assert_eq!((calls_of("/friendly"), calls_of("/hostile")), (1, 1));
+
+    tokio::time::pause();
+    hostile.await.expect("it gives up");
+    assert_eq!(calls_of("/hostile"), 10);
+    let waited = started.elapsed();
+    assert!(waited <= 11 * webhooks::LONGEST_PAUSE, "{waited:?}");
 }
 
 /// 15:00 in Berlin, and 23:00 in Tokyo.

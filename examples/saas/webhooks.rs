@@ -12,10 +12,26 @@ use hyper_util::{
 };
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
-use tower_quota::{Decision, RateLimit, RateLimitLayer};
+use tower_quota::{Ban, Decision, Policy, RateLimit, RateLimitLayer, key};
+
+/// A receiver that requires a longer pause is called again after this one, so that no event waits for days.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+const ATTEMPTS: u32 = 10;
 
 /// The URL of each tenant.
 pub(crate) type Receivers = HashMap<u64, Uri>;
+
+/// The tenant that an event is for, in the extensions of a request.
+#[derive(Clone)]
+struct Tenant(u64);
+
+/// The limit of calls. Its key is the tenant and not the server, which other tenants may have too: none of them pauses the others.
+pub(crate) fn policy(unkeyed: Policy<()>) -> Policy {
+    unkeyed
+        .key(key::extension("tenant", |tenant: &Tenant| tenant.0))
+        .learn_from_responses()
+        .ban(Ban::by_hand().longest(LONGEST_PAUSE))
+}
 
 #[derive(Clone)]
 pub(crate) struct Webhooks {
@@ -32,13 +48,16 @@ impl Webhooks {
         }
     }
 
-    /// Sends an event until the receiver accepts it, and waits as long as the receiver requires. A queue on a disk would keep it.
+    /// Sends an event until the receiver accepts it, and waits as long as the receiver requires, within bounds. A queue on a disk
+    /// would keep it.
     pub(crate) async fn deliver(self, tenant: u64, event: String) {
         let Some(receiver) = self.receivers.get(&tenant) else {
             return;
         };
-        for attempt in 0..10 {
-            let request = Request::post(receiver).body(Body::from(event.clone()));
+        for attempt in 0..ATTEMPTS {
+            let request = Request::post(receiver)
+                .extension(Tenant(tenant))
+                .body(Body::from(event.clone()));
             let response = self.client.clone().oneshot(request.expect("a URL with a host")).await;
             let response = response.as_ref().ok();
             if response.is_some_and(|response| response.status().is_success()) {
@@ -47,7 +66,7 @@ impl Webhooks {
             // It was denied before it was sent, or by the receiver.
             let decision = response.and_then(|response| response.extensions().get::<Decision>());
             let pause = decision.and_then(|decision| decision.retry_after().or(decision.requested_pause()));
-            sleep(pause.unwrap_or(Duration::from_secs(1 << attempt))).await;
+            sleep(pause.unwrap_or(Duration::from_secs(1 << attempt)).min(LONGEST_PAUSE)).await;
         }
         eprintln!("{receiver} does not accept {event}");
     }
