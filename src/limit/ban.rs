@@ -28,7 +28,7 @@ pub struct Ban {
     after: Option<u64>,
     within: Duration,
     first: Duration,
-    longest: Duration,
+    pub(crate) longest: Duration,
 }
 
 /// Constructors. [`Policy::ban`](crate::Policy::ban) refuses numbers out of range.
@@ -89,10 +89,6 @@ impl Ban {
             true => Duration::from_micros((nanos / 1_000) as u64),
             false => self.longest,
         }
-    }
-
-    pub(crate) fn max_length(&self) -> Duration {
-        self.longest
     }
 
     /// The number of denials as a quota.

@@ -31,9 +31,6 @@ pub enum Calendar {
 }
 
 impl Calendar {
-    #[cfg(test)]
-    const ALL: [Self; 5] = [Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
-
     /// The name in the text form of a limit.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -139,6 +136,10 @@ fn micros(at: Timestamp) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Calendar {
+        const ALL: [Self; 5] = [Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
+    }
 
     /// The window around a moment, in the local time of its zone.
     fn window(calendar: Calendar, moment: &str) -> (String, String) {

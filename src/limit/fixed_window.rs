@@ -4,11 +4,11 @@ use std::{fmt, time::Duration};
 use jiff::tz::TimeZone;
 
 #[cfg(feature = "calendar")]
-use super::{calendar::Calendar, constructors::fault_of, limit::hash_text};
+use super::{calendar::Calendar, constructors::fault_of};
 use super::{
     constructors::constructors,
     prefetch::{PrefetchText, prefetch},
-    rate::WindowText,
+    rate::{LengthText, WindowText},
     rule::{MAX_TOTAL, Rule, SLACK},
 };
 #[cfg(feature = "calendar")]
@@ -167,32 +167,14 @@ impl FixedWindow {
         !matches!(self.kind, Kind::Anchored(_))
     }
 
-    /// The numbers that shape what is stored: the length, and whether windows are aligned; of a calendar a hash.
-    pub(super) fn shape(&self) -> [u64; 2] {
-        match &self.kind {
-            Kind::Anchored(window) => [window.as_micros() as u64, 0],
-            Kind::Aligned(window) => [window.as_micros() as u64, 1],
-            #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar, zone) => [hash_text(calendar.name()), hash_text(name_of(zone))],
-        }
-    }
-
-    /// The same in the keys of Redis, such as `1h/aligned` or `day/Europe/Berlin`.
-    #[cfg(feature = "_redis")]
+    /// What shapes the state, such as `1h/aligned` or `day/Europe/Berlin`.
     pub(super) fn write_shape(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            Kind::Anchored(window) => write!(f, "{}", super::rate::LengthText(*window)),
-            Kind::Aligned(window) => write!(f, "{}/aligned", super::rate::LengthText(*window)),
+            Kind::Anchored(window) => write!(f, "{}", LengthText(*window)),
+            Kind::Aligned(window) => write!(f, "{}/aligned", LengthText(*window)),
             #[cfg(feature = "calendar")]
             Kind::Calendar(calendar, zone) => write!(f, "{}/{}", calendar.name(), name_of(zone)),
         }
-    }
-
-    /// For `lua/window.lua`: the length in microseconds, and whether windows are aligned; `None` for windows of a
-    /// calendar.
-    #[cfg(feature = "_redis")]
-    pub(crate) fn length(&self) -> Option<(u64, bool)> {
-        Some((self.window()?.as_micros() as u64, self.is_aligned()))
     }
 
     /// When the window that contains a time opens and closes. If windows are not [aligned](Self::is_aligned), it is the one that a
@@ -214,7 +196,7 @@ impl FixedWindow {
     /// windows.
     #[cfg(feature = "_redis")]
     pub(crate) fn boundaries(&self, guess: u64) -> Option<[u64; 4]> {
-        if self.length().is_some() {
+        if self.window().is_some() {
             return None;
         }
         let (start, end) = self.around(guess);

@@ -205,17 +205,24 @@ impl LeaseId {
     pub fn parts(self) -> [u64; 2] {
         [self.0.get(), self.1]
     }
-
-    /// The id with these parts, of which the first is not 0.
-    #[cfg(all(test, feature = "_redis"))]
-    pub(crate) fn of_parts([high, low]: [u64; 2]) -> Option<Self> {
-        Some(Self(NonZeroU64::new(high)?, low))
-    }
 }
 
 /// In hexadecimal digits.
 impl fmt::Debug for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LeaseId({:x}-{:x})", self.0, self.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "_redis")]
+    impl LeaseId {
+        /// The id with these parts, of which the first is not 0.
+        pub(crate) fn of_parts([high, low]: [u64; 2]) -> Option<Self> {
+            Some(Self(NonZeroU64::new(high)?, low))
+        }
     }
 }

@@ -1,13 +1,16 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    mem::{Discriminant, discriminant},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::HeaderValue;
 
-#[cfg(feature = "_redis")]
-use super::shape::ShapeText;
 use super::{
-    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, shape::Shape,
-    sliding_counter::SlidingCounter, sliding_log::SlidingLog, token_bucket::TokenBucket,
+    concurrency::Concurrency, fixed_window::FixedWindow, rate::LengthText, sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 use crate::ConfigError;
 
@@ -247,6 +250,39 @@ impl Share {
     }
 }
 
+/// What shapes the state of a limit: the algorithm and the hash of its numbers. A count of another shape is another count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape(Option<Discriminant<Limit>>, u64);
+
+impl Shape {
+    /// That of the bans of a policy.
+    pub(crate) const BANS: Self = Self(None, 0);
+}
+
+/// The shape of a limit as it is written in the keys of Redis, such as `log/30s`.
+struct ShapeText<'a>(&'a Limit);
+
+impl fmt::Display for ShapeText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.0.algorithm();
+        let us = |micros| LengthText(Duration::from_micros(micros));
+        match self.0 {
+            Limit::SlidingLog(log) if log.grain_us() == 0 => write!(f, "{name}/{}", us(log.window_us())),
+            Limit::SlidingLog(log) => write!(f, "{name}/{}/{}", us(log.window_us()), us(log.grain_us())),
+            Limit::SlidingCounter(counter) => write!(f, "{name}/{}", us(counter.window_us())),
+            Limit::FixedWindow(fixed) => {
+                write!(f, "{name}/")?;
+                fixed.write_shape(f)
+            }
+            Limit::TokenBucket(bucket) => {
+                let (rate, period) = bucket.rate_and_period();
+                write!(f, "{name}/{rate}/{}", us(period))
+            }
+            Limit::Concurrency(_) | Limit::Unlimited | Limit::DenyAll => f.write_str(name),
+        }
+    }
+}
+
 /// A limit under the name of a policy, with what depends on these alone.
 #[derive(Debug)]
 pub(crate) struct NamedLimit {
@@ -267,11 +303,12 @@ pub(crate) struct NamedLimit {
 impl NamedLimit {
     /// Without the parts of responses.
     pub(crate) fn new(name: Arc<str>, limit: Limit) -> Self {
+        let shape_text = ShapeText(&limit).to_string();
         Self {
             name_hash: hash_text(&name),
-            shape: limit.shape(),
+            shape: Shape(Some(discriminant(&limit)), hash_text(&shape_text)),
             #[cfg(feature = "_redis")]
-            shape_text: ShapeText(&limit).to_string().into(),
+            shape_text: shape_text.into(),
             name,
             limit,
             policy_item: HeaderValue::from_static(""),

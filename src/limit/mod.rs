@@ -212,7 +212,6 @@ mod parse;
 mod prefetch;
 mod rate;
 mod rule;
-mod shape;
 mod sliding_counter;
 mod sliding_log;
 mod token_bucket;
@@ -231,11 +230,10 @@ pub use self::{
 };
 pub(crate) use self::{
     ban::Banned,
-    limit::{NamedLimit, Share, hash_text},
+    limit::{NamedLimit, Shape, Share, hash_text},
     line::{Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
     rate::LengthText,
     rule::{Change, Effect, MAX_QUOTA, Saved, State},
-    shape::Shape,
 };
 #[cfg(feature = "_redis")]
 pub(crate) use self::{

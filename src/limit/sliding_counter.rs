@@ -150,27 +150,16 @@ impl Rule for SlidingCounter {
         let window = self.window_us();
         let start = now - now % window;
 
-        *counter = if counter.start > now + SLACK.min(window) {
-            Counter {
-                start,
-                ..Counter::default()
-            }
-        } else if counter.start >= start {
-            // In this window, or in the next one if the clock was set back over the boundary.
-            let start = if counter.start > now { counter.start } else { start };
-            Counter { start, ..*counter }
-        } else if counter.start + window >= start {
-            Counter {
+        // A clock that was set back over the boundary leaves a counter of the next window.
+        let is_gone = counter.start > now + SLACK.min(window);
+        if is_gone || counter.start < start {
+            let was_last = !is_gone && counter.start + window >= start;
+            *counter = Counter {
                 start,
                 current: 0,
-                previous: counter.current,
-            }
-        } else {
-            Counter {
-                start,
-                ..Counter::default()
-            }
-        };
+                previous: if was_last { counter.current } else { 0 },
+            };
+        }
         let room = self.quota.saturating_sub(counter.current);
         room.saturating_sub(self.share(counter, now))
     }

@@ -2,9 +2,10 @@ use std::time::Duration;
 
 use super::{Limiter, unknown};
 use crate::{
-    Ban, Decision, Key, Limit, Policy, PolicyDecision,
+    Decision, Key, Limit, Policy, PolicyDecision,
     check::bans,
     limit::LengthText,
+    observe::notify,
     store::{ErrorKind, Override, StoreError},
 };
 
@@ -67,7 +68,7 @@ impl Limiter {
             let policies = 0..context.policies.len();
             let undecided = policies.map(|position| PolicyDecision::plain(&context, position, key.clone()));
             let bans = context.policies.iter().filter_map(|policy| policy.ban.as_deref());
-            let longest = bans.map(Ban::max_length).min();
+            let longest = bans.map(|ban| ban.longest).min();
             (Decision::new(true, undecided.collect()), longest)
         };
         if let Some(longest) = longest.filter(|longest| length.as_micros() > longest.as_micros()) {
@@ -85,7 +86,7 @@ impl Limiter {
         };
         let banned = response.await;
         if let Err(error) = &banned {
-            self.on_failure.notify(error);
+            notify(&self.on_failure, error);
         }
         banned.map(drop)
     }

@@ -11,7 +11,7 @@ use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision, check,
     check::Check,
     decision::{CheckContext, Undecided, Waiting, response::ResponseFormat},
-    observe::{Observer, PolicyOutcome},
+    observe::{Observer, PolicyOutcome, notify},
     policy::{Basis, PlanChoice, PolicySet},
     store::{ErrorKind, Operation, Store, StoreError},
 };
@@ -96,8 +96,8 @@ impl Limiter {
         let policies = policies.into_policies().into_iter().map(Policy::without_key);
         Ok(Self {
             policies: PolicySet::new(store, policies.collect())?,
-            on_decision: Observer::default(),
-            on_failure: Observer::default(),
+            on_decision: None,
+            on_failure: None,
         })
     }
 }
@@ -107,10 +107,10 @@ impl Limiter {
     /// Notifies the callbacks.
     fn observe(&self, operation: Operation, decision: Result<Decision, StoreError>) -> Result<Decision, StoreError> {
         let failure = decision.as_ref().map_or_else(Some, Decision::store_error);
-        failure.inspect(|error| self.on_failure.notify(error));
+        failure.inspect(|error| notify(&self.on_failure, error));
         let decision = decision?;
         if operation.counts() && !decision.as_slice().is_empty() {
-            self.on_decision.notify(&decision);
+            notify(&self.on_decision, &decision);
         }
         Ok(decision)
     }
@@ -339,7 +339,7 @@ impl Limiter {
     /// # }
     /// ```
     pub fn on_decision(mut self, observe: impl Fn(&Decision) + Send + Sync + 'static) -> Self {
-        self.on_decision = Observer::new(observe);
+        self.on_decision = Some(Arc::new(observe));
         self
     }
 
@@ -377,7 +377,7 @@ impl Limiter {
     /// # }
     /// ```
     pub fn on_failure(mut self, observe: impl Fn(&StoreError) + Send + Sync + 'static) -> Self {
-        self.on_failure = Observer::new(observe);
+        self.on_failure = Some(Arc::new(observe));
         self
     }
 }

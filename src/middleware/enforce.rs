@@ -34,7 +34,7 @@ use crate::{
         response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
     },
     key::KeyError,
-    observe::{Observer, PolicyOutcome},
+    observe::{Observer, PolicyOutcome, notify},
     policy::{Basis, PolicySet},
     store::{NamedLimit, Operation, StoreError},
 };
@@ -226,7 +226,7 @@ impl Enforcer {
             Err(error) => return self.fail(&error, parts),
         };
         if let Some(error) = decision.store_error() {
-            self.on_failure.notify(error);
+            notify(&self.on_failure, error);
             // Each policy is `Open`.
             if decision.as_slice().is_empty() {
                 return self.admit_uncounted(decision, parts);
@@ -236,7 +236,7 @@ impl Enforcer {
             return self.limit(decision, parts);
         }
 
-        self.on_decision.notify(&decision);
+        notify(&self.on_decision, &decision);
         let mut joined = None;
         if self.extensions {
             let earlier = parts.extensions.insert(decision.clone());
@@ -268,7 +268,7 @@ impl Enforcer {
 impl Enforcer {
     fn limit(&self, decision: Decision, parts: &mut Parts) -> Action {
         let decision = decision.delayed(self.random_delay());
-        self.on_decision.notify(&decision);
+        notify(&self.on_decision, &decision);
         let mut rejected = self.reject(Rejection::Limited(&decision), parts);
         let earlier = parts.extensions.get::<Decision>().filter(|earlier| !earlier.is_empty());
         let left = self.extensions.then(|| match earlier {
@@ -289,7 +289,7 @@ impl Enforcer {
     }
 
     fn fail(&self, error: &StoreError, parts: &Parts) -> Action {
-        self.on_failure.notify(error);
+        notify(&self.on_failure, error);
         let retry_after = RETRY_AFTER_FAILURE.saturating_add(self.random_delay());
         Action::Reject(self.reject(Rejection::Failed { error, retry_after }, parts))
     }

@@ -11,7 +11,7 @@
 mod metrics;
 mod policy;
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 pub(crate) use self::{
     metrics::*,
@@ -19,42 +19,12 @@ pub(crate) use self::{
 };
 
 /// A callback of the application, if it has set one.
-pub(crate) struct Observer<T>(Option<Arc<Callback<T>>>);
+pub(crate) type Observer<T> = Option<Arc<dyn Fn(&T) + Send + Sync>>;
 
-type Callback<T> = dyn Fn(&T) + Send + Sync;
-
-impl<T> Observer<T> {
-    pub(crate) fn new(observe: impl Fn(&T) + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(observe)))
-    }
-
-    #[inline]
-    pub(crate) fn notify(&self, event: &T) {
-        if let Some(observe) = &self.0 {
-            observe(event);
-        }
-    }
-}
-
-impl<T> Clone for Observer<T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<T> Default for Observer<T> {
-    fn default() -> Self {
-        Self(None)
-    }
-}
-
-impl<T> fmt::Debug for Observer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() {
-            "Observer(<fn>)"
-        } else {
-            "Observer(None)"
-        })
+#[inline]
+pub(crate) fn notify<T>(observer: &Observer<T>, event: &T) {
+    if let Some(observe) = observer {
+        observe(event);
     }
 }
 

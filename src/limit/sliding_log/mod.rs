@@ -202,11 +202,6 @@ impl SlidingLog {
     fn step(&self) -> u64 {
         self.window_us().div_ceil(STEPS)
     }
-
-    /// The numbers that shape what is stored.
-    pub(crate) fn shape(&self) -> [u64; 2] {
-        [self.window_us(), self.grain_us()]
-    }
 }
 
 /// The number of steps that the window is divided into. Charges beyond the limit within one step are one entry.

@@ -87,9 +87,9 @@ pub struct TokenBucket {
     period: Duration,
     burst: u64,
     /// The rate in its lowest terms: tokens, and microseconds.
-    reduced: (u64, u64),
+    pub(crate) reduced: (u64, u64),
     /// The largest number of tokens: below it all products are exact in Lua.
-    cap: u64,
+    pub(crate) cap: u64,
     /// For how many microseconds units are taken ahead; 0 if they are not.
     ahead_us: u32,
 }
@@ -186,14 +186,14 @@ impl TokenBucket {
     }
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
-        let (rate, _) = self.reduced();
+        let (rate, _) = self.reduced;
         if self.quota() == 0 {
             return Err(ConfigError::new(format!(
                 "the bucket of `{self}` is empty, since the tokens that come in the time of the prefetch are held back; use a \
                  larger burst, or a shorter time",
             )));
         }
-        if self.burst > MAX_QUOTA || self.burst.saturating_add(rate) > self.cap() {
+        if self.burst > MAX_QUOTA || self.burst.saturating_add(rate) > self.cap {
             return Err(ConfigError::new(format!(
                 "the numbers of `{self}` are too large for exact arithmetic; use a smaller burst, or a rounder rate",
             )));
@@ -217,18 +217,10 @@ impl TokenBucket {
         exact().unwrap_or(Self { burst, ..self })
     }
 
-    pub(crate) fn reduced(&self) -> (u64, u64) {
-        self.reduced
-    }
-
-    pub(crate) fn cap(&self) -> u64 {
-        self.cap
-    }
-
     /// The time in which this many tokens come, rounded up.
     #[inline]
     pub(crate) fn time(&self, tokens: u64) -> u64 {
-        let (rate, period) = self.reduced();
+        let (rate, period) = self.reduced;
         if let Some(product) = tokens.checked_mul(period) {
             return product.div_ceil(rate);
         }
@@ -238,12 +230,12 @@ impl TokenBucket {
 
     /// Whether this many tokens come in this time.
     fn come(&self, tokens: u64, time: u64) -> bool {
-        let (rate, period) = self.reduced();
+        let (rate, period) = self.reduced;
         u128::from(tokens) * u128::from(period) <= u128::from(time) * u128::from(rate)
     }
 
     fn time_rounded_down(&self, tokens: u64) -> u64 {
-        let (rate, period) = self.reduced();
+        let (rate, period) = self.reduced;
         let time = u128::from(tokens) * u128::from(period) / u128::from(rate);
         u64::try_from(time).unwrap_or(u64::MAX)
     }
@@ -251,7 +243,7 @@ impl TokenBucket {
     /// The number of tokens that come in this time, rounded down.
     #[inline]
     fn tokens(&self, time: u64) -> u64 {
-        let (rate, period) = self.reduced();
+        let (rate, period) = self.reduced;
         if let Some(product) = time.checked_mul(rate) {
             return product / period;
         }
@@ -260,7 +252,7 @@ impl TokenBucket {
     }
 
     fn tokens_rounded_up(&self, time: u64) -> u64 {
-        let (rate, period) = self.reduced();
+        let (rate, period) = self.reduced;
         let tokens = (u128::from(time) * u128::from(rate)).div_ceil(u128::from(period));
         u64::try_from(tokens).unwrap_or(u64::MAX)
     }

@@ -6,7 +6,7 @@ impl Rule for TokenBucket {
 
     #[inline]
     fn read(&self, bucket: &mut Bucket, now: u64, _: u64) -> u64 {
-        bucket.spent = bucket.spent.min(self.cap());
+        bucket.spent = bucket.spent.min(self.cap);
         let gone = bucket.at > now && bucket.at > now + SLACK.min(self.time(self.quota()));
         if gone || self.come(bucket.spent, now.saturating_sub(bucket.since)) {
             *bucket = Bucket {
@@ -27,13 +27,13 @@ impl Rule for TokenBucket {
         bucket.at = bucket.at.max(now);
 
         // The tokens of whole periods are subtracted before the numbers become too large.
-        if bucket.spent + weight > self.cap() {
-            let (rate, period) = self.reduced();
+        if bucket.spent + weight > self.cap {
+            let (rate, period) = self.reduced;
             let periods = now.saturating_sub(bucket.since) / period;
             bucket.since += periods * period;
             bucket.spent -= (periods * rate).min(bucket.spent);
         }
-        bucket.spent = (bucket.spent + weight).min(self.cap());
+        bucket.spent = (bucket.spent + weight).min(self.cap);
     }
 
     fn wait(&self, bucket: &Bucket, now: u64, cost: u64) -> u64 {

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::{Decision, RateLimitLayer, decision::Condition, observe::Observer, policy::Access, store::StoreError};
+use crate::{Decision, RateLimitLayer, decision::Condition, policy::Access, store::StoreError};
 
 /// Requests that no policy decides about.
 impl RateLimitLayer {
@@ -147,7 +147,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn on_decision(mut self, observe: impl Fn(&Decision) + Send + Sync + 'static) -> Self {
-        self.enforcer_mut().on_decision = Observer::new(observe);
+        self.enforcer_mut().on_decision = Some(Arc::new(observe));
         self
     }
 
@@ -195,7 +195,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn on_failure(mut self, observe: impl Fn(&StoreError) + Send + Sync + 'static) -> Self {
-        self.enforcer_mut().on_failure = Observer::new(observe);
+        self.enforcer_mut().on_failure = Some(Arc::new(observe));
         self
     }
 }

@@ -6,7 +6,7 @@ mod settings;
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::enforce::Enforcer;
-use crate::{ConfigError, IntoPolicies, decision::CheckContext, observe::Observer, policy::PolicySet, store::Store};
+use crate::{ConfigError, IntoPolicies, decision::CheckContext, policy::PolicySet, store::Store};
 
 /// Layer that limits how often a caller may use a service.
 ///
@@ -263,8 +263,8 @@ impl RateLimitLayer {
                 extensions: true,
                 jitter: Duration::ZERO,
                 drained: None,
-                on_decision: Observer::default(),
-                on_failure: Observer::default(),
+                on_decision: None,
+                on_failure: None,
                 warned: Arc::default(),
             }),
         })

@@ -206,7 +206,7 @@ impl Node {
     fn status(&self) -> NodeStatus {
         let states = lock(&self.states);
         let counts = states.window(self.totals());
-        let is_failing = states.state() != NodeState::Ok || counts.failed > 0;
+        let is_failing = states.state != NodeState::Ok || counts.failed > 0;
         let last_error = match is_failing {
             true => &self.last_error,
             false => &self.last_error_of_key,
@@ -214,8 +214,8 @@ impl Node {
         let error = (is_failing || counts.failed_by_key > 0).then(|| lock(last_error).clone());
         NodeStatus {
             address: self.address.clone(),
-            state: states.state(),
-            since: states.since(),
+            state: states.state,
+            since: states.since,
             decided: counts.decided,
             failed: counts.failed + counts.failed_by_key,
             failed_by_key: counts.failed_by_key,
@@ -227,7 +227,7 @@ impl Node {
     fn leave(&self) {
         let states = lock(&self.states);
         let counts = states.unlogged(self.totals());
-        if states.state() != NodeState::Ok {
+        if states.state != NodeState::Ok {
             tracing::warn!(
                 node = self.address.as_deref(),
                 decided = counts.decided,

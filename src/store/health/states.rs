@@ -46,9 +46,9 @@ pub(super) struct LogLine {
 /// It is advanced by [`tick`](Self::tick) about once a second while a node is watched.
 #[derive(Debug)]
 pub(super) struct NodeStates {
-    state: NodeState,
+    pub(super) state: NodeState,
     /// Since when, if it was ever another one.
-    since: Option<SystemTime>,
+    pub(super) since: Option<SystemTime>,
     /// Since when another state would fit.
     other_since: Option<Instant>,
     last_reply: Option<Instant>,
@@ -195,14 +195,6 @@ impl NodeStates {
         is_ok && !fails && !self.is_unlogged && self.logged[1].failed_by_key == totals.failed_by_key
     }
 
-    pub(super) fn state(&self) -> NodeState {
-        self.state
-    }
-
-    pub(super) fn since(&self) -> Option<SystemTime> {
-        self.since
-    }
-
     /// The checks since the last line about a state.
     pub(super) fn unlogged(&self, totals: CheckCounts) -> CheckCounts {
         totals.since(self.logged[0])
@@ -292,7 +284,7 @@ mod tests {
         // Neither do two seconds of replies.
         assert_eq!(node.run(2, MIXED), []);
         assert_eq!(node.run(20, BAD), []);
-        assert_eq!(node.states.state(), NodeState::Down);
+        assert_eq!(node.states.state, NodeState::Down);
     }
 
     #[test]
@@ -300,9 +292,9 @@ mod tests {
         let mut node = Watched::new();
         node.run(10, BAD);
         assert_eq!(node.run(6, GOOD), []);
-        assert_eq!(node.states.state(), NodeState::Down);
+        assert_eq!(node.states.state, NodeState::Down);
         assert_eq!(node.run(1, GOOD), [(1, OK, checks(700, 80, 0))]);
-        assert!(node.states.since().is_some());
+        assert!(node.states.since.is_some());
         assert_eq!(node.run(52, GOOD), []);
         assert!(!node.states.is_settled(node.totals), "it has failed in the last minute");
         assert_eq!(node.run(1, GOOD), []);
@@ -371,7 +363,7 @@ mod tests {
                 (61, LogSubject::Keys, checks(600, 0, 300))
             ]
         );
-        assert_eq!(node.states.state(), NodeState::Ok);
+        assert_eq!(node.states.state, NodeState::Ok);
         assert!(!node.states.is_settled(node.totals));
         assert_eq!(node.run(60, GOOD).len(), 1, "the rest");
         assert!(node.states.is_settled(node.totals));

@@ -38,8 +38,6 @@ pub(super) struct Decided {
     pub(super) charge_state: ChargeState,
     pub(super) kept: Kept,
     pub(super) kept_bans: Option<Kept>,
-    /// The lines whose first requests fit now.
-    pub(super) woken: Vec<u64>,
 }
 
 /// For how long a state is kept.
@@ -49,14 +47,6 @@ pub(super) struct Kept {
     pub(super) expires_at: Option<u64>,
     /// The time until which a check of the same cost is denied, or slots are held; in the past if neither is.
     pub(super) denies_until: u64,
-}
-
-/// The decision about requests.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Denied,
-    /// So many are admitted, or the operation requires no room.
-    Allowed(u64),
 }
 
 impl<'a> AdvancedLine<'a> {
@@ -211,50 +201,45 @@ impl<'a> Advanced<'a> {
         waits
     }
 
-    /// The decision about requests of these charges.
+    /// How many requests of these charges are admitted, all if the operation requires no room; `None` if they are denied.
     #[inline]
-    pub(super) fn judge(operation: Operation, charges: &mut [Self], units: u64) -> Verdict {
+    pub(super) fn judge(operation: Operation, charges: &mut [Self], units: u64) -> Option<u64> {
         if !operation.requires_room() {
-            return Verdict::Allowed(units);
+            return Some(units);
         }
         let is_banned = charges.iter().any(Self::is_banned);
         let fitting = charges.iter().map(|charge| charge.fitting).min();
         let admitted = if is_banned { 0 } else { fitting.unwrap_or(units) };
         let waits = charges.iter().any(|charge| charge.line.is_some()) && Self::wait(operation, charges);
         if admitted > 0 || units == 0 {
-            return Verdict::Allowed(admitted);
+            return Some(admitted);
         }
         if operation.decides() && !waits && !is_banned {
             for charge in charges {
                 charge.denies = charge.lacks() && charge.charge.cost() <= charge.charge.limit().quota();
             }
         }
-        Verdict::Denied
+        None
     }
 
-    /// Decides the charge of requests.
+    /// Decides the charge of requests of which so many are admitted, as [judged](Self::judge). `woken` receives the lines whose
+    /// first requests fit now.
     #[inline]
-    pub(super) fn decide(mut self, operation: Operation, verdict: Verdict) -> Decided {
-        let (allowed, admitted) = match verdict {
-            Verdict::Denied => (false, 0),
-            Verdict::Allowed(admitted) => (true, admitted),
-        };
+    pub(super) fn decide(mut self, operation: Operation, judged: Option<u64>, woken: &mut Vec<u64>) -> Decided {
+        let admitted = judged.unwrap_or(0);
         let (limit, cost, now) = (self.charge.limit(), self.charge.cost(), self.now);
         let weight = cost.saturating_mul(admitted);
-        let change = match operation {
-            Operation::Check | Operation::Wait | Operation::Charge if admitted > 0 => Change::Add { count: admitted },
-            Operation::Refund { admitted_at } => Change::GiveBack {
-                at: admitted_at.as_micros() as u64,
-            },
-            Operation::RenewLease if !self.lacks() => Change::Renew,
-            Operation::EndLease => Change::End,
-            Operation::Check
-            | Operation::Wait
-            | Operation::Charge
-            | Operation::Peek
-            | Operation::Reset
-            | Operation::RenewLease
-            | Operation::Ban { .. } => Change::Nothing,
+        let change = if operation.counts() && admitted > 0 {
+            Change::Add { count: admitted }
+        } else if let Operation::Refund { admitted_at } = operation {
+            let at = admitted_at.as_micros() as u64;
+            Change::GiveBack { at }
+        } else if operation == Operation::RenewLease && !self.lacks() {
+            Change::Renew
+        } else if operation == Operation::EndLease {
+            Change::End
+        } else {
+            Change::Nothing
         };
         let effect = limit.change(self.state, now, change, cost, self.charge.lease);
         let Effect { changed, reset, room } = effect;
@@ -273,18 +258,12 @@ impl<'a> Advanced<'a> {
             0
         };
         // Of requests that wait, the first one that is denied.
-        let denies = !allowed || operation == Operation::Wait && admitted < self.units;
+        let denies = judged.is_none() || operation == Operation::Wait && admitted < self.units;
         let mut retry_after = (denies && lacks_room).then(|| Duration::from_micros(wait));
         let kept_for = if limit.is_held() { reset } else { wait };
         let mut remaining = room;
-        let mut woken = Vec::new();
         if self.line.is_some() {
-            let room = if matches!(change, Change::Nothing) {
-                self.room
-            } else {
-                room
-            };
-            (remaining, retry_after) = self.decide_line(operation, admitted, room, &mut woken);
+            (remaining, retry_after) = self.decide_line(operation, admitted, room, woken);
         }
         if let (false, Some(saved)) = (changed, self.saved) {
             self.state.restore(saved);
@@ -303,7 +282,6 @@ impl<'a> Advanced<'a> {
                 denies_until: now.saturating_add(kept_for),
             },
             kept_bans,
-            woken,
         }
     }
 
@@ -322,11 +300,7 @@ impl<'a> Advanced<'a> {
         let arrival = (self.charge.cost(), self.waits);
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
-        let known = if lacks && is_new {
-            Some(self.wait_in_line(0))
-        } else {
-            None
-        };
+        let known = (lacks && is_new).then(|| self.wait_in_line(0));
         let Some(AdvancedLine {
             stored,
             line,

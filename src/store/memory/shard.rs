@@ -41,10 +41,10 @@ impl<'a> Id<'a> {
 
     /// The state of a key that nothing was counted on.
     pub(super) fn new_state(&self) -> State {
-        match self.shape {
-            Shape::BANS => State::Banned(Banned::default()),
-            _ => State::new(self.charge.limit()),
+        if self.shape == Shape::BANS {
+            return State::Banned(Banned::default());
         }
+        State::new(self.charge.limit())
     }
 
     #[inline]
@@ -139,11 +139,6 @@ impl Shard {
             capacity,
             serial: 0,
         }
-    }
-
-    #[cfg(test)]
-    pub(super) fn capacity(&self) -> usize {
-        self.capacity
     }
 
     pub(super) fn len(&self) -> usize {
@@ -389,6 +384,12 @@ impl Place {
 mod tests {
     use super::*;
     use crate::{Limit, SlidingLog};
+
+    impl Shard {
+        pub(in crate::store::memory) fn capacity(&self) -> usize {
+            self.capacity
+        }
+    }
 
     #[test]
     fn keys_that_come_and_go_leave_few_places() {

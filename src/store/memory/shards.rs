@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::{
     bans::AdvancedBans,
-    charging::{Advanced, AdvancedLine, Decided, Kept, Verdict, check},
+    charging::{Advanced, AdvancedLine, Decided, Kept, check},
     clock::Clock,
     shard::{Id, Shard},
 };
@@ -69,15 +69,6 @@ impl Shards {
     }
 }
 
-/// What follows from decisions when no shard is locked.
-#[derive(Default)]
-struct Unlocked {
-    /// The number of keys that were evicted before they expired.
-    evicted: u64,
-    /// The lines whose first requests fit now.
-    woken: Vec<u64>,
-}
-
 /// The lines of keys that requests wait for.
 type Lines = HashMap<LineKey, Line>;
 
@@ -118,10 +109,9 @@ impl Shards {
             check(charge, state, now)
         } else {
             let mut advanced = Advanced::new(operation, (charge, 1), None, None, state, now);
-            let verdict = Advanced::judge(operation, slice::from_mut(&mut advanced), 1);
-            let decided = advanced.decide(operation, verdict);
-            let allowed = matches!(verdict, Verdict::Allowed(_));
-            (allowed, decided.charge_state, decided.kept)
+            let judged = Advanced::judge(operation, slice::from_mut(&mut advanced), 1);
+            let decided = advanced.decide(operation, judged, &mut Vec::new());
+            (judged.is_some(), decided.charge_state, decided.kept)
         };
 
         if let Some(count) = counted {
@@ -152,42 +142,33 @@ impl Shards {
         let ids = requests.iter().map(Self::ids);
         let ids: SmallVec<[SmallVec<[Id<'_>; 4]>; 1]> = ids.collect();
         let has_line = |request: &StoreRequest<'_>| {
-            request
-                .charges()
-                .any(|charge| charge.line_for(request.operation()).is_some())
+            let mut charges = request.charges();
+            charges.any(|charge| charge.line_for(request.operation()).is_some())
         };
         let has_lines = requests.iter().any(has_line);
         // Before the shards, in all calls.
-        let mut lines = has_lines.then(|| self.lines.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut no_lines = Lines::new();
-        let lines = lines.as_deref_mut().unwrap_or(&mut no_lines);
-        let mut shards = self.lock_all(ids.iter().flatten().map(|id| id.hash));
-        let now = self.clock.now();
-
-        let mut unlocked = Unlocked::default();
-        let decide = |(request, ids): (&StoreRequest<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation() {
-            Operation::Reset => Self::reset(request, ids, &mut shards, lines, now, &mut unlocked),
-            Operation::Ban { length } => Self::ban(request, length, ids, &mut shards, now, &mut unlocked),
-            Operation::Check
-            | Operation::Wait
-            | Operation::Charge
-            | Operation::Peek
-            | Operation::Refund { .. }
-            | Operation::RenewLease
-            | Operation::EndLease => Self::decide_several(request, ids, &mut shards, lines, now, &mut unlocked),
+        let lines = has_lines.then(|| self.lines.lock().unwrap_or_else(PoisonError::into_inner));
+        let locked = self.lock_all(ids.iter().flatten().map(|id| id.hash));
+        let mut decisions = Decisions {
+            shards: self,
+            lines,
+            locked,
+            now: self.clock.now(),
+            evicted: 0,
+            woken: Vec::new(),
         };
-        let outcomes = requests.iter().zip(&ids).map(decide).collect();
-        drop(shards);
-        self.count(unlocked.evicted);
-        unlocked.woken.into_iter().for_each(wake_line);
+        let outcomes = requests
+            .iter()
+            .zip(&ids)
+            .map(|(request, ids)| decisions.decide(request, ids));
+        let outcomes = outcomes.collect();
+        drop((decisions.lines, decisions.locked));
+        self.count(decisions.evicted);
+        decisions.woken.into_iter().for_each(wake_line);
         StoreResponse {
-            server_time: Duration::from_micros(now),
+            server_time: Duration::from_micros(decisions.now),
             outcomes,
         }
-    }
-
-    fn line_of(charge: &Charge) -> LineKey {
-        (charge.hash, charge.limit.shape)
     }
 
     /// What a request reads: for each charge its bans, if they are regarded, and its count.
@@ -200,104 +181,6 @@ impl Shards {
             bans.into_iter().chain(counts.then_some(id))
         });
         ids.collect()
-    }
-
-    fn reset(
-        request: &StoreRequest<'_>,
-        ids: &[Id<'_>],
-        shards: &mut Locked<'_>,
-        lines: &Lines,
-        now: u64,
-        unlocked: &mut Unlocked,
-    ) -> Outcome {
-        for id in ids {
-            shards.of(id.hash).remove(id);
-        }
-        let state = |charge: &Charge| {
-            let quota = charge.limit().quota();
-            let has_line = charge.line_for(Operation::Reset).is_some();
-            let line = lines.get(&Self::line_of(charge)).filter(|_| has_line);
-            let line = line.map(|line| line.live(now)).unwrap_or_default();
-            unlocked.woken.extend(line.ready(quota, None).map(|place| place.line));
-            ChargeState::new(quota.saturating_sub(line.weight()), None, Duration::ZERO)
-        };
-        Outcome::new(true, request.charges().map(state))
-    }
-
-    fn ban(
-        request: &StoreRequest<'_>,
-        length: Duration,
-        ids: &[Id<'_>],
-        shards: &mut Locked<'_>,
-        now: u64,
-        unlocked: &mut Unlocked,
-    ) -> Outcome {
-        let length = length.as_micros().try_into().unwrap_or(u64::MAX);
-        let bans = request
-            .charges()
-            .filter_map(|charge| charge.ban_for(request.operation()));
-        let states = bans.zip(ids).map(|(ban, id)| {
-            let (mut state, known) = shards.take(id);
-            let (charge_state, kept) = AdvancedBans::new(ban, &mut state, now).begin(length);
-            shards.keep(id, state, kept, known, now, unlocked);
-            charge_state
-        });
-        Outcome::new(true, states)
-    }
-
-    fn decide_several(
-        request: &StoreRequest<'_>,
-        ids: &[Id<'_>],
-        shards: &mut Locked<'_>,
-        lines: &mut Lines,
-        now: u64,
-        unlocked: &mut Unlocked,
-    ) -> Outcome {
-        let (operation, units) = (request.operation(), request.units.into());
-        let taken = ids.iter().map(|id| shards.take(id));
-        let (mut states, known): (SmallVec<[State; 4]>, SmallVec<[bool; 4]>) = taken.unzip();
-        let with_lines = request
-            .charges()
-            .filter_map(|charge| charge.line_for(operation).map(|_| Self::line_of(charge)));
-        let mut taken_lines: SmallVec<[(LineKey, Line); 1]> = with_lines
-            .map(|key| (key, lines.remove(&key).unwrap_or_default()))
-            .collect();
-
-        let mut left = states.iter_mut();
-        let mut left_lines = taken_lines.iter_mut();
-        let advanced = request.charges().filter_map(|charge| {
-            let bans = match charge.ban_for(operation) {
-                Some(ban) => Some(AdvancedBans::new(ban, left.next()?, now)),
-                None => None,
-            };
-            let line = match charge.line_for(operation) {
-                Some(own) => Some(AdvancedLine::new(own, &mut left_lines.next()?.1, request, now)),
-                None => None,
-            };
-            Some(Advanced::new(operation, (charge, units), bans, line, left.next()?, now))
-        });
-        let mut advanced: SmallVec<[Advanced<'_>; 4]> = advanced.collect();
-        let verdict = Advanced::judge(operation, &mut advanced, units);
-        let decided = advanced.into_iter().map(|charge| charge.decide(operation, verdict));
-        let decided: SmallVec<[Decided; 4]> = decided.collect();
-        unlocked.woken.extend(decided.iter().flat_map(|decided| &decided.woken));
-
-        let kept = decided
-            .iter()
-            .flat_map(|decided| decided.kept_bans.into_iter().chain([decided.kept]));
-        let counts = ids.iter().zip(states).zip(kept).zip(known);
-        // New keys follow the known ones, whose places in the order of eviction depend on this decision.
-        let (known, new): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) = counts.partition(|(_, known)| *known);
-        for (((id, state), kept), known) in known.into_iter().chain(new) {
-            shards.keep(id, state, kept, known, now, unlocked);
-        }
-        lines.extend(taken_lines.into_iter().filter(|(_, line)| !line.is_empty()));
-        let admitted = match verdict {
-            Verdict::Denied => 0,
-            Verdict::Allowed(admitted) => admitted,
-        };
-        let states = decided.iter().map(|decided| decided.charge_state);
-        Outcome::new(verdict != Verdict::Denied, states).of_units(admitted as u32)
     }
 }
 
@@ -332,41 +215,142 @@ impl Shards {
         self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_all(&self, hashes: impl Iterator<Item = u64>) -> Locked<'_> {
+    /// The shards of these keys, in order of their places.
+    fn lock_all(&self, hashes: impl Iterator<Item = u64>) -> SmallVec<[(usize, MutexGuard<'_, Shard>); 1]> {
         let mut places: SmallVec<[usize; 4]> = hashes.map(|hash| self.place(hash)).collect();
         places.sort_unstable(); // one order for all calls, so that no two wait for each other
         places.dedup();
-        let shards = places.into_iter().map(|place| (place, self.lock(place)));
-        Locked(self, shards.collect())
+        places.into_iter().map(|place| (place, self.lock(place))).collect()
     }
 }
 
-/// The shards that a request needs, in order of their places.
-struct Locked<'a>(&'a Shards, SmallVec<[(usize, MutexGuard<'a, Shard>); 1]>);
+/// The decisions about a list of requests.
+struct Decisions<'a> {
+    shards: &'a Shards,
+    /// `None` if no request has a line.
+    lines: Option<MutexGuard<'a, Lines>>,
+    locked: SmallVec<[(usize, MutexGuard<'a, Shard>); 1]>,
+    now: u64,
+    /// The number of keys that were evicted before they expired.
+    evicted: u64,
+    /// The lines whose first requests fit now.
+    woken: Vec<u64>,
+}
 
-impl Locked<'_> {
-    fn of(&mut self, hash: u64) -> &mut Shard {
-        let place = self.0.place(hash);
-        let position = self.1.partition_point(|(other, _)| *other < place);
-        &mut self.1[position].1
+impl Decisions<'_> {
+    fn decide(&mut self, request: &StoreRequest<'_>, ids: &[Id<'_>]) -> Outcome {
+        if request.operation() == Operation::Reset {
+            return self.reset(request, ids);
+        }
+        if let Operation::Ban { length } = request.operation() {
+            return self.ban(request, length, ids);
+        }
+        let (operation, units) = (request.operation(), request.units.into());
+        let taken = ids.iter().map(|id| self.take(id));
+        let (mut states, known): (SmallVec<[State; 4]>, SmallVec<[bool; 4]>) = taken.unzip();
+        let with_lines = request.charges().filter(|charge| charge.line_for(operation).is_some());
+        let mut lines: SmallVec<[(LineKey, Line); 1]> = with_lines.map(|charge| self.take_line(charge)).collect();
+
+        let mut left = states.iter_mut();
+        let mut left_lines = lines.iter_mut();
+        let now = self.now;
+        let advanced = request.charges().filter_map(|charge| {
+            let bans = match charge.ban_for(operation) {
+                Some(ban) => Some(AdvancedBans::new(ban, left.next()?, now)),
+                None => None,
+            };
+            let line = match charge.line_for(operation) {
+                Some(own) => Some(AdvancedLine::new(own, &mut left_lines.next()?.1, request, now)),
+                None => None,
+            };
+            Some(Advanced::new(operation, (charge, units), bans, line, left.next()?, now))
+        });
+        let mut advanced: SmallVec<[Advanced<'_>; 4]> = advanced.collect();
+        let judged = Advanced::judge(operation, &mut advanced, units);
+        let woken = &mut self.woken;
+        let decided = advanced
+            .into_iter()
+            .map(|charge| charge.decide(operation, judged, woken));
+        let decided: SmallVec<[Decided; 4]> = decided.collect();
+
+        let kept = decided
+            .iter()
+            .flat_map(|decided| decided.kept_bans.into_iter().chain([decided.kept]));
+        let counts = ids.iter().zip(states).zip(kept).zip(known);
+        // New keys follow the known ones, whose places in the order of eviction depend on this decision.
+        let (known, new): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) = counts.partition(|(_, known)| *known);
+        for (((id, state), kept), known) in known.into_iter().chain(new) {
+            self.keep(id, state, kept, known);
+        }
+        if let Some(stored) = &mut self.lines {
+            stored.extend(lines.into_iter().filter(|(_, line)| !line.is_empty()));
+        }
+        let states = decided.iter().map(|decided| decided.charge_state);
+        Outcome::new(judged.is_some(), states).of_units(judged.unwrap_or(0) as u32)
+    }
+
+    fn reset(&mut self, request: &StoreRequest<'_>, ids: &[Id<'_>]) -> Outcome {
+        for id in ids {
+            self.shard_of(id).remove(id);
+        }
+        let state = |charge: &Charge| {
+            let quota = charge.limit().quota();
+            let has_line = charge.line_for(Operation::Reset).is_some();
+            let lines = self.lines.as_ref().filter(|_| has_line);
+            let line = lines.and_then(|lines| Some(lines.get(&line_key(charge))?.live(self.now)));
+            let line = line.unwrap_or_default();
+            self.woken.extend(line.ready(quota, None).map(|place| place.line));
+            ChargeState::new(quota.saturating_sub(line.weight()), None, Duration::ZERO)
+        };
+        Outcome::new(true, request.charges().map(state))
+    }
+
+    fn ban(&mut self, request: &StoreRequest<'_>, length: Duration, ids: &[Id<'_>]) -> Outcome {
+        let length = length.as_micros().try_into().unwrap_or(u64::MAX);
+        let bans = request
+            .charges()
+            .filter_map(|charge| charge.ban_for(request.operation()));
+        let states = bans.zip(ids).map(|(ban, id)| {
+            let (mut state, known) = self.take(id);
+            let (charge_state, kept) = AdvancedBans::new(ban, &mut state, self.now).begin(length);
+            self.keep(id, state, kept, known);
+            charge_state
+        });
+        Outcome::new(true, states)
+    }
+
+    fn shard_of(&mut self, id: &Id<'_>) -> &mut Shard {
+        let place = self.shards.place(id.hash);
+        let position = self.locked.partition_point(|(other, _)| *other < place);
+        &mut self.locked[position].1
     }
 
     /// Takes the state of a count, and whether it is stored; [`keep`](Self::keep) returns it.
     fn take(&mut self, id: &Id<'_>) -> (State, bool) {
-        let state = self.of(id.hash).take(id);
+        let state = self.shard_of(id).take(id);
         let known = state.is_some();
         (state.unwrap_or_else(|| id.new_state()), known)
     }
 
     /// Stores a state that was taken and decided about.
-    fn keep(&mut self, id: &Id<'_>, state: State, kept: Kept, known: bool, now: u64, unlocked: &mut Unlocked) {
-        let shard = self.of(id.hash);
+    fn keep(&mut self, id: &Id<'_>, state: State, kept: Kept, known: bool) {
+        let now = self.now;
         if known {
-            shard.put_back(id, state, kept, now);
+            self.shard_of(id).put_back(id, state, kept, now);
         } else if let Some(expires_at) = kept.expires_at {
-            unlocked.evicted += u64::from(shard.insert(id, state, kept, expires_at, now));
+            self.evicted += u64::from(self.shard_of(id).insert(id, state, kept, expires_at, now));
         }
     }
+
+    fn take_line(&mut self, charge: &Charge) -> (LineKey, Line) {
+        let key = line_key(charge);
+        let line = self.lines.as_mut().and_then(|lines| lines.remove(&key));
+        (key, line.unwrap_or_default())
+    }
+}
+
+fn line_key(charge: &Charge) -> LineKey {
+    (charge.hash, charge.limit.shape)
 }
 
 #[cfg(test)]

@@ -94,7 +94,7 @@ fn check_breakers(queues: &CommitQueues, request: &OwnedRequest, slots: &[(u16, 
     let queues = slots
         .iter()
         .map(|(slot, positions)| (queues.queue_at(*slot, false), positions));
-    let mut failing = queues.filter(|(queue, _)| queue.is_failing());
+    let mut failing = queues.filter(|(queue, _)| queue.breaker.is_open());
     failing.try_for_each(|(queue, positions)| queue.check_breaker(1, &[request.part(request.operation, positions)]))
 }
 

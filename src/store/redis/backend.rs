@@ -229,7 +229,7 @@ impl Backend {
 
     pub(super) fn log_refusal(&self, refusal: &Refusal) {
         tracing::error!(
-            error = refusal.explain(self.key_format.prefix()),
+            error = refusal.explain(&self.key_format.prefix),
             "Redis refuses a permission that the store requires; checks fail"
         );
     }
@@ -262,7 +262,7 @@ async fn probe(backend: Weak<Backend>, breaker: Arc<Breaker>, key: Option<Bytes>
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Deadline {
     steps: u32,
-    step: Duration,
+    pub(super) step: Duration,
     duration: Duration,
 }
 
@@ -284,11 +284,6 @@ impl Deadline {
     /// The time that it runs without a stall.
     pub(super) fn duration(self) -> Duration {
         self.duration
-    }
-
-    /// The time of one step.
-    pub(super) fn step(self) -> Duration {
-        self.step
     }
 
     /// A deadline of twice as many steps.
@@ -368,7 +363,7 @@ mod tests {
         let (deadline, started) = (Deadline::new(Duration::from_millis(100)), Instant::now());
         let doubled = deadline.doubled();
         assert_eq!(doubled.duration(), Duration::from_millis(200));
-        assert_eq!(doubled.step(), deadline.step());
+        assert_eq!(doubled.step, deadline.step);
 
         assert_eq!(doubled.wait(pending::<()>()).await, None);
         assert_eq!(started.elapsed(), Duration::from_millis(200));

@@ -105,9 +105,9 @@ impl Drop for Breaker {
 mod tests {
     use super::*;
 
-    const LEASE: Duration = Duration::from_millis(400);
+    pub(super) const LEASE: Duration = Duration::from_millis(400);
 
-    fn open() -> Breaker {
+    pub(super) fn open() -> Breaker {
         let breaker = Breaker::default();
         for _ in 0..FAILURES {
             breaker.record_failure();
@@ -182,17 +182,10 @@ mod tests {
 mod threads {
     use loom::{model, sync::Arc, thread::spawn};
 
-    use super::*;
-
-    const LEASE: Duration = Duration::from_millis(400);
-
-    fn open() -> Breaker {
-        let breaker = Breaker::default();
-        for _ in 0..FAILURES {
-            breaker.record_failure();
-        }
-        breaker
-    }
+    use super::{
+        tests::{LEASE, open},
+        *,
+    };
 
     #[test]
     fn failures_of_several_threads_are_all_counted() {

@@ -55,11 +55,6 @@ impl CommitQueue {
         })
     }
 
-    /// Whether the breaker is open.
-    pub(super) fn is_failing(&self) -> bool {
-        self.breaker.is_open()
-    }
-
     /// Fails while the breaker is open, for so many checks, of which these are some.
     pub(super) fn check_breaker(&self, checks: usize, requests: &[OwnedRequest]) -> Result<(), StoreError> {
         self.backend.check_breaker(&self.breaker, checks, || {
@@ -135,7 +130,7 @@ impl CommitQueue {
     fn send_overdue(self: &Arc<Self>) {
         let now = Instant::now();
         let mut state = self.state();
-        let step = self.backend.deadline.step();
+        let step = self.backend.deadline.step;
         if state.unsent_since.is_some_and(|since| since + step <= now) {
             // Its permit is revoked: a runtime that is not polled would hold it indefinitely.
             state.unsent_since = None;
@@ -448,7 +443,7 @@ mod tests {
         let queue = waiting_behind(0);
         let permit = queue.try_permit(&mut queue.state(), BatchLimits::GROUP_COMMIT, Instant::now());
         let mut unsent = permit.expect("no call is in flight");
-        let (first, step) = (Instant::now(), queue.backend.deadline.step());
+        let (first, step) = (Instant::now(), queue.backend.deadline.step);
         advance(step - Duration::from_millis(1)).await;
         queue.send_overdue();
         assert_eq!(queue.state().unsent_since, Some(first));

@@ -109,7 +109,7 @@ impl RedisStoreBuilder {
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let (connect_timeout, server) = (self.connect_timeout, self.server());
         let store = self.build()?;
-        connected(&store.queues().backend, &server, connect_timeout).await?;
+        connected(&store.queues.backend, &server, connect_timeout).await?;
         if let Some(overrides) = Store::overrides(&store) {
             // While Redis is away, the task that follows them goes on.
             unless_refused(read_newest(overrides).await)?;
@@ -137,7 +137,7 @@ impl RedisStoreBuilder {
     pub fn connect_lazy(self) -> Result<RedisStore, ConfigError> {
         let (connect_timeout, server) = (self.connect_timeout, self.server());
         let store = self.build()?;
-        let backend = Arc::downgrade(&store.queues().backend);
+        let backend = Arc::downgrade(&store.queues.backend);
         spawn(connect_in_background(backend, server, connect_timeout));
         Ok(store)
     }

@@ -15,7 +15,7 @@ use crate::{
 /// The layout of the keys of a store in Redis, and their hashes in the tables of this process.
 #[derive(Clone)]
 pub(super) struct KeyFormat {
-    prefix: Box<str>,
+    pub(super) prefix: Box<str>,
     /// The prefix of the store and the version of the layout.
     head: Box<str>,
     /// With it, the keys of callers are hashed.
@@ -68,11 +68,6 @@ impl KeyFormat {
     /// The key of a trial in the slot of this hash tag, such as `quota:1:trial:{0}`.
     pub(super) fn trial_key(&self, tag: u32) -> Bytes {
         format!("{}trial:{{{tag}}}", self.head).into()
-    }
-
-    /// The prefix of the store.
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
     }
 
     /// The request with the hashes of its keys, if keys are stored as these.
@@ -129,7 +124,6 @@ const SLOTS: u16 = 16_384;
 ///
 /// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags>
 pub(super) fn slot_of(key: &[u8]) -> u16 {
-    const SLOTS: u16 = 16_384;
     crc16(hash_tag(key).unwrap_or(key)) % SLOTS
 }
 

@@ -146,13 +146,13 @@ impl CommitQueues {
     /// The number of breakers, and of those that are open.
     pub(super) fn breakers(&self) -> (u64, u64) {
         match &self.queues {
-            Queues::SingleServer(queue) => (1, u64::from(queue.is_failing())),
+            Queues::SingleServer(queue) => (1, u64::from(queue.breaker.is_open())),
             Queues::Cluster(queues) => {
                 let queues = lock(queues);
                 let is_known =
                     |(address, queues): &(&Option<_>, &NodeQueues)| address.is_none() || queues.node.strong_count() > 0;
                 let known = || queues.iter().filter(is_known);
-                let open = known().filter(|(_, queues)| queues.all.is_failing());
+                let open = known().filter(|(_, queues)| queues.all.breaker.is_open());
                 (known().count() as u64, open.count() as u64)
             }
         }

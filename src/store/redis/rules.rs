@@ -32,12 +32,12 @@ pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
         Limit::SlidingLog(log) => [log.window_us(), log.grain_us(), 0],
         Limit::SlidingCounter(counter) => [counter.window_us(), counter.tick(), counter.cap()],
         Limit::FixedWindow(fixed) => {
-            let (window, aligned) = fixed.length().unwrap_or((0, true));
-            [window, u64::from(!aligned), 0]
+            let window = fixed.window().unwrap_or_default();
+            [window.as_micros() as u64, u64::from(!fixed.is_aligned()), 0]
         }
         Limit::TokenBucket(bucket) => {
-            let (rate, period) = bucket.reduced();
-            [rate, period, bucket.cap()]
+            let (rate, period) = bucket.reduced;
+            [rate, period, bucket.cap]
         }
         Limit::Concurrency(slots) => {
             let [high, low] = lease.unwrap_or_else(LeaseId::random).parts();
@@ -57,7 +57,7 @@ pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
 pub(super) fn merges(limit: &Limit) -> bool {
     if let Limit::TokenBucket(bucket) = limit {
         // Only if each token takes a whole number of microseconds.
-        return bucket.reduced().0 == 1;
+        return bucket.reduced.0 == 1;
     }
     // Each has a lease of its own.
     !limit.is_held()
@@ -74,7 +74,7 @@ pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
 /// How far ahead of the clock an entry of a clock that is gone may be: 31 years.
 pub(super) const FAR_US: u64 = MAX_QUOTA;
 /// A leap year, and a day for a time zone that changes sides of the date line.
-const LONGEST_PERIOD_US: u64 = 367 * 86_400 * 1_000_000;
+const LONGEST_PERIOD: Duration = Duration::from_secs(367 * 86_400);
 
 /// The longest wait of a denied charge, and the longest time until nothing counts, in microseconds.
 pub(super) fn longest(limit: &Limit) -> [u64; 2] {
@@ -84,9 +84,9 @@ pub(super) fn longest(limit: &Limit) -> [u64; 2] {
         // The current window may be ahead by the slack. Its count is the previous one of the next window.
         Limit::SlidingCounter(counter) => [2 * counter.window_us() + SLACK; 2],
         // The window may be ahead by the slack.
-        Limit::FixedWindow(fixed) => [fixed.length().map_or(LONGEST_PERIOD_US, |(window, _)| window) + SLACK; 2],
+        Limit::FixedWindow(fixed) => [fixed.window().unwrap_or(LONGEST_PERIOD).as_micros() as u64 + SLACK; 2],
         // A debt is at most the cap, and may have begun ahead by the slack.
-        Limit::TokenBucket(bucket) => [bucket.time(bucket.cap()) + SLACK; 2],
+        Limit::TokenBucket(bucket) => [bucket.time(bucket.cap) + SLACK; 2],
         // Leases of a clock that is gone stay until a request is denied.
         Limit::Concurrency(_) => [RETRY_US, FAR_US],
         Limit::Unlimited | Limit::DenyAll => [0; 2],

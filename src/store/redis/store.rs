@@ -151,7 +151,7 @@ use crate::store::{
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStore {
-    queues: Arc<CommitQueues>,
+    pub(super) queues: Arc<CommitQueues>,
     subscription: Arc<Subscription>,
     followed: Option<Overrides>,
     prefetch: Arc<Prefetch>,
@@ -195,10 +195,6 @@ impl RedisStore {
         let response = cache.and_then(|cache| cache.get(request, now)).ok_or(sent)?;
         self.queues.backend.metrics.deny_cache_hit();
         Ok(response)
-    }
-
-    pub(super) fn queues(&self) -> &CommitQueues {
-        &self.queues
     }
 
     /// Waits until checks can be made, as [`connect`](Self::connect) does, and without a timeout.

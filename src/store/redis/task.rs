@@ -7,6 +7,9 @@ use std::{
 
 use tokio::{runtime::Handle, task::JoinHandle};
 
+// The simulation ends runtimes: each task belongs to the simulated runtime of the task that spawned it.
+#[cfg(test)]
+use super::simulation::runtime::spawn_on;
 use crate::store::{Outstanding, OwedKind, StoreId};
 
 /// Aborts a task when it is dropped.
@@ -113,10 +116,4 @@ pub(super) fn spawn(future: impl Future<Output: Send + 'static> + Send + 'static
 #[cfg(not(test))]
 fn spawn_on(runtime: &Handle, future: impl Future<Output: Send + 'static> + Send + 'static) {
     runtime.spawn(future);
-}
-
-/// The simulation ends runtimes: each task belongs to the simulated runtime of the task that spawned it.
-#[cfg(test)]
-fn spawn_on(runtime: &Handle, future: impl Future<Output: Send + 'static> + Send + 'static) {
-    super::simulation::runtime::spawn_on(runtime, future);
 }

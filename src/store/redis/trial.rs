@@ -183,7 +183,7 @@ pub(super) async fn run_beside(backend: &Backend, call: &ScriptCall) -> Result<B
 
 /// The error of a refusal, with the fix.
 fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
-    StoreError::new(ErrorKind::Refused, refusal.explain(backend.key_format.prefix()))
+    StoreError::new(ErrorKind::Refused, refusal.explain(&backend.key_format.prefix))
 }
 
 /// Tries until all is permitted, or the store is gone. `failed` is called after each failure but a refusal.

@@ -173,7 +173,7 @@ impl Stage {
             let mut records = self.records.lock().expect("no panic");
             records.push(Record {
                 kind: caller.request.kind,
-                keys: caller.request.redis_keys(&self.store.queues().backend.key_format),
+                keys: caller.request.redis_keys(&self.store.queues.backend.key_format),
                 runtime: runtime.id(),
                 disturbed: !runtime.is_running(),
                 order: None,

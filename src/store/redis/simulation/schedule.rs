@@ -121,7 +121,7 @@ async fn play(seed: u64, plan: &Plan) {
     network.set_faults(Faults::default());
     if plan.resets {
         // Requests of late callers may be in flight.
-        while !store.queues().are_idle() {
+        while !store.queues.are_idle() {
             sleep(Duration::from_millis(1)).await;
         }
         verify_deny_cache(&store, &network);
@@ -194,7 +194,7 @@ async fn verify_settled(plan: &Plan, stage: &Stage) {
         ..
     } = stage;
     assert!(
-        processes.iter().all(|store| store.queues().are_idle()),
+        processes.iter().all(|store| store.queues.are_idle()),
         "a queue has calls in flight or waiting requests"
     );
     let calls = network.calls();

@@ -46,7 +46,7 @@ fn explore<F: Future<Output = ()> + 'static>(test: fn(RedisStore, Network) -> F)
             let store = RedisStore::new(CommitQueues::new(backend));
             check(&store, "first").await.expect("the network is good");
             test(store.clone(), network).await;
-            while !store.queues().are_idle() {
+            while !store.queues.are_idle() {
                 yield_now().await;
             }
         });
@@ -107,7 +107,7 @@ fn each_request_is_sent_once_and_has_a_response_whichever_callers_leave() {
         for caller in leaving {
             caller.await.expect("no panic");
         }
-        while !store.queues().are_idle() {
+        while !store.queues.are_idle() {
             yield_now().await;
         }
         for number in 0..3 {
@@ -162,7 +162,7 @@ fn a_request_that_waits_is_refunded_if_its_caller_leaves() {
             granted += u64::from(caller.await.expect("no panic"));
         }
         let key = &redis_key(log(), "42");
-        while !store.queues().are_idle() || network.charged(key).len() as u64 - network.refunded(key) != granted {
+        while !store.queues.are_idle() || network.charged(key).len() as u64 - network.refunded(key) != granted {
             yield_now().await;
         }
     });
