@@ -13,7 +13,7 @@ use std::{
 use http::Response;
 use http_body::Frame;
 
-use super::bans;
+use super::send_bans;
 use crate::{
     Decision, PolicyDecision,
     decision::{
@@ -111,7 +111,7 @@ impl AwaitedCompletion {
             decision.record_requested_pause(pause);
         }
         if let Some(pause) = pause
-            && let Some(response) = bans::send(decision, pause, PolicyDecision::learns)
+            && let Some(response) = send_bans(decision, pause, PolicyDecision::learns)
             && let Some(owed) = decision.owe(OwedKind::Settlement)
         {
             let mut responses = Responses::default();

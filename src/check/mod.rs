@@ -2,7 +2,6 @@
 //!
 //! The path of a check is inlined in each: calls of its steps cost a request a hundred instructions (`benches/instructions.rs`).
 
-pub(crate) mod bans;
 pub(crate) mod completed;
 mod composite;
 mod failing;
@@ -17,8 +16,10 @@ use std::{
     slice,
     sync::atomic::{AtomicU64, Ordering},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::Instant};
 
 pub(crate) use self::completed::AwaitedCompletion;
@@ -29,7 +30,7 @@ use crate::{
     Decision, PolicyDecision,
     decision::{Settlement, Undecided, release_unknown},
     observe::Began,
-    store::{Operation, Owed, OwedKind, StoreError, StoreFuture, StoreResponse},
+    store::{Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// A check that is decided already, or waits for the store.
@@ -358,4 +359,24 @@ fn record_outcome(response: &StoreResponse, operation: Operation, undecided: &mu
         }
         _ => Err(composite::mismatch()),
     }
+}
+
+/// Bans the keys of these policies of a decision for a time, in the store and in what this process counts while the store fails;
+/// `None` if none of them has bans.
+pub(crate) fn send_bans(
+    decision: &Decision,
+    length: Duration,
+    selects: impl Fn(&PolicyDecision) -> bool,
+) -> Option<StoreFuture> {
+    let length = length.max(Duration::from_micros(1));
+    let with_bans = decision
+        .as_slice()
+        .iter()
+        .filter(|policy| selects(policy) && policy.charge.ban.is_some());
+    let requests = with_bans.map(|policy| StoreRequest::new(Operation::Ban { length }, [&policy.charge]));
+    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
+    let context = &decision.as_slice().first().filter(|_| !requests.is_empty())?.context;
+    // A memory store replies at once and does not fail.
+    drop(context.failover.counts().decide(&requests));
+    Some(context.store.decide(&requests))
 }

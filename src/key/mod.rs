@@ -64,8 +64,6 @@ mod ip;
 #[expect(clippy::module_inception, reason = "the type `Key` is where a reader looks for it")]
 mod key;
 mod normalize;
-#[cfg(feature = "admin")]
-mod parse;
 mod path;
 #[cfg(feature = "admin")]
 mod search;

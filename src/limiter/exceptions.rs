@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::{Limiter, unknown};
 use crate::{
     Decision, Key, Limit, Policy, PolicyDecision,
-    check::bans,
+    check::send_bans,
     limit::LengthText,
     observe::notify,
     store::{ErrorKind, Override, StoreError},
@@ -78,7 +78,7 @@ impl Limiter {
                 format!("a policy of the limiter bans for at most {longest}; set `.longest(..)` of its bans"),
             ));
         }
-        let Some(response) = bans::send(&decision, length, |_| true) else {
+        let Some(response) = send_bans(&decision, length, |_| true) else {
             return Err(StoreError::new(
                 ErrorKind::Refused,
                 "no policy of the limiter has bans; set `.ban(Ban::by_hand())`",

@@ -6,8 +6,7 @@ use smallvec::SmallVec;
 use super::{
     key_format::{KeyFormat, are_in_several_slots},
     request::{Entry, MergedRequest},
-    rules::{boundaries, parameters, rule_name, rule_of},
-    script::ScriptName,
+    script::{ScriptName, boundaries, parameters, rule_name, rule_of},
 };
 use crate::{
     Ban, Limit,

@@ -16,7 +16,6 @@ mod prefetch;
 mod queues;
 mod reply;
 mod request;
-mod rules;
 mod script;
 #[cfg(test)]
 mod simulation;

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::{
     failure::{Failure, shortened_bytes},
     request::{Entry, MergedRequest, OwnedRequest},
-    rules::{longest, reset_delay},
+    script::{longest, reset_delay},
 };
 use crate::{
     Ban,
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
     use crate::{
         Ban, Key, Limit, SlidingLog, TokenBucket,
-        store::{Charge, ErrorKind, StoreRequest, redis::rules::FAR_US},
+        store::{Charge, ErrorKind, StoreRequest, redis::script::FAR_US},
     };
 
     fn check(charges: &[Charge]) -> OwnedRequest {

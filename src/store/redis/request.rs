@@ -1,6 +1,6 @@
 use hashbrown::HashTable;
 
-use super::rules::merges;
+use super::script::merges;
 use crate::{
     Ban, Limit,
     store::{Charge, ChargeLine, Operation, Outcome, StoreError, StoreRequest},
