@@ -216,6 +216,36 @@ async fn the_plans_of_a_file_can_be_reset_before_a_request_and_after_a_reload() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn ten_thousand_overrides_hold() {
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    let limit = SlidingLog::per_hour(2);
+    for subject in 0..10_000_u64 {
+        limiter
+            .override_limit("mails", subject, limit, MINUTE)
+            .await
+            .expect("there is room");
+    }
+    let error = limiter
+        .override_limit("mails", 10_000_u64, limit, MINUTE)
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
+
+    let operator = of(&limiter);
+    assert_eq!(
+        operator.report().await["overrides"].as_array().map(Vec::len),
+        Some(10_000)
+    );
+    for (subject, quota) in [(9_999_u64, 2), (10_000, 1)] {
+        assert_eq!(
+            limiter.check(subject).await.expect("an answer").limit(),
+            quota,
+            "{subject}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_report_of_fifty_policies_and_ten_thousand_subjects_is_bounded() {
     let store = Counted::new(MemoryStore::new());
     let policies: Vec<_> = (0..50)

@@ -365,3 +365,37 @@ async fn a_mistake_in_a_search_is_an_error_with_the_fix() {
         );
     }
 }
+
+/// The time for which it is parsed and compared must not grow faster than its length, and the response does not repeat it.
+#[tokio::test(start_paused = true)]
+async fn a_search_of_16_kb_holds() {
+    let operator = operator();
+    for part in [
+        "x",
+        "|",
+        "=",
+        "x=",
+        "x|",
+        "ip=1|",
+        "ip=203.0.113.7|path=/|",
+        ":",
+        "::1|",
+        "%7c",
+        "{",
+        "用",
+        "/../",
+        "hash=0|",
+        "\"",
+        "\0",
+        " or ",
+    ] {
+        let length = json!(part).to_string().len() - 2;
+        let text = part.repeat(16_000 / length);
+        let body = json!({ "text": text }).to_string();
+        let response = operator.post("/search", &body, &[]).await;
+        let is_key = response.status == StatusCode::OK;
+        assert!(is_key || response.status == StatusCode::BAD_REQUEST, "{part}");
+        let most = if is_key { 40 * text.len() } else { 1_000 };
+        assert!(response.body.len() < most, "{part}: {} bytes", response.body.len());
+    }
+}
