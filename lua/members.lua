@@ -138,7 +138,7 @@ local function log_wait(charge, cost, total, first, header, budget, newest)
     local at, rank, size = now, first, 8
     local bound = rank + (reads >= budget and budget - 1 or math.min(budget - 1, 8))
     if header == '=' then
-      at, need = time_at(key, rank + need - 1), 0
+      at, need = time_at(key, digits(rank + need - 1)), 0
     end
     while need > 0 and rank < bound do
       local members = call('ZRANGE', key, rank, math.min(rank + size, bound) - 1)

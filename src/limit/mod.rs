@@ -51,7 +51,7 @@
 //!
 //! | limit | bytes, 1 admitted | 100 admitted | full | commands, admitted | after expiry | denied |
 //! | --- | ---: | ---: | ---: | ---: | ---: | ---: |
-//! | `sliding-log 100/min` | 120 | 2,136 | 2,136 | 5 | 6 | 7 |
+//! | `sliding-log 100/min` | 120 | 2,136 | 2,136 | 5 | 5 | 6 |
 //! | `sliding-log 10000/min` | 120 | 2,136 | 1,291,808 | 5 | 7 | 8 |
 //! | `sliding-log 1000000/10s precision 1000` | 152 | 488 | 118,304 | 6 | 8 | 6 |
 //! | `sliding-log 1000000/10s precision 100` | 152 | 168 | 3,688 | 6 | 8 | 6 |

@@ -280,7 +280,13 @@ async fn a_key_that_has_lost_its_expiry_has_one_again_once_a_check_is_denied() {
                 replies.iter().all(|reply| reply.admitted() == 0),
                 "{limit}: {replies:?}"
             );
-            for key in keys {
+            let alone = ["a"];
+            for (nth, key) in keys.iter().chain(&alone).enumerate() {
+                if nth == keys.len() {
+                    redis.command::<()>("PERSIST", [*key]).await;
+                    let denied = call_single(&redis, limit, key).await.expect("it is answered");
+                    assert_eq!(denied[0], 0, "{limit}");
+                }
                 let left: i64 = redis.command("PTTL", [*key]).await;
                 // An aligned window may end at once.
                 let least = if limit == LIMITS[4] { 0 } else { 50_000 };
