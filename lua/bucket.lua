@@ -54,7 +54,7 @@ local function bucket_add(charge, weight, _, since, spent, at, expires)
   at = at < now and now or at
   local full = since + (rate == 1 and total * period or time_of(total, rate, period))
   write(charge.key, since, total, at, expires, full)
-  return full > now and full - now or 0, since, total, at, expires, full
+  return full > now and full - now or 0
 end
 
 local function bucket_wait(charge, cost, since, spent, _, _, full)

@@ -22,10 +22,14 @@ local function decide(charge, callers, fits, keys, place, reply)
 
   local rest, reset = 0, nil
   if fits > 0 then
-    reset, a, b, c, d, e = add(charge, fits * cost, fits, a, b, c, d, e)
+    reset = add(charge, fits * cost, fits, a, b, c, d, e)
     room = room - fits * cost
   end
   if fits < callers then
+    if fits > 0 then
+      local _
+      _, a, b, c, d, e = read(charge, cost)
+    end
     rest, reset = wait(charge, room < cost and cost, a, b, c, d, e)
     if fits == 0 and rest > 0 and call('PTTL', charge.key) == -1 then
       call('PEXPIREAT', charge.key, expiry(now + reset))

@@ -34,7 +34,7 @@ local function counter_add(charge, weight, _, start, current, previous, expires)
   current = math.max(current, math.min(current + weight, charge.z))
   local til = start + 2 * charge.x
   write(charge.key, start, current, previous, expires, til)
-  return til - now, start, current, previous, expires
+  return til - now
 end
 
 local function counter_wait(charge, cost, start, current, previous)

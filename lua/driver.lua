@@ -97,7 +97,7 @@ local function find_line(run, charge, fits)
   return read_line(run, charge, fits)
 end
 
--- 1. Reads a charge, and finds how many of the callers fit. The state is a list, after the room or the time that `add` returns.
+-- 1. Reads a charge, and finds how many of the callers fit. The room and the state are a list.
 local function read(run, charge, times)
   local rule, cost, operation = charge.rule, charge.cost, run.operation
   charge.state = { rule.read(charge, (operation == 'refund' or operation == 'end') and 0 or times * cost) }
@@ -118,13 +118,18 @@ local function read(run, charge, times)
   return fits
 end
 
--- 2. Adds a charge for those that are admitted, or does what else the operation does.
+-- 2. Adds a charge for those that are admitted, or does what else the operation does. Returns the time until nothing counts, if it has
+-- found it.
 local function change(run, charge, admitted)
   local rule, operation = charge.rule, run.operation
   if operation == 'check' or operation == 'wait' or operation == 'charge' then
     if admitted > 0 then
-      charge.state = { rule.add(charge, admitted * charge.cost, admitted, unpack(charge.state, 2, 6)) }
+      local reset = rule.add(charge, admitted * charge.cost, admitted, unpack(charge.state, 2, 6))
       charge.room = math.max(0, charge.room - admitted * charge.cost)
+      if admitted == run.callers then
+        return reset
+      end
+      charge.state = { rule.read(charge, charge.cost) }
     end
   elseif operation == 'refund' or operation == 'end' and rule.held_until then
     charge.room = rule.give_back(charge, run.admitted_at, charge.cost, unpack(charge.state, 2, 6))
@@ -171,13 +176,15 @@ local function decide(run, times)
     local charge = charges[n]
     local bans = charge.bans
     if charge.rule ~= ban then
-      change(run, charge, admitted)
+      local wait, reset = 0, change(run, charge, admitted)
       local is_denied = charge.room < charge.cost
       if operation == 'renew' then
         is_denied = charge.lacks
       end
       local cost = admitted < times and is_denied and not charge.line and charge.cost
-      local wait, reset = charge.rule.wait(charge, cost, unpack(charge.state, 2, 6))
+      if not reset then
+        wait, reset = charge.rule.wait(charge, cost, unpack(charge.state, 2, 6))
+      end
       local remaining = charge.room
       if charge.line then
         remaining, wait = settle_line(run, charge, admitted)

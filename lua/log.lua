@@ -19,14 +19,14 @@ local function log_read(charge, needed)
   return room_of(charge, needed, stored - removed - first + 1, first, '=', BUDGET - removed)
 end
 
-local function log_add(charge, weight, count, total, first, header, budget)
+local function log_add(charge, weight, count, total, first, header)
   local key, at = charge.key, now_text
   local is_beyond = total > 0 and total >= charge.quota
   local are_alike = weight == count and count <= FEW and (header == '=' or total == 0)
   if is_beyond or not are_alike then
     -- Of charges beyond the limit, those of a step are one member, so that a flood of them is few.
     local begin = is_beyond and now - now % math.ceil(charge.x / STEPS) or now
-    return merge(charge, weight, begin, is_beyond, total, first, header, budget)
+    return merge(charge, weight, begin, is_beyond, total, first, header)
   end
 
   local left = count - (header == '=' and call('ZADD', key, at, at) or call('ZADD', key, '0', '=', at, at) - 1)
@@ -44,7 +44,7 @@ local function log_add(charge, weight, count, total, first, header, budget)
   end
   charge.expires = charge.expires or digits(expiry(now + charge.x))
   call('PEXPIREAT', key, charge.expires)
-  return charge.x, total + weight, first, '=', budget, now
+  return charge.x
 end
 
 -- What only the driver needs.

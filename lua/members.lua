@@ -95,7 +95,7 @@ local function read_weights(charge, needed)
 end
 
 -- Adds weight, merged with the last member since the time `begin`; charges beyond the limit with others of them only.
-local function merge(charge, weight, begin, is_beyond, total, first, header, budget)
+local function merge(charge, weight, begin, is_beyond, total, first, header)
   local key, text, span, keeps = charge.key, now_text, is_beyond and 0 or nil, false
   if weight > MAX_TOTAL - total then
     weight = math.max(1, MAX_TOTAL - total)
@@ -125,7 +125,7 @@ local function merge(charge, weight, begin, is_beyond, total, first, header, bud
     charge.expires = charge.expires or digits(expiry(now + charge.x))
     call('PEXPIREAT', key, charge.expires)
   end
-  return charge.x, total, 1, '#', budget, now
+  return charge.x
 end
 
 -- The wait for the member whose expiry frees enough; for one beyond what a call may read, for that of the last one read.

@@ -3,8 +3,8 @@
 
 local precise_read, precise_wait = read_weights, log_wait
 
-local function precise_add(charge, weight, _, ...)
-  return merge(charge, weight, now - now % charge.y, false, ...)
+local function precise_add(charge, weight, _, total, first, header)
+  return merge(charge, weight, now - now % charge.y, false, total, first, header)
 end
 
 -- What only the driver needs.

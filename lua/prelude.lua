@@ -10,7 +10,7 @@
 --   read(charge, needed)              forgets what does not count, and returns the weight that fits, and the state; `needed` is the
 --                                     weight to add
 --   add(charge, weight, count, ...)   adds the weight of so many requests, whether it fits or not, and returns the time until nothing
---                                     counts, and the state
+--                                     counts. The state is no longer that of the key
 --   wait(charge, cost, ...)           returns the time until a cost fits that does not fit now, if nothing else is added, at least 1;
 --                                     without a cost 0; and the time until nothing counts. It is called last, or never
 --   give_back(charge, at, cost, ...)  takes back what was added at that time, as far as it still counts

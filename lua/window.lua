@@ -27,7 +27,7 @@ end
 local function window_add(charge, weight, _, start, used, finish, expires)
   used = used + weight < MAX_TOTAL and used + weight or MAX_TOTAL
   write(charge.key, start, used, 0, expires, finish)
-  return finish - now, start, used, finish, expires
+  return finish - now
 end
 
 local function window_wait(_, cost, _, used, finish)
