@@ -1,6 +1,6 @@
 //! A line of the log for each change that is requested, with its actor and outcome.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use axum::{
     extract::{Request, State},
@@ -10,7 +10,8 @@ use axum::{
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use super::{response::ErrorText, router::AdminState, selected::Selected};
+use super::{message::ErrorText, router::AdminState, selected::Selected};
+use crate::sync::lock;
 
 /// The operator of a request, as the authentication of the application has found it.
 pub(super) type FindActor = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
@@ -27,41 +28,40 @@ pub(super) fn basic_user(parts: &Parts) -> Option<String> {
     Some(user.to_owned())
 }
 
-/// What a change is about, which its handler finds.
-#[derive(Clone, Default)]
-pub(super) struct Audited(Arc<Mutex<AuditedChange>>);
+/// The line of a change, which is logged when its response is made, or is not awaited anymore.
+#[derive(Clone)]
+pub(super) struct Audited(Arc<Mutex<AuditLine>>);
 
-#[derive(Default)]
-struct AuditedChange {
+struct AuditLine {
+    action: &'static str,
+    actor: String,
+    instance: String,
     policy: String,
     /// The hash of the key.
     subject: String,
-    setting: String,
+    setting: Option<String>,
+    outcome: &'static str,
+    error: Option<String>,
 }
 
+/// What a change is about, which its handler finds.
 impl Audited {
     pub(super) fn is_of(&self, shared: &AdminState, selected: &Selected) {
-        let mut change = self.change();
-        change.policy.clone_from(&selected.policy.name);
-        change.subject = shared.names.hash(&selected.key);
+        let mut line = lock(&self.0);
+        line.policy.clone_from(&selected.policy.name);
+        line.subject = shared.names.hash(&selected.key);
     }
 
     /// The limit of an override and its length, as text.
     pub(super) fn sets(&self, setting: String) {
-        self.change().setting = setting;
-    }
-
-    fn change(&self) -> std::sync::MutexGuard<'_, AuditedChange> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).setting = Some(setting);
     }
 }
 
-/// Logs a change when its response is made, or is not awaited anymore.
+/// Logs each change.
 pub(super) async fn audit(State(shared): State<Arc<AdminState>>, mut request: Request, next: Next) -> Response {
-    let audited = Audited::default();
-    request.extensions_mut().insert(audited.clone());
     let (parts, body) = request.into_parts();
-    let mut line = AuditLine {
+    let audited = Audited(Arc::new(Mutex::new(AuditLine {
         action: match parts.uri.path() {
             "/reset" => "an operator resets the counts of a subject",
             "/override" => "an operator overrides the limit of a subject",
@@ -69,14 +69,19 @@ pub(super) async fn audit(State(shared): State<Arc<AdminState>>, mut request: Re
         },
         actor: (shared.actor)(&parts).unwrap_or_else(|| "not known".to_owned()),
         instance: shared.instance.clone(),
-        audited,
+        policy: String::new(),
+        subject: String::new(),
+        setting: None,
         // The client has closed its connection before the response.
         outcome: "unknown",
         error: None,
-    };
-    let response = next.run(Request::from_parts(parts, body)).await;
+    })));
+    request = Request::from_parts(parts, body);
+    request.extensions_mut().insert(audited.clone());
+    let response = next.run(request).await;
     let error = response.extensions().get::<ErrorText>();
     let error = error.map_or_else(|| response.status().to_string(), |ErrorText(text)| text.to_string());
+    let mut line = lock(&audited.0);
     (line.outcome, line.error) = match response.status() {
         status if status.is_success() => ("done", None),
         // The change may have taken effect.
@@ -84,26 +89,15 @@ pub(super) async fn audit(State(shared): State<Arc<AdminState>>, mut request: Re
         // Nothing has changed.
         _ => ("refused", Some(error)),
     };
+    drop(line);
     response
-}
-
-struct AuditLine {
-    action: &'static str,
-    actor: String,
-    instance: String,
-    audited: Audited,
-    outcome: &'static str,
-    error: Option<String>,
 }
 
 impl Drop for AuditLine {
     fn drop(&mut self) {
-        let (action, outcome) = (self.action, self.outcome);
-        let change = self.audited.change();
+        let (action, outcome, error) = (self.action, self.outcome, self.error.as_deref());
         let (actor, instance) = (&*self.actor, &*self.instance);
-        let error = self.error.as_deref();
-        let (policy, subject) = (&*change.policy, &*change.subject);
-        let setting = Some(&*change.setting).filter(|setting| !setting.is_empty());
+        let (policy, subject, setting) = (&*self.policy, &*self.subject, self.setting.as_deref());
         // The level of an event is a constant.
         if outcome == "done" {
             tracing::info!(target: "tower_quota::audit", actor, outcome, policy, subject, setting, instance, "{action}");

@@ -6,7 +6,7 @@ use std::{cmp::Reverse, time::SystemTime};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
-use super::{response::unix_seconds, subject, subject::SubjectNames, watched::WatchedPolicy};
+use super::{message::unix_seconds, selected::WatchedPolicy, subject, subject::SubjectNames};
 use crate::{Key, check::waiting_by_key, decision::Summary};
 
 /// The denials of a policy, and since when they are counted.

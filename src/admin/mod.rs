@@ -1,17 +1,20 @@
 mod audit;
 mod listed;
+mod message;
 mod report;
-mod request;
-mod response;
 mod router;
 mod selected;
 mod settings;
 mod subject;
-mod watched;
 
 use std::{env, fmt, process, sync::Arc};
 
-use self::{audit::FindActor, router::AdminState, subject::SubjectNames, watched::Watched};
+use self::{
+    audit::FindActor,
+    router::AdminState,
+    selected::{Watched, watch},
+    subject::SubjectNames,
+};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
 /// to read, to reset, and to [override](crate::Limiter::override_limit) for a time.
@@ -225,7 +228,10 @@ impl Admin {
     /// # }
     /// ```
     pub fn router_behind_authentication(self) -> axum::Router {
-        let denials = self.watched.iter().map(|watched| watched.watch(self.most_denied));
+        let denials = self
+            .watched
+            .iter()
+            .filter_map(|policies| watch(&policies(), self.most_denied));
         router::router(AdminState {
             _denials: denials.collect(),
             instance: self.instance,

@@ -10,11 +10,10 @@ use serde::Serialize;
 use super::{
     listed,
     listed::{BanReport, DenialsReport, LineReport, SlotsReport},
-    request::ReportSize,
-    response::{RefusedReload, unix_seconds},
+    message::{ReportSize, unix_seconds},
     router::AdminState,
+    selected::{WatchedPolicy, all_policies},
     subject::SubjectNames,
-    watched::{WatchedPolicy, all_policies},
 };
 use crate::{
     Key,
@@ -100,6 +99,13 @@ struct PolicyReport {
     /// The decisions in this process while there is a router.
     decisions: u64,
     denials: DenialsReport,
+}
+
+/// The last load of a file, which was refused.
+#[derive(Serialize)]
+struct RefusedReload {
+    since: u64,
+    error: String,
 }
 
 #[derive(PartialEq, Serialize)]
@@ -251,6 +257,7 @@ async fn report_policy(
     names: &SubjectNames,
     size: &ReportSize,
 ) -> PolicyReport {
+    let (context, refused_reload) = (policy.policy(), policy.unkeyed.refused_reload());
     let limits = policy.limits.iter().take(MOST).map(|limit| LimitReport {
         limit: limit.limit.to_string(),
         quota: Some(limit.limit.quota()).filter(|quota| *quota < u64::MAX),
@@ -267,15 +274,18 @@ async fn report_policy(
         key: key_forms(policies, policy),
         limit: policy.unkeyed.limit().map(ToString::to_string),
         limits,
-        other_limit: policy.other_limit(),
-        cost: policy.cost,
-        failure_mode: policy.failure_mode().to_string(),
+        other_limit: policy.context.other_limit(context).map(|limit| limit.to_string()),
+        cost: context.settings.fixed_cost(),
+        failure_mode: context.settings.failure_mode.unwrap_or_default().to_string(),
         observed: policy.is_observed(),
-        enforced_share: policy.enforced_share(),
+        enforced_share: context.settings.enforced.fraction(),
         ban: policy.ban(),
         since: unix_seconds(policy.context.built_at),
-        reloaded_at: policy.reloaded_at.map(unix_seconds),
-        refused_reload: policy.refused_reload.clone(),
+        reloaded_at: policy.unkeyed.reloaded_at().map(unix_seconds),
+        refused_reload: refused_reload.map(|(at, error)| RefusedReload {
+            since: unix_seconds(at),
+            error,
+        }),
         slots: listed::slots(policy, names),
         waiting,
         lines,

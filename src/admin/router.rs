@@ -5,14 +5,11 @@ use std::sync::{Arc, LazyLock};
 use super::{
     NamesOfUnused,
     audit::{Audited, FindActor, audit},
-    report,
-    request::{NewOverride, OwnOrigin, Posted, ReportSize, SearchText, Selection},
-    response::{AdminError, json},
-    selected,
-    selected::Selected,
+    message::{AdminError, NewOverride, OwnOrigin, Posted, ReportSize, SearchText, Selection, json},
+    report, selected,
+    selected::{Selected, Watched},
     subject,
     subject::SubjectNames,
-    watched::Watched,
 };
 use crate::decision::DenialWatch;
 use axum::{

@@ -1,4 +1,5 @@
-//! The key of a policy that an operator has selected, and the keys of all policies that a search finds.
+//! The policies of the layers and limiters that an `Admin` has, the key of one that an operator has selected, and the keys of all
+//! that a search finds.
 
 use std::sync::Arc;
 
@@ -8,19 +9,97 @@ use serde::Serialize;
 use super::{
     listed,
     listed::DeniedSubject,
+    message::{AdminError, SearchText, Selection, missing},
     report,
     report::OverrideReport,
-    request::{SearchText, Selection, missing},
-    response::AdminError,
     router::AdminState,
     subject,
     subject::LimitCounts,
-    watched::{WatchedPolicy, all_policies},
 };
 use crate::{
-    Key,
-    key::{FoundKey, Search},
+    Key, Policy,
+    decision::{CheckContext, DenialWatch, PolicyContext},
+    key::{FoundKey, KeyForm, Search},
+    policy::Basis,
+    store::{NamedLimit, Store},
 };
+
+/// The policies of a layer or a limiter after the last reload, in their order.
+pub(super) type Watched = Arc<dyn Fn() -> Vec<WatchedPolicy> + Send + Sync>;
+
+/// All policies, with the numbers of their stores.
+pub(super) fn all_policies(watched: &[Watched]) -> Arc<[WatchedPolicy]> {
+    let mut policies: Vec<_> = watched.iter().flat_map(|policies| policies()).collect();
+    let mut stores = Vec::new();
+    for policy in &mut policies {
+        let store = policy.context.store.id();
+        if !stores.contains(&store) {
+            stores.push(store);
+        }
+        policy.store = stores.iter().take_while(|other| **other != store).count() + 1;
+    }
+    policies.into()
+}
+
+/// Counts the denials of a layer or a limiter, each policy those of so many keys.
+pub(super) fn watch(policies: &[WatchedPolicy], keys: usize) -> Option<DenialWatch> {
+    Some(policies.first()?.context.denials.watch(policies.len(), keys))
+}
+
+pub(super) fn policies<K: Clone>(newest: &Basis<K>, key_form: fn(&Policy<K>) -> KeyForm) -> Vec<WatchedPolicy> {
+    let policies = newest.policies.iter().enumerate();
+    let watched = policies.map(|(position, policy)| WatchedPolicy {
+        context: newest.context.here().clone(),
+        position,
+        store: 0,
+        name: policy.name().to_owned(),
+        limits: policy.known_limits(),
+        key_form: key_form(policy),
+        unkeyed: policy.clone().without_key(),
+    });
+    watched.collect()
+}
+
+/// A policy of a layer or a limiter.
+#[derive(Clone)]
+pub(super) struct WatchedPolicy {
+    pub(super) context: Arc<CheckContext>,
+    pub(super) position: usize,
+    /// The number of its store in a report.
+    pub(super) store: usize,
+    pub(super) name: String,
+    /// The limits that are known.
+    pub(super) limits: Vec<Arc<NamedLimit>>,
+    /// What its keys are made of.
+    pub(super) key_form: KeyForm,
+    pub(super) unkeyed: Policy<()>,
+}
+
+impl WatchedPolicy {
+    /// Whether both have the same counts.
+    pub(super) fn shares_counts(&self, other: &Self) -> bool {
+        self.name == other.name && self.store == other.store
+    }
+
+    /// The limit of a key that is [bound](Key::bound) in place of this limit, if an override applies.
+    pub(super) fn overriding(&self, limit: &NamedLimit, key: &Key) -> Option<Arc<NamedLimit>> {
+        self.unkeyed.overriding(&self.context, &limit.limit, key)
+    }
+
+    /// Whether it only observes.
+    pub(super) fn is_observed(&self) -> bool {
+        self.policy().settings.enforced.is_none()
+    }
+
+    /// The settings of its bans as text, if it has bans.
+    pub(super) fn ban(&self) -> Option<String> {
+        self.policy().ban.as_ref().map(ToString::to_string)
+    }
+
+    pub(super) fn policy(&self) -> &PolicyContext {
+        &self.context.policies[self.position]
+    }
+}
 
 /// The response to `/subject` and to all changes of a subject.
 #[derive(Serialize)]

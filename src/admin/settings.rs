@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use super::Admin;
+use super::{Admin, selected::policies};
 #[cfg(feature = "serde")]
 use crate::Policies;
-use crate::{ConfigError, Limiter, RateLimitLayer, key::Secret};
+use crate::{
+    ConfigError, Limiter, RateLimitLayer,
+    key::{KeyForm, Secret},
+};
 
 /// Settings.
 impl Admin {
@@ -23,7 +26,9 @@ impl Admin {
     /// assert!(format!("{admin:?}").contains("sources: 1"));
     /// ```
     pub fn layer(mut self, layer: &RateLimitLayer) -> Self {
-        self.watched.push(layer.into());
+        let set = layer.policies().clone();
+        let watched = move || policies(&set.newest(), |policy| policy.extractor().form());
+        self.watched.push(Arc::new(watched));
         self
     }
 
@@ -37,7 +42,9 @@ impl Admin {
     /// assert!(format!("{admin:?}").contains("sources: 1"));
     /// ```
     pub fn limiter(mut self, limiter: &Limiter) -> Self {
-        self.watched.push(limiter.into());
+        let set = limiter.policies.clone();
+        let watched = move || policies(&set.newest(), |_| KeyForm::any());
+        self.watched.push(Arc::new(watched));
         self
     }
 

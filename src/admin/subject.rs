@@ -6,7 +6,10 @@ use axum::http::StatusCode;
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::{response::AdminError, selected::Selected, watched::WatchedPolicy};
+use super::{
+    message::AdminError,
+    selected::{Selected, WatchedPolicy},
+};
 use crate::{
     Decision, Denial, Key, Limit, Policy, PolicyDecision, check,
     check::Check,
@@ -43,16 +46,13 @@ pub(super) async fn peek(selected: &Selected) -> Result<Vec<LimitCounts>, AdminE
     let (key, mut counts) = (&selected.key, Vec::new());
     for (policy, own) in limits(selected).into_iter().take(MOST) {
         let overriding = policy.overriding(own, key);
-        let in_place_of = overriding.is_some().then(|| own.limit.to_string());
         let limit = overriding.as_ref().unwrap_or(own);
-        let of_limit = match limit.limit.is_counted() {
+        let mut of_limit = match limit.limit.is_counted() {
             true => peek_one(policy, limit, key).await?,
             false => uncounted(policy, &limit.limit),
         };
-        counts.push(LimitCounts {
-            in_place_of,
-            ..of_limit
-        });
+        of_limit.in_place_of = overriding.is_some().then(|| own.limit.to_string());
+        counts.push(of_limit);
     }
     Ok(counts)
 }
@@ -161,7 +161,7 @@ fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> LimitCounts {
 }
 
 fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Undecided {
-    let cost = policy.cost.unwrap_or(1).max(1);
+    let cost = policy.policy().settings.fixed_cost().unwrap_or(1).max(1);
     let (context, key) = (policy.context.clone(), key.clone());
     let undecided = PolicyDecision::undecided(context, policy.position, limit.clone(), (key, cost), Waiting::default());
     Undecided::new(SmallVec::from_buf([undecided]))

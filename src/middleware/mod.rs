@@ -20,8 +20,6 @@ mod service;
 
 #[cfg(feature = "axum")]
 pub use self::axum::undecided_routes;
-#[cfg(feature = "admin")]
-pub(crate) use self::enforce::Enforcer;
 pub use self::{
     body::ResponseBody,
     layer::RateLimitLayer,

@@ -58,7 +58,7 @@ impl<S> Layer<S> for RateLimitLayer {
     fn layer(&self, inner: S) -> Self::Service {
         RateLimit {
             inner,
-            enforcer: self.clone().into_enforcer(),
+            enforcer: self.enforcer.clone(),
         }
     }
 }

@@ -19,8 +19,6 @@ use http::request::Parts;
 
 #[cfg(feature = "serde")]
 pub use self::file::Policies;
-#[cfg(all(feature = "admin", feature = "serde"))]
-use self::file::RefusedReload;
 #[cfg(feature = "serde")]
 use self::file::{FromFile, Place};
 #[cfg(feature = "serde")]
@@ -349,9 +347,11 @@ impl<K> Policy<K> {
     }
 
     /// Why the file is not applied as it is.
-    #[cfg(feature = "serde")]
-    pub(crate) fn refused_reload(&self) -> Option<RefusedReload> {
-        self.followed()?.0.refused_reload()
+    pub(crate) fn refused_reload(&self) -> Option<(SystemTime, String)> {
+        #[cfg(feature = "serde")]
+        return self.followed()?.0.refused_reload();
+        #[cfg(not(feature = "serde"))]
+        None
     }
 }
 

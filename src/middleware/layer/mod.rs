@@ -200,7 +200,7 @@ use crate::{ConfigError, IntoPolicies, decision::CheckContext, policy::PolicySet
 #[doc(alias = "option_layer")]
 #[must_use]
 pub struct RateLimitLayer {
-    enforcer: Arc<Enforcer>,
+    pub(super) enforcer: Arc<Enforcer>,
 }
 
 /// Constructors.
@@ -303,8 +303,9 @@ impl RateLimitLayer {
         self.enforcer_mut().policies.change_context(change);
     }
 
-    pub(crate) fn into_enforcer(self) -> Arc<Enforcer> {
-        self.enforcer
+    #[cfg(feature = "admin")]
+    pub(crate) fn policies(&self) -> &PolicySet {
+        &self.enforcer.policies
     }
 }
 

@@ -26,7 +26,6 @@ pub(crate) struct File {
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "the feature reads files"))]
     path: Option<PathBuf>,
     state: Mutex<State>,
-    faults: Mutex<Faults>,
     metrics: FileMetrics,
 }
 
@@ -38,6 +37,10 @@ pub(super) struct State {
     used: BTreeMap<String, FilePolicy>,
     subscribers: Vec<Weak<dyn Subscriber>>,
     loaded_at: Option<SystemTime>,
+    /// Why the last load was refused.
+    refused: Option<Fault>,
+    /// Why changes are not seen.
+    unseen: Option<Fault>,
 }
 
 /// A layer or a limiter that follows files.
@@ -53,35 +56,8 @@ pub(super) struct Load<'a> {
     pub(super) used: &'a BTreeMap<String, FilePolicy>,
 }
 
-/// Why the file is not applied as it is.
-#[derive(Default)]
-struct Faults {
-    load: Option<RefusedReload>,
-    watch: Option<RefusedReload>,
-}
-
-impl Faults {
-    fn first(&self) -> Option<&RefusedReload> {
-        self.load.as_ref().or(self.watch.as_ref())
-    }
-}
-
-/// A load that was refused.
-#[derive(Clone)]
-pub(crate) struct RefusedReload {
-    #[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "an `Admin` shows it"))]
-    pub(crate) at: SystemTime,
-    pub(crate) error: String,
-}
-
-impl RefusedReload {
-    fn now(error: String) -> Self {
-        Self {
-            at: SystemTime::now(),
-            error,
-        }
-    }
-}
+/// When a fault was found, and its text.
+type Fault = (SystemTime, String);
 
 /// Held while a load is applied, and while a layer or a limiter begins to follow its files: none misses a load, and none
 /// that follows several files has an older state of one of them.
@@ -115,8 +91,9 @@ impl File {
                 used: BTreeMap::new(),
                 subscribers: Vec::new(),
                 loaded_at: None,
+                refused: None,
+                unseen: None,
             }),
-            faults: Mutex::default(),
         }
     }
 
@@ -242,31 +219,27 @@ impl File {
 
 /// Faults.
 impl File {
-    fn faults(&self) -> MutexGuard<'_, Faults> {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn note_outcome<E: ToString>(&self, applied: Result<(), E>) -> Result<(), E> {
         let refused = applied.as_ref().err();
-        let refused = refused.map(|error| RefusedReload::now(error.to_string()));
-        self.note(|faults| faults.load = refused);
+        let refused = refused.map(|error| (SystemTime::now(), error.to_string()));
+        self.note(|state| state.refused = refused);
         applied
     }
 
     #[cfg(feature = "file")]
     pub(super) fn note_watch(&self, error: Option<String>) {
-        self.note(|faults| faults.watch = error.map(RefusedReload::now));
+        self.note(|state| state.unseen = error.map(|error| (SystemTime::now(), error)));
     }
 
-    fn note(&self, change: impl FnOnce(&mut Faults)) {
-        let mut faults = self.faults();
-        change(&mut faults);
-        self.metrics.set_refused(faults.first().is_some());
+    fn note(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state();
+        change(&mut state);
+        self.metrics.set_refused(state.fault().is_some());
     }
 
     /// The last load, if it was refused, or why changes are not seen.
-    pub(crate) fn refused_reload(&self) -> Option<RefusedReload> {
-        self.faults().first().cloned()
+    pub(crate) fn refused_reload(&self) -> Option<Fault> {
+        self.state().fault().cloned()
     }
 
     /// When the file was last loaded again.
@@ -277,6 +250,10 @@ impl File {
 }
 
 impl State {
+    fn fault(&self) -> Option<&Fault> {
+        self.refused.as_ref().or(self.unseen.as_ref())
+    }
+
     pub(super) fn unused(&self) -> Vec<String> {
         let places = self.config.places();
         places

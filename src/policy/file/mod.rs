@@ -19,8 +19,6 @@ use std::{fmt, sync::Arc};
 use serde::Deserialize;
 
 use self::config::Config;
-#[cfg(feature = "admin")]
-pub(crate) use self::follow::RefusedReload;
 pub(super) use self::{
     describe::FromFile,
     follow::{File, Place},

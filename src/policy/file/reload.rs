@@ -168,6 +168,6 @@ impl Policies {
     /// ```
     #[must_use]
     pub fn fault(&self) -> Option<String> {
-        self.file.refused_reload().map(|refused| refused.error)
+        self.file.refused_reload().map(|(_, error)| error)
     }
 }

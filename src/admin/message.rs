@@ -1,16 +1,20 @@
-//! What a request to the router contains, and whether the page of the router has made it.
+//! What a request to the router contains, whether the page of the router has made it, and what all responses have in common.
 
-use std::time::Duration;
+use std::{
+    borrow::Cow,
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use axum::{
     body::Bytes,
     extract::{FromRequest, FromRequestParts, Request},
     http::{HeaderMap, Method, StatusCode, Uri, header, request::Parts},
+    response::{IntoResponse, Response},
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::response::AdminError;
-use crate::{Limit, limit::parse_length};
+use crate::{ConfigError, Limit, limit::parse_length, store::StoreError};
 
 /// A subject of a policy, as a query or a body.
 #[derive(Deserialize)]
@@ -198,6 +202,74 @@ fn is_of_own_origin(method: &Method, headers: &HeaderMap, uri: &Uri) -> bool {
     origin
         .zip(host)
         .is_some_and(|(origin, host)| origin.eq_ignore_ascii_case(host))
+}
+
+/// An error as the response to a request: a status, and a message that contains the fix.
+#[derive(Debug)]
+pub(super) struct AdminError {
+    status: StatusCode,
+    message: Cow<'static, str>,
+}
+
+/// The message of an error, in the extensions of its response.
+#[derive(Clone)]
+pub(super) struct ErrorText(pub(super) Cow<'static, str>);
+
+impl AdminError {
+    pub(super) fn new(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+        }
+    }
+
+    pub(super) fn bad_request(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+}
+
+impl fmt::Display for AdminError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Of a key or a limit.
+impl From<ConfigError> for AdminError {
+    fn from(error: ConfigError) -> Self {
+        Self::bad_request(error.to_string())
+    }
+}
+
+impl From<StoreError> for AdminError {
+    fn from(error: StoreError) -> Self {
+        let message = format!("the store of the counts fails: {error}");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+}
+
+impl IntoResponse for AdminError {
+    fn into_response(self) -> Response {
+        let body = serde_json::json!({ "error": self.message });
+        let mut response = (self.status, json(&body)).into_response();
+        response.extensions_mut().insert(ErrorText(self.message));
+        response
+    }
+}
+
+/// A response in JSON.
+pub(super) fn json(body: &impl Serialize) -> Response {
+    match serde_json::to_vec(body) {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        // The bodies have neither keys that are no text nor fallible parts.
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// The seconds since the Unix epoch.
+pub(super) fn unix_seconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or(Duration::ZERO).as_secs()
 }
 
 #[cfg(test)]
