@@ -61,7 +61,7 @@ macro_rules! lua {
 }
 
 /// The name of each rule in a call, that of its functions, and the files that it needs.
-const RULES: [(&str, &str, [&str; 2]); 6] = [
+pub(super) const RULES: [(&str, &str, [&str; 2]); 6] = [
     ("log", "log", [lua!("members"), lua!("log")]),
     ("precise", "precise", [lua!("members"), lua!("precise")]),
     ("counter", "counter", [lua!("numbers"), lua!("counter")]),

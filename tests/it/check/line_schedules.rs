@@ -1,4 +1,5 @@
-//! Random callers of limiters and layers that share policies in several orders: what the documentation promises of requests that wait
+//! Random callers of limiters and layers that share policies in several orders, of two plans, with other costs, beside resets, bans and
+//! overrides: what the documentation promises of requests that wait
 //! holds for the instants at which callers continue, in virtual time, and for the time of Redis.
 
 use std::{
@@ -16,8 +17,8 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    Concurrency, Decision, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
-    store::Store,
+    Ban, Concurrency, Decision, Key, KeyExtractor, Limit, Limiter, MemoryStore, Plans, Policy, RateLimitLayer,
+    SlidingLog, TokenBucket, key, store::Store,
 };
 
 use crate::{
@@ -34,14 +35,38 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 struct World {
     seed: u64,
-    /// Their names, limits, costs, and of buckets the tokens that come in a second.
-    policies: Vec<(String, Limit, u64, u64)>,
-    /// For each group of callers its policies, in its order; whether it calls through a layer, and how long it waits.
-    groups: Vec<(Vec<usize>, bool, Duration)>,
+    /// Their names, the limits of both plans, costs, and of buckets the tokens that come in a second.
+    policies: Vec<(String, [Limit; 2], u64, u64)>,
+    groups: Vec<Group>,
     /// How long callers wait on average until they leave.
     patience: Duration,
-    resets: bool,
+    exception: Option<Exception>,
 }
+
+/// Callers that are alike.
+#[derive(Debug)]
+struct Group {
+    /// The policies, in its order.
+    policies: Vec<usize>,
+    calls_through_a_layer: bool,
+    longest_wait: Duration,
+    /// Whose limits apply.
+    plan: usize,
+}
+
+/// What an operator does now and then, to the policies of the first group or the first of these.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Exception {
+    Reset,
+    Ban,
+    /// A limit of the quota 2 in place of that of the plans.
+    Override,
+}
+
+const PLANS: [&str; 2] = ["free", "pro"];
+
+/// How long a ban and an override last.
+const LASTS: Duration = Duration::from_millis(350);
 
 /// A request that was admitted.
 #[derive(Clone, Debug)]
@@ -59,44 +84,112 @@ struct Records {
     /// The requests of each group that wait.
     waiting: Vec<usize>,
     resets: Vec<Duration>,
+    /// The times within which a ban or an override was surely in force, and those without which it surely was not.
+    exceptions: Vec<[Duration; 4]>,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let policies = (0..rng.usize(1..=3)).map(|nth| {
-            let (quota, cost) = (rng.u64(2..=4), rng.u64(1..=2));
-            let limit = match rng.u32(..4) {
-                0 => SlidingLog::per_second(quota).into(),
-                1 => TokenBucket::per_second(quota).burst(rng.u64(2..=3)).into(),
-                _ => Concurrency::new(quota).into(),
-            };
-            (format!("policy-{nth}"), limit, cost, quota)
+            let (quota, burst, cost) = (rng.u64(2..=4), rng.u64(2..=3), rng.u64(1..=2));
+            let algorithm = rng.u32(..4);
+            let limits =
+                [0, rng.u64(..2)].map(|more| limit(algorithm, quota, [quota, burst][(algorithm == 1) as usize] + more));
+            (format!("policy-{nth}"), limits, cost, quota)
         });
         let policies: Vec<_> = policies.collect();
         let groups = (0..rng.usize(2..=4)).map(|_| {
             let mut chosen: Vec<usize> = (0..policies.len()).collect();
             rng.shuffle(&mut chosen);
             chosen.truncate(rng.usize(1..=policies.len()));
-            (chosen, rng.bool(), rng.u32(1..=6) * SECOND / 2)
+            Group {
+                policies: chosen,
+                calls_through_a_layer: rng.bool(),
+                longest_wait: rng.u32(1..=6) * SECOND / 2,
+                plan: rng.usize(..2),
+            }
         });
         Self {
             seed,
             groups: groups.collect(),
             patience: [SECOND / 2, SECOND, 60 * SECOND][rng.usize(..3)],
-            resets: rng.u32(..3) == 0,
+            exception: [Exception::Reset, Exception::Ban, Exception::Override]
+                .into_iter()
+                .nth(rng.usize(..5)),
             policies,
         }
     }
 
-    fn policies_of(&self, group: usize, wait: bool) -> Vec<Policy<()>> {
-        let (chosen, _, longest) = &self.groups[group];
-        let policies = chosen.iter().map(|nth| {
-            let (name, limit, cost, _) = self.policies[*nth].clone();
-            let policy = Policy::new(name, limit).cost(cost);
-            if wait { policy.wait_up_to(*longest) } else { policy }
-        });
-        policies.collect()
+    /// The policies of a group in each plan.
+    fn policies_of(&self, group: usize, wait: bool) -> [Vec<Policy<()>>; 2] {
+        let group = &self.groups[group];
+        [0, 1].map(|plan| {
+            let policies = group.policies.iter().map(|nth| {
+                let (name, limits, cost, _) = &self.policies[*nth];
+                let policy = Policy::new(&**name, limits[plan].clone()).cost(*cost);
+                let policy = if wait {
+                    policy.wait_up_to(group.longest_wait)
+                } else {
+                    policy
+                };
+                match self.exception {
+                    Some(Exception::Ban) => policy.ban(Ban::by_hand().longest(LASTS).first(LASTS)),
+                    _ => policy,
+                }
+            });
+            policies.collect()
+        })
+    }
+
+    fn limiter(&self, store: &(impl Store + Clone), group: usize, wait: bool) -> Limiter {
+        let [free, pro] = self.policies_of(group, wait);
+        Limiter::new(store.clone(), Plans::new(PLANS[0], free).plan(PLANS[1], pro))
+    }
+
+    fn layer(&self, store: &(impl Store + Clone), group: usize) -> RateLimitLayer {
+        let key = |policies: Vec<Policy<()>>| -> Vec<Policy<Arc<dyn KeyExtractor>>> {
+            policies
+                .into_iter()
+                .map(|policy| policy.key(key::constant("k")))
+                .collect()
+        };
+        let [free, pro] = self.policies_of(group, true).map(key);
+        let (plans, plan) = (
+            Plans::new(PLANS[0], free).plan(PLANS[1], pro),
+            PLANS[self.groups[group].plan],
+        );
+        RateLimitLayer::new(store.clone(), plans.by(move |_| Some(plan)))
+    }
+
+    /// Makes an exception, and notes it.
+    async fn make_exception(&self, exception: Exception, store: &(impl Store + Clone), records: &Mutex<Records>) {
+        let limiter = self.limiter(store, 0, true);
+        let key = || Key::constant("k");
+        let time = async || limiter.peek(key()).await.expect("it replies").server_time();
+        let before = time().await;
+        match exception {
+            Exception::Reset => {
+                limiter.reset(key()).await.expect("it replies");
+                return records.lock().unwrap().resets.push(before);
+            }
+            Exception::Ban => limiter.ban(key(), LASTS).await.expect("it replies"),
+            Exception::Override => {
+                let nth = self.groups[0].policies[0];
+                let (name, [limit, _], ..) = &self.policies[nth];
+                let own = limit_of_quota_2(limit, self.policies[nth].3);
+                limiter
+                    .override_limit(name, key(), own, LASTS)
+                    .await
+                    .expect("it replies");
+            }
+        }
+        let after = time().await;
+        records
+            .lock()
+            .unwrap()
+            .exceptions
+            .push([before, after, before + LASTS, after + LASTS]);
     }
 
     /// Lets 30 callers call for this time, and verifies what happened.
@@ -118,19 +211,12 @@ impl World {
                 }
             });
         }
-        if world.resets {
+        if let Some(exception) = world.exception {
             let (world, store, records) = (world.clone(), store.clone(), records.clone());
             tasks.spawn(async move {
                 while start.elapsed() < length {
                     sleep(700 * MILLISECOND).await;
-                    let limiter = Limiter::new(store.clone(), world.policies_of(0, true));
-                    let reset = limiter
-                        .peek(Key::constant("k"))
-                        .await
-                        .expect("it replies")
-                        .server_time();
-                    limiter.reset(Key::constant("k")).await.expect("it replies");
-                    records.lock().unwrap().resets.push(reset);
+                    world.make_exception(exception, &store, &records).await;
                 }
             });
         }
@@ -165,16 +251,15 @@ impl World {
             records.admitted.len() - 1
         };
         let leave = |nth: usize| records.lock().unwrap().admitted[nth].released = Some(Instant::now());
-        let entered = if self.groups[group].1 {
-            let policies = self.policies_of(group, true).into_iter();
-            let policies: Vec<_> = policies.map(|policy| policy.key(key::constant("k"))).collect();
+        let entered = if self.groups[group].calls_through_a_layer {
             let (enter, leave) = (&enter, &leave);
             // The handler is not interrupted: a request that is dropped has left before.
             let (sender, mut admitted) = tokio::sync::oneshot::channel();
             let sender = Mutex::new(Some(sender));
             let sender = &sender;
-            let service = RateLimitLayer::new(store.clone(), policies).layer(service_fn(
-                move |request: Request<Body>| async move {
+            let service = self
+                .layer(store, group)
+                .layer(service_fn(move |request: Request<Body>| async move {
                     let decision = request.extensions().get::<Decision>().expect("it was decided");
                     let nth = enter(decision);
                     if let Some(sender) = sender.lock().unwrap().take() {
@@ -183,8 +268,7 @@ impl World {
                     sleep(hold).await;
                     leave(nth);
                     Ok::<_, Infallible>(Response::new(Body::new()))
-                },
-            ));
+                }));
             let mut response = std::pin::pin!(service.oneshot(Request::new(Body::new())));
             let is_admitted = tokio::select! {
                 biased;
@@ -198,8 +282,9 @@ impl World {
             }
             is_admitted
         } else {
-            let limiter = Limiter::new(store.clone(), self.policies_of(group, true));
-            match timeout(patience, limiter.acquire(Key::constant("k"))).await {
+            let limiter = self.limiter(store, group, true);
+            let request = limiter.request(Key::constant("k")).plan(PLANS[self.groups[group].plan]);
+            match timeout(patience, request.acquire()).await {
                 Ok(Ok(decision)) => {
                     let nth = enter(&decision);
                     sleep(hold).await;
@@ -218,7 +303,8 @@ impl World {
         }
     }
 
-    /// No request waits while all of its limits have room for it for more than a tenth of a second; in Redis, two seconds.
+    /// No request waits while all of its limits have room for it for more than a tenth of a second; in Redis, two seconds. Behind one of
+    /// another plan which has no room, it does.
     async fn verify_no_wait_in_vain(
         self: Arc<Self>,
         store: impl Store + Clone,
@@ -227,15 +313,27 @@ impl World {
         is_virtual: bool,
     ) {
         let most = if is_virtual { SECOND / 10 } else { 2 * SECOND };
-        let plain = (0..self.groups.len()).map(|group| Limiter::new(store.clone(), self.policies_of(group, false)));
-        let plain: Vec<_> = plain.collect();
+        let plain: Vec<_> = (0..self.groups.len())
+            .map(|group| self.limiter(&store, group, false))
+            .collect();
         let mut since = vec![None; plain.len()];
         while Instant::now() < until {
             sleep(10 * MILLISECOND).await;
+            let mut fitting = Vec::new();
             for (group, limiter) in plain.iter().enumerate() {
-                let fits = limiter.peek(Key::constant("k")).await.expect("it replies").is_allowed();
-                let waits = records.lock().unwrap().waiting[group] > 0;
-                if !fits || !waits {
+                let request = limiter.request(Key::constant("k")).plan(PLANS[self.groups[group].plan]);
+                fitting.push(request.peek().await.expect("it replies").is_allowed());
+            }
+            for group in 0..plain.len() {
+                let waiting = records.lock().unwrap().waiting.clone();
+                let is_behind = self.groups.iter().enumerate().any(|(other, before)| {
+                    let shares = before
+                        .policies
+                        .iter()
+                        .any(|nth| self.groups[group].policies.contains(nth));
+                    before.plan != self.groups[group].plan && shares && waiting[other] > 0 && !fitting[other]
+                });
+                if !fitting[group] || waiting[group] == 0 || is_behind {
                     since[group] = None;
                     continue;
                 }
@@ -259,28 +357,60 @@ impl World {
         for nth in 0..self.policies.len() {
             self.verify_limit(nth, records);
         }
+        if self.exception == Some(Exception::Ban) {
+            self.verify_bans(records);
+        }
         self.verify_order(records, is_virtual);
     }
 
+    /// While a ban is in force, its policies admit nothing.
+    fn verify_bans(&self, records: &Records) {
+        for one in &records.admitted {
+            let shares = |nth| self.groups[one.group].policies.contains(nth);
+            let is_banned = self.groups[0].policies.iter().any(shares)
+                && records
+                    .exceptions
+                    .iter()
+                    .any(|[_, from, until, _]| (*from..*until).contains(&one.server_time));
+            assert!(!is_banned, "{one:?} is admitted during a ban: {self:?}");
+        }
+    }
+
+    /// The limit by which a request was admitted, the higher one if it was at the edge of an override.
+    fn limit_of(&self, nth: usize, one: &Admitted, records: &Records) -> Limit {
+        let (_, limits, _, rate) = &self.policies[nth];
+        let planned = limits[self.groups[one.group].plan].clone();
+        let is_overridden = self.exception == Some(Exception::Override)
+            && nth == self.groups[0].policies[0]
+            && records.exceptions.iter().any(|[_, from, until, _]| {
+                // A request that is sent before is decided by the limit before.
+                (*from + 100 * MILLISECOND..*until).contains(&one.server_time)
+            });
+        match is_overridden {
+            true => limit_of_quota_2(&planned, *rate),
+            false => planned,
+        }
+    }
+
     fn verify_limit(&self, nth: usize, records: &Records) {
-        let (name, limit, cost, rate) = &self.policies[nth];
-        let counts = |one: &&Admitted| self.groups[one.group].0.contains(&nth);
+        let (name, _, cost, rate) = &self.policies[nth];
+        let counts = |one: &&Admitted| self.groups[one.group].policies.contains(&nth);
         let mut admitted: Vec<&Admitted> = records.admitted.iter().filter(counts).collect();
         admitted.sort_by_key(|one| one.server_time);
         // A reset lets a quota more pass within a window of it.
-        let is_reset = self.groups[0].0.contains(&nth);
+        let is_reset = self.groups[0].policies.contains(&nth);
         let resets = |from: Duration, until: Duration| {
             let near = |reset: &&Duration| **reset + SECOND >= from && **reset <= until + SECOND;
             is_reset && records.resets.iter().any(|reset| near(&reset))
         };
         for (position, one) in admitted.iter().enumerate() {
-            let at = one.server_time;
+            let (at, limit) = (one.server_time, self.limit_of(nth, one, records));
             let within = |window: Duration| {
                 admitted[..=position]
                     .iter()
                     .filter(move |other| other.server_time + window > at)
             };
-            match limit {
+            match &limit {
                 Limit::SlidingLog(_) => {
                     let weight = within(SECOND).count() as u64 * cost;
                     let is_kept = weight <= limit.quota() || resets(at.saturating_sub(SECOND), at);
@@ -317,13 +447,32 @@ impl World {
     fn verify_order(&self, records: &Records, is_virtual: bool) {
         for one in &records.admitted {
             let overtaken = records.admitted.iter().find(|other| {
-                let is_equal = other.group == one.group && (is_virtual || self.groups[one.group].0.len() == 1);
+                let is_equal = other.group == one.group && (is_virtual || self.groups[one.group].policies.len() == 1);
                 let is_before = one.arrived + 30 * MILLISECOND < other.arrived;
                 is_equal && is_before && other.continued + 30 * MILLISECOND < one.continued
             });
             assert!(overtaken.is_none(), "{overtaken:?} overtook {one:?}: {self:?}");
         }
     }
+}
+
+/// A limit, with the tokens of a bucket that come in a second.
+fn limit(algorithm: u32, rate: u64, quota: u64) -> Limit {
+    match algorithm {
+        0 => SlidingLog::per_second(quota).into(),
+        1 => TokenBucket::per_second(rate).burst(quota).into(),
+        _ => Concurrency::new(quota).into(),
+    }
+}
+
+/// The same limit with this quota.
+fn limit_of_quota_2(same: &Limit, rate: u64) -> Limit {
+    let algorithm = match same {
+        Limit::SlidingLog(_) => 0,
+        Limit::TokenBucket(_) => 1,
+        _ => 2,
+    };
+    limit(algorithm, rate, 2)
 }
 
 fn seeds(worlds: u64) -> impl Iterator<Item = u64> {
@@ -344,7 +493,7 @@ async fn waits_keep_what_is_promised_in_redis() {
     let redis = Redis::start();
     for seed in seeds(3) {
         redis.command::<()>("FLUSHALL", [""; 0]).await;
-        let store = connected(patient(), &redis.url()).await;
+        let store = connected(patient().overrides(true), &redis.url()).await;
         World::new(seed).run(store, 4 * SECOND, false).await;
     }
 }
