@@ -29,7 +29,6 @@ pub(crate) use self::line_report::waiting_by_key;
 use crate::{
     Decision, PolicyDecision,
     decision::{Settlement, Undecided, release_unknown},
-    observe::Began,
     store::{Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
@@ -49,7 +48,8 @@ pub(crate) enum PendingCheck {
 pub(crate) struct StoreCheck {
     operation: Operation,
     /// When it began to wait.
-    began: Began,
+    /// When it began to wait for the reply of the store.
+    began: Instant,
     /// For a request that may wait.
     sent: Option<Sent>,
     /// What it waits for, until the store has replied.
@@ -137,7 +137,7 @@ fn wait(response: StoreFuture, operation: Operation, undecided: Undecided, sent:
         Some(response) => decide(response, operation, undecided, None, sent),
         None => Check::Pending(PendingCheck::Store(StoreCheck {
             operation,
-            began: Began::now(),
+            began: Instant::now(),
             sent,
             owed: owed(operation, &undecided),
             undecided: Some((response, undecided)),
@@ -151,7 +151,7 @@ fn decide(
     response: &Result<StoreResponse, StoreError>,
     operation: Operation,
     undecided: Undecided,
-    began: Option<Began>,
+    began: Option<Instant>,
     sent: Option<Sent>,
 ) -> Check {
     let decided = settle(response, operation, undecided, began);
@@ -271,7 +271,7 @@ fn abandon(
     response: &Result<StoreResponse, StoreError>,
     operation: Operation,
     undecided: Undecided,
-    began: Option<Began>,
+    began: Option<Instant>,
     sent: Option<Sent>,
 ) {
     let Ok(decision) = settle(response, operation, undecided, began) else {
@@ -297,7 +297,7 @@ fn settle(
     response: &Result<StoreResponse, StoreError>,
     operation: Operation,
     mut undecided: Undecided,
-    began: Option<Began>,
+    began: Option<Instant>,
 ) -> Result<Decision, StoreError> {
     let first = undecided.as_slice().first();
     first.inspect(|first| first.context.metrics.end(began));

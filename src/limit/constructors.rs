@@ -43,6 +43,12 @@ macro_rules! constructors {
             /// assert_eq!(Limit::from(LIMIT).window(), Some(Duration::from_secs(30)));
             #[doc = concat!("assert!(", stringify!($name), "::try_from((0, Duration::from_secs(30))).is_err());")]
             /// ```
+            ///
+            /// ```compile_fail,E0080
+            /// # use tower_quota::*;
+            #[doc = concat!("const NONE: ", stringify!($name), " = ", stringify!($name), "::per_minute(0);")]
+            /// # let _ = NONE;
+            /// ```
             #[track_caller]
             pub const fn new($quota: u64, $window: std::time::Duration) -> Self {
                 if let Some(fault) = $crate::limit::constructors::fault_of($quota, $window) {
@@ -51,75 +57,10 @@ macro_rules! constructors {
                 $build
             }
 
-            /// `quota` requests in one second: 60 is sixty a second.
-            ///
-            /// # Panics
-            ///
-            /// If the quota is 0 or above 999,999,999,999,999; at compile time in a `const`.
-            ///
-            /// ```
-            /// # use std::time::Duration;
-            /// # use tower_quota::*;
-            #[doc = concat!("assert_eq!(", stringify!($name), "::per_second(60), ", stringify!($name), "::new(60, Duration::from_secs(1)));")]
-            /// ```
-            #[track_caller]
-            pub const fn per_second(quota: u64) -> Self {
-                Self::new(quota, std::time::Duration::from_secs(1))
-            }
-
-            /// `quota` requests in 60 seconds.
-            ///
-            /// # Panics
-            ///
-            /// If the quota is 0 or above 999,999,999,999,999; at compile time in a `const`.
-            ///
-            /// ```
-            /// # use std::time::Duration;
-            /// # use tower_quota::*;
-            #[doc = concat!("assert_eq!(", stringify!($name), "::per_minute(60), ", stringify!($name), "::new(60, Duration::from_secs(60)));")]
-            /// ```
-            ///
-            /// ```compile_fail,E0080
-            /// # use tower_quota::*;
-            #[doc = concat!("const NONE: ", stringify!($name), " = ", stringify!($name), "::per_minute(0);")]
-            /// # let _ = NONE;
-            /// ```
-            #[track_caller]
-            pub const fn per_minute(quota: u64) -> Self {
-                Self::new(quota, std::time::Duration::from_secs(60))
-            }
-
-            /// `quota` requests in 60 minutes.
-            ///
-            /// # Panics
-            ///
-            /// If the quota is 0 or above 999,999,999,999,999; at compile time in a `const`.
-            ///
-            /// ```
-            /// # use std::time::Duration;
-            /// # use tower_quota::*;
-            #[doc = concat!("assert_eq!(", stringify!($name), "::per_hour(60), ", stringify!($name), "::new(60, Duration::from_secs(3_600)));")]
-            /// ```
-            #[track_caller]
-            pub const fn per_hour(quota: u64) -> Self {
-                Self::new(quota, std::time::Duration::from_secs(3_600))
-            }
-
-            /// `quota` requests in 24 hours.
-            ///
-            /// # Panics
-            ///
-            /// If the quota is 0 or above 999,999,999,999,999; at compile time in a `const`.
-            ///
-            /// ```
-            /// # use std::time::Duration;
-            /// # use tower_quota::*;
-            #[doc = concat!("assert_eq!(", stringify!($name), "::per_day(60), ", stringify!($name), "::new(60, Duration::from_secs(86_400)));")]
-            /// ```
-            #[track_caller]
-            pub const fn per_day(quota: u64) -> Self {
-                Self::new(quota, std::time::Duration::from_secs(86_400))
-            }
+            constructors!(@per $name, per_second, 1, "`quota` requests in one second: 60 is sixty a second.");
+            constructors!(@per $name, per_minute, 60, "`quota` requests in 60 seconds.");
+            constructors!(@per $name, per_hour, 3_600, "`quota` requests in 60 minutes.");
+            constructors!(@per $name, per_day, 86_400, "`quota` requests in 24 hours.");
         }
 
         /// A quota and a window, or an error if `new` panics on them.
@@ -135,6 +76,24 @@ macro_rules! constructors {
                     None => Ok($build),
                 }
             }
+        }
+    };
+    (@per $name:ident, $per:ident, $seconds:literal, $what:literal) => {
+        #[doc = $what]
+        ///
+        /// # Panics
+        ///
+        /// If the quota is 0 or above 999,999,999,999,999; at compile time in a `const`.
+        ///
+        /// ```
+        /// # use std::time::Duration;
+        /// # use tower_quota::*;
+        #[doc = concat!("let window = Duration::from_secs(", stringify!($seconds), ");")]
+        #[doc = concat!("assert_eq!(", stringify!($name), "::", stringify!($per), "(60), ", stringify!($name), "::new(60, window));")]
+        /// ```
+        #[track_caller]
+        pub const fn $per(quota: u64) -> Self {
+            Self::new(quota, std::time::Duration::from_secs($seconds))
         }
     };
 }

@@ -106,12 +106,12 @@ struct CheckHandles {
 }
 
 impl CheckMetrics {
-    /// Records the duration of a check: 0 if the store has replied at once, since reading the clock twice would take longer
-    /// than all other metrics of a request.
+    /// Records the duration of a check that began to wait then: 0 if the store has replied at once, since reading the clock
+    /// twice would take longer than all other metrics of a request.
     #[inline]
-    pub(crate) fn end(&self, began: Option<Began>) {
+    pub(crate) fn end(&self, began: Option<Instant>) {
         self.record(|handles| {
-            let duration = began.map_or(0.0, |began| began.0.elapsed().as_secs_f64());
+            let duration = began.map_or(0.0, |began| began.elapsed().as_secs_f64());
             handles.duration.record(duration);
         });
     }
@@ -141,17 +141,6 @@ impl CheckHandles {
             duration: histogram!(CHECK_DURATION),
             store_errors: ErrorKind::ALL.map(|kind| counter!(STORE_ERRORS, "kind" => kind.name())),
         }
-    }
-}
-
-/// When a check began to wait for the reply of the store.
-#[derive(Clone, Copy)]
-pub(crate) struct Began(Instant);
-
-impl Began {
-    #[inline]
-    pub(crate) fn now() -> Self {
-        Self(Instant::now())
     }
 }
 
@@ -194,49 +183,35 @@ impl RedisHandles {
     }
 }
 
-/// The metrics of a server of Redis; none without an address.
-#[derive(Default)]
-pub(crate) struct NodeMetrics {
-    node: Option<String>,
-    handles: Handles<[Counter; 3]>,
+/// How a check ended that was sent to a server of Redis.
+#[derive(Clone, Copy)]
+pub(crate) enum CheckOutcome {
+    Decided,
+    Failed,
+    FailedByKey,
 }
+
+/// The metrics of a server of Redis.
+#[derive(Default)]
+pub(crate) struct NodeMetrics(Handles<[Counter; 3]>);
 
 impl NodeMetrics {
-    pub(crate) fn new(address: &str) -> Self {
-        let metrics = Self {
-            node: Some(address.to_owned()),
-            handles: Handles::new(),
-        };
-        let _ = node_handles(address);
-        metrics
+    pub(crate) fn new(node: &str) -> Self {
+        let _ = Self::handles(node);
+        Self::default()
     }
 
     #[inline]
-    pub(crate) fn decided(&self, checks: u64) {
-        self.count(0, checks);
+    pub(crate) fn count(&self, node: &str, outcome: CheckOutcome, checks: u64) {
+        let record = |handles: &[Counter; 3]| handles[outcome as usize].increment(checks);
+        self.0.record(|| Self::handles(node), record);
     }
 
-    pub(crate) fn failed(&self, checks: u64) {
-        self.count(1, checks);
+    #[cold]
+    fn handles(node: &str) -> [Counter; 3] {
+        let outcomes = ["decided", "failed", "failed_by_key"];
+        outcomes.map(|outcome| counter!(REDIS_CHECKS, "node" => node.to_owned(), "outcome" => outcome))
     }
-
-    pub(crate) fn failed_by_key(&self, checks: u64) {
-        self.count(2, checks);
-    }
-
-    #[inline]
-    fn count(&self, outcome: usize, checks: u64) {
-        if let Some(node) = &self.node {
-            let record = |handles: &[Counter; 3]| handles[outcome].increment(checks);
-            self.handles.record(|| node_handles(node), record);
-        }
-    }
-}
-
-#[cold]
-fn node_handles(node: &str) -> [Counter; 3] {
-    let outcomes = ["decided", "failed", "failed_by_key"];
-    outcomes.map(|outcome| counter!(REDIS_CHECKS, "node" => node.to_owned(), "outcome" => outcome))
 }
 
 /// The metrics of a memory store.

@@ -21,7 +21,10 @@ use tokio::{
 
 use self::states::{CheckCounts, LogLine, LogSubject, NodeStates};
 use super::{NodeState, NodeStatus, StoreError};
-use crate::{observe::NodeMetrics, sync::lock};
+use crate::{
+    observe::{CheckOutcome, NodeMetrics},
+    sync::lock,
+};
 
 /// The health of the nodes of a store.
 #[derive(Default)]
@@ -44,9 +47,8 @@ struct Watch {
 #[derive(Default)]
 pub(crate) struct Node {
     address: Option<String>,
-    decided: AtomicU64,
-    failed: AtomicU64,
-    failed_by_key: AtomicU64,
+    /// By [`CheckOutcome`].
+    counts: [AtomicU64; 3],
     states: Mutex<NodeStates>,
     last_error: Mutex<Option<StoreError>>,
     last_error_of_key: Mutex<Option<StoreError>>,
@@ -83,26 +85,23 @@ impl Health {
     /// Records checks that a node has failed.
     pub(crate) fn failed(self: &Arc<Self>, node: &Node, checks: u64, error: &StoreError) {
         *lock(&node.last_error) = Some(error.clone());
-        self.fail(&node.failed, checks);
-        node.metrics.failed(checks);
+        self.fail(node, CheckOutcome::Failed, checks);
     }
 
     /// Records checks that failed without a call, because a node has failed the last ones.
     pub(crate) fn failed_without_call(self: &Arc<Self>, node: &Node, checks: u64, error: &StoreError) {
         lock(&node.last_error).get_or_insert_with(|| error.clone());
-        self.fail(&node.failed, checks);
-        node.metrics.failed(checks);
+        self.fail(node, CheckOutcome::Failed, checks);
     }
 
     /// Records checks that failed because of their keys.
     pub(crate) fn failed_by_key(self: &Arc<Self>, node: &Node, checks: u64, error: &StoreError) {
         *lock(&node.last_error_of_key) = Some(error.clone());
-        self.fail(&node.failed_by_key, checks);
-        node.metrics.failed_by_key(checks);
+        self.fail(node, CheckOutcome::FailedByKey, checks);
     }
 
-    /// Adds failed checks to a counter, and watches the nodes.
-    fn fail(self: &Arc<Self>, counter: &AtomicU64, checks: u64) {
+    /// Counts failed checks, and watches the nodes.
+    fn fail(self: &Arc<Self>, node: &Node, outcome: CheckOutcome, checks: u64) {
         let mut watch = lock(&self.watch);
         let now = Instant::now();
         if watch.until.is_none_or(|until| until <= now) {
@@ -115,7 +114,9 @@ impl Health {
                 runtime.spawn(keep_watch(Arc::downgrade(self), watch.task));
             }
         }
-        counter.fetch_add(checks, Ordering::Relaxed);
+        node.counts[outcome as usize].fetch_add(checks, Ordering::Relaxed);
+        drop(watch);
+        node.record(outcome, checks);
     }
 
     fn all<'a>(&'a self, watch: &'a Watch) -> impl Iterator<Item = &'a Arc<Node>> {
@@ -179,15 +180,24 @@ impl Node {
     /// Records checks that it has decided.
     #[inline]
     pub(crate) fn decided(&self, checks: u64) {
-        self.decided.fetch_add(checks, Ordering::Relaxed);
-        self.metrics.decided(checks);
+        self.counts[CheckOutcome::Decided as usize].fetch_add(checks, Ordering::Relaxed);
+        self.record(CheckOutcome::Decided, checks);
+    }
+
+    /// Records checks in the metrics, if this is a server of Redis.
+    #[inline]
+    fn record(&self, outcome: CheckOutcome, checks: u64) {
+        if let Some(address) = &self.address {
+            self.metrics.count(address, outcome, checks);
+        }
     }
 
     fn totals(&self) -> CheckCounts {
+        let [decided, failed, failed_by_key] = self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         CheckCounts {
-            decided: self.decided.load(Ordering::Relaxed),
-            failed: self.failed.load(Ordering::Relaxed),
-            failed_by_key: self.failed_by_key.load(Ordering::Relaxed),
+            decided,
+            failed,
+            failed_by_key,
         }
     }
 

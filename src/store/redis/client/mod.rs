@@ -81,32 +81,31 @@ impl RedisClient {
         }
     }
 
-    /// For each known primary hash tags in up to two of its slots; an error if no primary is known.
-    pub(super) fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
-        match self {
-            #[cfg(feature = "cluster")]
-            Self::RedisRs(client) => client.hash_tags(),
-            #[cfg(feature = "fred")]
-            Self::Fred(_) => Ok(vec![SINGLE_SERVER]),
-            #[cfg(test)]
-            Self::Simulated(_) => Ok(vec![SINGLE_SERVER]),
-        }
-    }
-
-    /// The node of a cluster that has a slot, if it is known.
-    #[cfg_attr(
-        not(any(feature = "cluster", test)),
-        expect(unused_variables, reason = "fred serves no cluster")
-    )]
-    pub(super) fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
+    /// The nodes of a cluster; none of one server.
+    fn cluster(&self) -> Option<&dyn ClusterNodes> {
         match self {
             #[cfg(feature = "fred")]
             Self::Fred(_) => None,
             #[cfg(feature = "cluster")]
-            Self::RedisRs(client) => client.node_of(slot),
+            Self::RedisRs(client) => client.cluster_nodes(),
             #[cfg(test)]
-            Self::Simulated(network) => network.node_of(slot),
+            Self::Simulated(network) => network.cluster(),
         }
+    }
+
+    /// Whether all keys of a call must lie in one slot.
+    pub(super) fn is_clustered(&self) -> bool {
+        self.cluster().is_some()
+    }
+
+    /// The node of a cluster that has a slot, if it is known.
+    pub(super) fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
+        self.cluster()?.node(slot)
+    }
+
+    /// For each node of a cluster hash tags in up to two of its slots; an error if no slot has a known one.
+    pub(super) fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
+        self.cluster().map_or(Ok(Vec::new()), |cluster| cluster.hash_tags())
     }
 
     /// The health of the servers.
@@ -137,18 +136,13 @@ impl RedisClient {
         };
         node.unwrap_or_else(|| self.health().rest.clone())
     }
+}
 
-    /// Whether all keys of a call must lie in one slot.
-    pub(super) fn is_clustered(&self) -> bool {
-        match self {
-            #[cfg(feature = "fred")]
-            Self::Fred(_) => false,
-            #[cfg(feature = "cluster")]
-            Self::RedisRs(client) => client.is_clustered(),
-            #[cfg(test)]
-            Self::Simulated(network) => network.is_clustered(),
-        }
-    }
+/// The nodes of a cluster.
+pub(super) trait ClusterNodes {
+    fn node(&self, slot: u16) -> Option<Arc<Node>>;
+
+    fn hash_tags(&self) -> Result<Vec<HashTags>, Failure>;
 }
 
 /// A client library for Redis.
@@ -184,8 +178,5 @@ pub(in crate::store::redis) const BUILT_IN: &[ClientLibrary] = &[
     ClientLibrary::RedisRs,
 ];
 
-/// A hash tag in a slot of a server, and one in another slot if the server is a node of a cluster that has several.
+/// A hash tag in a slot of a node, and one in another slot if it has several.
 pub(in crate::store::redis) type HashTags = (u32, Option<u32>);
-
-/// Those of a server that is not clustered.
-pub(in crate::store::redis) const SINGLE_SERVER: HashTags = (0, None);

@@ -25,7 +25,13 @@ use crate::{
     store::{
         Charge, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest,
         health::{Health, Node},
-        redis::{call::ScriptCall, failure::Failure, reply::RawReply, script::EvalCommand},
+        redis::{
+            call::ScriptCall,
+            client::{ClusterNodes, HashTags},
+            failure::Failure,
+            reply::RawReply,
+            script::EvalCommand,
+        },
     },
 };
 
@@ -74,6 +80,17 @@ impl Clock {
     }
 }
 
+impl ClusterNodes for Network {
+    /// The node of a slot, of which a cluster has [`NODES`].
+    fn node(&self, slot: u16) -> Option<Arc<Node>> {
+        self.0.nodes.get(usize::from(slot) % NODES).cloned()
+    }
+
+    fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
+        Ok(vec![(0, None)])
+    }
+}
+
 impl Network {
     pub(in crate::store::redis) fn new(seed: u64, clustered: bool) -> Self {
         let clock = Arc::new(Clock {
@@ -109,13 +126,8 @@ impl Network {
         &self.0.health
     }
 
-    /// The node of a slot, of which a cluster has [`NODES`].
-    pub(in crate::store::redis) fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
-        self.0.nodes.get(usize::from(slot) % NODES).cloned()
-    }
-
-    pub(in crate::store::redis) fn is_clustered(&self) -> bool {
-        self.0.clustered
+    pub(in crate::store::redis) fn cluster(&self) -> Option<&dyn ClusterNodes> {
+        if self.0.clustered { Some(self) } else { None }
     }
 
     pub(in crate::store::redis) fn set_faults(&self, faults: Faults) {

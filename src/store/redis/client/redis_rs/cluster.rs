@@ -20,7 +20,7 @@ use crate::{
         health,
         health::Health,
         redis::{
-            client::HashTags,
+            client::{ClusterNodes, HashTags},
             credentials::ConnectionSettings,
             failure::Failure,
             key_format::slot_of,
@@ -106,12 +106,6 @@ impl Cluster {
         &self.shared.health
     }
 
-    /// The health of the primary of a slot, if it has one.
-    pub(super) fn node(&self, slot: u16) -> Option<Arc<health::Node>> {
-        let primary = lock(&self.shared.slots).primary_of(slot)?;
-        Some(primary.health.clone())
-    }
-
     pub(super) fn settings(&self) -> &ConnectionSettings {
         &self.shared.settings
     }
@@ -123,8 +117,50 @@ impl Cluster {
         Some(at(&self.shared.template, host, port))
     }
 
+    /// Sends a command to the primary of this key. It follows redirections, which prove that nothing was executed, or returns
+    /// them: a command whose other keys are not declared must not be sent with `ASKING`, since that would create them.
+    pub(super) async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {
+        let Some(mut node) = lock(&self.shared.slots).primary_of(slot_of(key)) else {
+            self.shared.outdated.notify_one();
+            return Err(self.shared.no_primary());
+        };
+        let mut asking = false;
+        for _ in 0..MAX_REDIRECTIONS {
+            // If the command fails, or is dropped because its deadline has passed, the slots are looked up.
+            let unanswered = OnDrop::new(|| self.shared.outdated.notify_one());
+            let reply = node.connections.send(command, asking).await?;
+            unanswered.disarm();
+            let Some(redirection) = Redirection::of(&reply) else {
+                // A node that has left the cluster replies so to each call.
+                if matches!(&reply, Value::ServerError(error) if error.code() == "CLUSTERDOWN") {
+                    self.shared.outdated.notify_one();
+                }
+                return Ok(reply);
+            };
+            if redirection.moved {
+                self.shared.outdated.notify_one();
+            }
+            if !follows {
+                return Ok(reply);
+            }
+            asking = !redirection.moved;
+            node = self.shared.redirected_to(redirection.address(&node.host))?;
+            // A new node is being connected.
+            node.connections.connected_or_refused().await;
+        }
+        Err(Failure::Refused("too many redirections".into()))
+    }
+}
+
+impl ClusterNodes for Cluster {
+    /// The health of the primary of a slot, if it has one.
+    fn node(&self, slot: u16) -> Option<Arc<health::Node>> {
+        let primary = lock(&self.shared.slots).primary_of(slot)?;
+        Some(primary.health.clone())
+    }
+
     /// For each primary hash tags in up to two of its slots; an error if no slot has a known one.
-    pub(super) fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
+    fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
         // One in 16,384 tags lies in the slot of a primary that has a single one.
         const TAGS: u32 = 500_000;
         const TAGS_FOR_SECOND: u32 = 20_000;
@@ -161,40 +197,6 @@ impl Cluster {
             }
         }
         Ok(tags.into_values().flatten().collect())
-    }
-
-    /// Sends a command to the primary of this key. It follows redirections, which prove that nothing was executed, or returns
-    /// them: a command whose other keys are not declared must not be sent with `ASKING`, since that would create them.
-    pub(super) async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {
-        let Some(mut node) = lock(&self.shared.slots).primary_of(slot_of(key)) else {
-            self.shared.outdated.notify_one();
-            return Err(self.shared.no_primary());
-        };
-        let mut asking = false;
-        for _ in 0..MAX_REDIRECTIONS {
-            // If the command fails, or is dropped because its deadline has passed, the slots are looked up.
-            let unanswered = OnDrop::new(|| self.shared.outdated.notify_one());
-            let reply = node.connections.send(command, asking).await?;
-            unanswered.disarm();
-            let Some(redirection) = Redirection::of(&reply) else {
-                // A node that has left the cluster replies so to each call.
-                if matches!(&reply, Value::ServerError(error) if error.code() == "CLUSTERDOWN") {
-                    self.shared.outdated.notify_one();
-                }
-                return Ok(reply);
-            };
-            if redirection.moved {
-                self.shared.outdated.notify_one();
-            }
-            if !follows {
-                return Ok(reply);
-            }
-            asking = !redirection.moved;
-            node = self.shared.redirected_to(redirection.address(&node.host))?;
-            // A new node is being connected.
-            node.connections.connected_or_refused().await;
-        }
-        Err(Failure::Refused("too many redirections".into()))
     }
 }
 

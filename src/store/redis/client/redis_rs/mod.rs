@@ -17,7 +17,7 @@ use self::{
     },
     topology::Sentinels,
 };
-use super::{HashTags, SINGLE_SERVER};
+use super::ClusterNodes;
 use crate::{
     ConfigError,
     store::{
@@ -108,10 +108,10 @@ impl RedisRsClient {
         Ok(Self::Cluster(Cluster::new(seeds, for_limiter(template), settings)))
     }
 
-    pub(in crate::store::redis) fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
+    pub(super) fn cluster_nodes(&self) -> Option<&dyn ClusterNodes> {
         match self {
-            Self::SingleServer(_) => Ok(vec![SINGLE_SERVER]),
-            Self::Cluster(cluster) => cluster.hash_tags(),
+            Self::SingleServer(_) => None,
+            Self::Cluster(cluster) => Some(cluster),
         }
     }
 
@@ -206,18 +206,6 @@ impl RedisRsClient {
             Self::SingleServer(server) => Some(server.node.clone()),
             Self::Cluster(cluster) => cluster.node(slot()),
         }
-    }
-
-    /// The node of a cluster that has a slot, if it is known.
-    pub(in crate::store::redis) fn node_of(&self, slot: u16) -> Option<Arc<health::Node>> {
-        match self {
-            Self::SingleServer(_) => None,
-            Self::Cluster(cluster) => cluster.node(slot),
-        }
-    }
-
-    pub(in crate::store::redis) fn is_clustered(&self) -> bool {
-        matches!(self, Self::Cluster(_))
     }
 }
 
