@@ -1,15 +1,12 @@
 //! Named limits and the keys that they apply to.
 
-mod costs;
 mod enforcement;
 #[cfg(feature = "serde")]
 mod file;
 mod limit;
 mod plans;
-#[cfg(feature = "serde")]
-mod scope;
 mod set;
-mod waiting;
+mod settings;
 
 #[cfg(feature = "admin")]
 use std::time::SystemTime;
@@ -18,9 +15,9 @@ use std::{fmt, sync::Arc};
 use http::request::Parts;
 
 #[cfg(feature = "serde")]
-pub use self::file::Policies;
+use self::file::FromFile;
 #[cfg(feature = "serde")]
-use self::file::{FromFile, Place};
+pub use self::file::Policies;
 #[cfg(feature = "serde")]
 use self::set::PolicyKey;
 #[cfg(test)]
@@ -204,10 +201,7 @@ impl<K> Policy<K> {
     /// The file that the policy follows.
     fn file(&self) -> Option<Arc<dyn PolicyFile>> {
         #[cfg(feature = "serde")]
-        return self.followed().map(|(file, place)| {
-            let (file, place) = (file.clone(), place.clone());
-            Arc::new(Place { file, place }) as Arc<dyn PolicyFile>
-        });
+        return Some(Arc::new(self.from_file.clone()?));
         #[cfg(not(feature = "serde"))]
         None
     }
@@ -341,7 +335,7 @@ impl<K> Policy<K> {
     /// When the file of the policy was last loaded again.
     pub(crate) fn reloaded_at(&self) -> Option<SystemTime> {
         #[cfg(feature = "serde")]
-        return self.followed()?.0.reloaded_at();
+        return self.from_file.as_ref()?.file.reloaded_at();
         #[cfg(not(feature = "serde"))]
         None
     }
@@ -349,7 +343,7 @@ impl<K> Policy<K> {
     /// Why the file is not applied as it is.
     pub(crate) fn refused_reload(&self) -> Option<(SystemTime, String)> {
         #[cfg(feature = "serde")]
-        return self.followed()?.0.refused_reload();
+        return self.from_file.as_ref()?.file.refused_reload();
         #[cfg(not(feature = "serde"))]
         None
     }

@@ -235,7 +235,7 @@ impl<K: PolicyKey> PolicySet<K> {
     /// The policies, or the reason why they are not valid.
     pub(crate) fn new(store: impl Store, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
         #[cfg(feature = "serde")]
-        if policies.iter().any(|policy| policy.file().is_some()) {
+        if policies.iter().any(|policy| policy.from_file.is_some()) {
             return Live::new(policies, |policies| Basis::new(store, policies)).map(Self::Live);
         }
         Basis::new(store, policies).map(Arc::new).map(Self::Fixed)

@@ -1,4 +1,4 @@
-//! What a file contains: its policies by their places, and what applies to all of them.
+//! What a file contains: its policies by their places, and what applies to all of them; and what a policy has of its file.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,19 +8,19 @@ use std::{
 use serde::Deserialize;
 
 use super::{
+    File,
     entry::{Name, PolicyEntry, Selector, Unique, yes},
     plans::{is_of_plan, join, policy_at},
     requests::{Extensions, Requests},
-    values::{ClientIp, Routes},
+    scope::{Routes, Scope, Spelling},
+    values::ClientIp,
 };
 use crate::{
-    ConfigError, KeyExtractor, key,
+    ConfigError, KeyExtractor,
+    decision::{Condition, Cost, LongestWait, Settings},
+    key,
     key::Registered,
-    policy::{
-        limit::PolicyLimit,
-        scope::{Scope, Spelling},
-        set::Access,
-    },
+    policy::{Policy, PolicyKey, limit::PolicyLimit, set::Access},
 };
 
 /// The content of a file. Keys of extensions are built later, when these are registered.
@@ -28,7 +28,8 @@ use crate::{
 #[serde(try_from = "FileFields")]
 pub(super) struct Config {
     enabled: bool,
-    client_ip: Option<ClientIp>,
+    /// The rule of the table `[client-ip]`.
+    pub(super) client_ip: Option<key::Ip>,
     listed: Option<Arc<Access>>,
     /// By their places: their names, and `plan/name` for those of plans.
     pub(super) policies: BTreeMap<String, PolicyEntry>,
@@ -63,21 +64,22 @@ impl TryFrom<FileFields> for Config {
     type Error = ConfigError;
 
     fn try_from(file: FileFields) -> Result<Self, ConfigError> {
-        let client_ip = file.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip);
+        let client_ip = file.client_ip.map(|ClientIp(client_ip)| client_ip);
         let (plans, policies) = join(file.policies, file.plans)?;
         for (place, entry) in &policies {
             if let Some(key) = &entry.fields.key {
-                key.validate(client_ip).map_err(|error| error.of_policy(place))?;
+                key.validate(client_ip.as_ref())
+                    .map_err(|error| error.of_policy(place))?;
             }
         }
         let listed = Access {
-            skipped: file.skip.conditions(client_ip, Spelling::Both)?,
-            blocked: file.block.conditions(client_ip, Spelling::Either)?,
+            skipped: file.skip.conditions(client_ip.as_ref(), Spelling::Both)?,
+            blocked: file.block.conditions(client_ip.as_ref(), Spelling::Either)?,
         };
         Ok(Self {
             enabled: file.enabled,
             listed: (!listed.is_empty()).then(|| Arc::new(listed)),
-            client_ip: file.client_ip,
+            client_ip,
             policies,
             plan: file.plan,
             plans,
@@ -97,21 +99,12 @@ impl Config {
         self.policies.keys().map(String::as_str)
     }
 
-    /// The rule of the table `[client-ip]`.
-    pub(super) fn client_ip(&self) -> Option<&key::Ip> {
-        self.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip)
-    }
-
     /// What the policies are for that are for some requests only, apart from those that are for the others.
     pub(super) fn scopes(&self) -> Vec<Scope> {
-        let entries = self.policies.values().map(|entry| &entry.fields);
-        let scopes = entries
-            .filter(|fields| !matches!(fields.routes, Routes::Others))
-            .map(|fields| Scope {
-                routes: fields.routes.scope(Vec::new),
-                methods: fields.methods.0.clone(),
-            });
-        scopes.filter(|scope| !scope.is_everything()).collect()
+        let scopes = self.policies.values().map(|entry| entry.fields.scope());
+        scopes
+            .filter(|scope| !matches!(scope.routes, Routes::Others(_)) && !scope.is_everything())
+            .collect()
     }
 
     /// The limit of a policy by the switch at the top of the file.
@@ -144,9 +137,116 @@ impl Config {
             )));
         };
         let registered = Registered {
-            client_ip: self.client_ip(),
+            client_ip: self.client_ip.as_ref(),
             extension: &|name| self.extensions.key(name),
         };
         key.extractor(&registered).map_err(|error| error.of_policy(name))
+    }
+}
+
+/// What a file has about one policy.
+#[derive(Clone)]
+pub(super) struct FilePolicy {
+    /// Where it is in the file.
+    place: Arc<str>,
+    pub(super) policy_limit: PolicyLimit,
+    settings: Settings,
+    pub(super) key: Option<Arc<dyn KeyExtractor>>,
+}
+
+/// What a policy has of its file, beside its limit and its key.
+#[derive(Clone)]
+pub(in crate::policy) struct FromFile {
+    /// Those for which code has no others.
+    pub(in crate::policy) settings: Settings,
+    /// The requests that the file lists as skipped or blocked.
+    pub(in crate::policy) listed: Option<Arc<Access>>,
+    /// Where the file describes the policy: its name, after that of its plan and `/` if a plan has it.
+    pub(super) place: Arc<str>,
+    pub(in crate::policy) file: Arc<File>,
+    /// Whether the key of the policy is that of the file.
+    has_key: bool,
+}
+
+impl FilePolicy {
+    /// The policy, which follows the file, with this key.
+    pub(super) fn policy<K>(self, (key, is_of_file): (K, bool), config: &Config, file: &Arc<File>) -> Policy<K> {
+        Policy {
+            policy_limit: config.switched(self.policy_limit),
+            settings: Settings::default(),
+            from_file: Some(FromFile {
+                settings: self.settings,
+                listed: config.listed(),
+                place: self.place,
+                file: file.clone(),
+                has_key: is_of_file,
+            }),
+            plan: None,
+            extractor: key,
+        }
+    }
+
+    /// Replaces what a policy has of its file.
+    pub(super) fn renew<K: PolicyKey>(&self, policy: &mut Policy<K>, config: &Config) {
+        let Some(from_file) = &mut policy.from_file else { return };
+        from_file.listed = config.listed();
+        from_file.settings = self.settings.clone();
+        if let Some(key) = self.key.as_ref().filter(|_| from_file.has_key) {
+            policy.extractor.replace(key);
+        }
+        policy.policy_limit = config.switched(self.policy_limit.clone());
+    }
+}
+
+impl Config {
+    /// What the file has about a policy, with its key if that is needed.
+    pub(super) fn describe(&self, place: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
+        let PolicyEntry { fields, plans } = self.entry(place)?;
+        let without_plan = fields.limit.clone();
+        let name: Arc<str> = policy_at(place).into();
+        let mut policy_limit = match plans {
+            None => PolicyLimit::new(name, without_plan),
+            Some(plans) => {
+                let choose = plans.choose(without_plan, &self.extensions);
+                PolicyLimit::chosen(name, choose.map_err(|error| error.of_policy(place))?)
+            }
+        };
+        let valid = fields.limit.validate_wait(fields.wait.0);
+        valid.map_err(|error| error.of_policy(place))?;
+        policy_limit.validate()?;
+        if let Some(plans) = plans {
+            policy_limit.of_plans = plans.limits().chain([&fields.limit]).cloned().collect();
+        }
+        // An operator can reset the counts of all plans before a request of each was here.
+        #[cfg(feature = "admin")]
+        for limit in &policy_limit.of_plans {
+            let _ = policy_limit.chosen.of(limit.clone());
+        }
+        let mut scope = fields.scope();
+        if let Routes::Others(others) = &mut scope.routes {
+            *others = self.scopes();
+        }
+        let scope = (!scope.is_everything())
+            .then(|| -> Condition { Arc::new(move |parts| scope.contains(parts, Spelling::Either)) });
+
+        Ok(FilePolicy {
+            place: place.into(),
+            policy_limit: if fields.enabled {
+                policy_limit
+            } else {
+                policy_limit.switched_off()
+            },
+            settings: Settings {
+                cost: Some(Cost::Fixed(fields.cost)),
+                scope,
+                failure_mode: Some(fields.failure_mode),
+                enforced: fields.enforced(),
+                ban: fields.ban,
+                longest_wait: Some(LongestWait::Fixed(fields.wait.0)),
+                max_waiting: Some(fields.max_waiting),
+                ..Settings::default()
+            },
+            key: needs_key.then(|| self.key(place)).transpose()?,
+        })
     }
 }

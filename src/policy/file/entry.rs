@@ -8,15 +8,18 @@ use serde::{
 
 use super::{
     requests::Extensions,
-    values::{Length, Methods, Routes},
+    scope::{Routes, Scope},
+    values::{Length, Methods},
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
-    decision::EnforcedShare,
-    decision::{MOST_WAITING, POSSIBLE_WAITING},
+    decision::{EnforcedShare, MOST_WAITING, POSSIBLE_WAITING},
     key::KeySpec,
     limit::ChooseLimit,
-    policy::{costs::COST_FAULT, limit::validate_name, waiting::WAITING_FAULT},
+    policy::{
+        limit::validate_name,
+        settings::{COST_FAULT, WAITING_FAULT},
+    },
 };
 
 /// A policy as configuration describes it.
@@ -62,6 +65,14 @@ impl PolicyFields {
         match self.mode {
             Mode::Enforce => self.enforce_share,
             Mode::Observe => EnforcedShare::NONE,
+        }
+    }
+
+    /// The requests that the policy is for.
+    pub(super) fn scope(&self) -> Scope {
+        Scope {
+            routes: self.routes.clone(),
+            methods: self.methods.0.clone(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A file that policies follow, and the layers and limiters that each load of it is applied to.
+//! A file that policies follow, and what the layers and limiters decide by that each load of it is applied to.
 
 #[cfg(feature = "file")]
 use std::path::Path;
@@ -6,17 +6,25 @@ use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::SystemTime,
 };
 
+use arc_swap::{ArcSwap, Guard};
+
+use super::config::{Config, FilePolicy, FromFile};
 #[cfg(feature = "file")]
 use super::read::read;
-use super::{config::Config, describe::FilePolicy};
 use crate::{
-    ConfigError, decision::PolicyFile, limit::hash_text, observe::FileMetrics, policy::Policy, store::NamedLimit,
+    ConfigError,
+    decision::PolicyFile,
+    limit::hash_text,
+    observe::FileMetrics,
+    policy::{Basis, Policy, PolicyKey},
+    store::NamedLimit,
+    sync::lock,
 };
 
 /// A file, or the configuration of an application in place of one.
@@ -44,26 +52,22 @@ pub(super) struct State {
 }
 
 /// A layer or a limiter that follows files.
-pub(super) trait Subscriber: Send + Sync {
+trait Subscriber: Send + Sync {
     /// Builds what is decided by after a load; the returned function applies it.
-    fn prepare(self: Arc<Self>, load: &Load<'_>) -> Result<Box<dyn FnOnce()>, ConfigError>;
+    fn prepare(self: Arc<Self>, load: Load<'_>) -> Result<Box<dyn FnOnce()>, ConfigError>;
 }
 
-/// What a file has about the policies that the application uses.
-pub(super) struct Load<'a> {
-    pub(super) file: &'a File,
-    pub(super) config: &'a Config,
-    pub(super) used: &'a BTreeMap<String, FilePolicy>,
-}
+/// A file, and what it has about the policies that the application uses.
+type Load<'a> = (&'a File, &'a Config, &'a BTreeMap<String, FilePolicy>);
 
 /// When a fault was found, and its text.
 type Fault = (SystemTime, String);
 
 /// Held while a load is applied, and while a layer or a limiter begins to follow its files: none misses a load, and none
 /// that follows several files has an older state of one of them.
-pub(super) fn lock_loads() -> MutexGuard<'static, ()> {
+fn lock_loads() -> MutexGuard<'static, ()> {
     static LOADS: Mutex<()> = Mutex::new(());
-    LOADS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&LOADS)
 }
 
 /// A hash of the content of a file; 0 if there is none.
@@ -99,7 +103,7 @@ impl File {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // The state is replaced as a whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// That of the last load.
@@ -111,7 +115,7 @@ impl File {
     pub(super) fn policy(self: &Arc<Self>, name: &str) -> Result<Policy<()>, ConfigError> {
         let mut state = self.state();
         let described = state.take_up(name, false)?;
-        Ok(described.policy(&state.config, self))
+        Ok(described.policy(((), false), &state.config, self))
     }
 
     /// The same with its key.
@@ -119,7 +123,7 @@ impl File {
         let mut state = self.state();
         let key = state.config.key(name)?;
         let described = state.take_up(name, true)?;
-        Ok(described.keyed_policy(key, &state.config, self))
+        Ok(described.policy((key, true), &state.config, self))
     }
 
     #[cfg(feature = "file")]
@@ -174,13 +178,9 @@ impl File {
             }
         }
 
-        let load = Load {
-            file: self,
-            config: &config,
-            used: &used,
-        };
+        let load = (self, &config, &used);
         let subscribers = state.subscribers.iter().filter_map(Weak::upgrade);
-        let prepared: Result<Vec<_>, _> = subscribers.map(|subscriber| subscriber.prepare(&load)).collect();
+        let prepared: Result<Vec<_>, _> = subscribers.map(|subscriber| subscriber.prepare(load)).collect();
         prepared?.into_iter().for_each(|apply| apply());
 
         for place in used.keys().filter(|place| config.nearest(place).is_none()) {
@@ -200,20 +200,10 @@ impl File {
     }
 
     /// Lets a layer or a limiter follow the file.
-    pub(super) fn subscribe(&self, subscriber: Weak<dyn Subscriber>) {
+    fn subscribe(&self, subscriber: Weak<dyn Subscriber>) {
         let subscribers = &mut self.state().subscribers;
         subscribers.retain(|other| other.strong_count() > 0);
         subscribers.push(subscriber);
-    }
-
-    /// Applies the last load to one that begins to follow the file.
-    pub(super) fn with_load<R>(&self, apply: impl FnOnce(&Load<'_>) -> R) -> R {
-        let state = self.state();
-        apply(&Load {
-            file: self,
-            config: &state.config,
-            used: &state.used,
-        })
     }
 }
 
@@ -282,13 +272,7 @@ impl State {
     }
 }
 
-/// A policy of a file.
-pub(crate) struct Place {
-    pub(crate) file: Arc<File>,
-    pub(crate) place: Arc<str>,
-}
-
-impl PolicyFile for Place {
+impl PolicyFile for FromFile {
     fn number(&self) -> u64 {
         self.file.number
     }
@@ -299,5 +283,85 @@ impl PolicyFile for Place {
             .config
             .switched(state.used.get(&*self.place)?.policy_limit.clone());
         limit.choose.is_none().then_some(limit.fixed)
+    }
+}
+
+/// The [`Basis`] of a layer or a limiter with policies that follow files. A load of a file replaces it.
+pub(crate) struct Live<K> {
+    basis: ArcSwap<Basis<K>>,
+}
+
+impl<K: PolicyKey> Live<K> {
+    /// Builds it of the policies as of the last loads of their files.
+    pub(crate) fn new(
+        mut policies: Vec<Policy<K>>,
+        build: impl FnOnce(Vec<Policy<K>>) -> Result<Basis<K>, ConfigError>,
+    ) -> Result<Arc<Self>, ConfigError> {
+        let _loads = lock_loads();
+        for file in files(&policies) {
+            let state = file.state();
+            renew(&mut policies, (&*file, &state.config, &state.used));
+        }
+        build(policies).map(Self::follow)
+    }
+
+    /// Another one with a change. This one stays as it is, for clones of its layer.
+    pub(crate) fn changed(&self, change: impl FnOnce(&mut Basis<K>)) -> Arc<Self> {
+        let _loads = lock_loads();
+        let mut basis = Basis::clone(&self.basis.load());
+        change(&mut basis);
+        Self::follow(basis)
+    }
+
+    fn follow(basis: Basis<K>) -> Arc<Self> {
+        let files = files(&basis.policies);
+        let live = Arc::new(Self {
+            basis: ArcSwap::from_pointee(basis),
+        });
+        for file in files {
+            let subscriber: Weak<Self> = Arc::downgrade(&live);
+            file.subscribe(subscriber);
+        }
+        live
+    }
+
+    #[inline]
+    pub(crate) fn newest(&self) -> Guard<Arc<Basis<K>>> {
+        self.basis.load()
+    }
+}
+
+impl<K: PolicyKey> Subscriber for Live<K> {
+    fn prepare(self: Arc<Self>, load: Load<'_>) -> Result<Box<dyn FnOnce()>, ConfigError> {
+        let newest = self.basis.load();
+        let mut policies = newest.policies.clone();
+        renew(&mut policies, load);
+        let renewed = newest.renewed(policies)?;
+        Ok(Box::new(move || {
+            renewed.context.register_metrics();
+            renewed.context.log_conflict();
+            self.basis.store(Arc::new(renewed));
+        }))
+    }
+}
+
+/// The files that policies follow, each of them once.
+fn files<K>(policies: &[Policy<K>]) -> Vec<Arc<File>> {
+    let mut files = Vec::<Arc<File>>::new();
+    for FromFile { file, .. } in policies.iter().filter_map(|policy| policy.from_file.as_ref()) {
+        if !files.iter().any(|other| Arc::ptr_eq(other, file)) {
+            files.push(file.clone());
+        }
+    }
+    files
+}
+
+/// Gives those of the policies that follow the file what it has about them.
+fn renew<K: PolicyKey>(policies: &mut [Policy<K>], (file, config, used): Load<'_>) {
+    for policy in policies {
+        let from_file = policy.from_file.as_ref().filter(|from| std::ptr::eq(&*from.file, file));
+        if let Some(described) = from_file.and_then(|from| used.get(&*from.place)) {
+            described.renew(policy, config);
+        }
     }
 }

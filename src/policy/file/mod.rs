@@ -1,18 +1,15 @@
 //! Policies in configuration files.
 
 mod config;
-mod describe;
 mod entry;
 mod follow;
-mod live;
 mod plans;
 #[cfg(feature = "file")]
 mod read;
 mod reload;
 mod requests;
+mod scope;
 mod values;
-#[cfg(feature = "file")]
-mod watch;
 
 use std::{fmt, sync::Arc};
 
@@ -20,9 +17,8 @@ use serde::Deserialize;
 
 use self::config::Config;
 pub(super) use self::{
-    describe::FromFile,
-    follow::{File, Place},
-    live::Live,
+    config::FromFile,
+    follow::{File, Live},
 };
 use super::Policy;
 use crate::{ConfigError, key};
@@ -355,7 +351,7 @@ impl Policies {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn client_ip(&self) -> key::Ip {
-        self.file.state().config.client_ip().cloned().unwrap_or_else(key::ip)
+        self.file.state().config.client_ip.clone().unwrap_or_else(key::ip)
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
     Policies,
     config::Config,
     entry::{Name, PolicyEntry, Unique},
-    values::{Methods, Routes},
+    scope::Routes,
 };
 use crate::{
     ConfigError,
@@ -50,10 +50,10 @@ pub(super) fn join(
             if let Some(PolicyEntry { fields: common, .. }) = places.get(&name) {
                 let fields = &mut entry.fields;
                 fields.key = fields.key.take().or_else(|| common.key.clone());
-                if fields.routes == Routes::default() {
+                if matches!(fields.routes, Routes::All) {
                     fields.routes = common.routes.clone();
                 }
-                if fields.methods == Methods::default() {
+                if fields.methods.0.is_empty() {
                     fields.methods = common.methods.clone();
                 }
             }

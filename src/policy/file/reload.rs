@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Policies;
 #[cfg(feature = "file")]
-use super::watch;
+use super::read;
 use crate::ConfigError;
 
 /// Policies that limit nothing.
@@ -141,7 +141,7 @@ impl Policies {
     /// ```
     #[cfg(feature = "file")]
     pub fn reload_on_change(&self, interval: Duration) -> Result<(), ConfigError> {
-        watch::follow(self.file.clone(), interval)
+        read::follow(self.file.clone(), interval)
     }
 }
 

@@ -3,15 +3,12 @@ use std::{collections::BTreeMap, fmt::Display, sync::Arc};
 use http::request::Parts;
 use serde::{Deserialize, Deserializer};
 
-use super::Policies;
-use super::values::{Methods, Networks, Routes};
-use crate::{
-    ConfigError, KeyExtractor,
-    decision::Condition,
-    key,
-    key::OneOrSeveral,
-    policy::scope::{Scope, Spelling},
+use super::{
+    Policies,
+    scope::{Routes, Scope, Spelling},
+    values::{Methods, Networks},
 };
+use crate::{ConfigError, KeyExtractor, decision::Condition, key, key::OneOrSeveral};
 
 /// The requests that a file skips or blocks: those of each of these tables.
 #[derive(Clone, Default)]
@@ -46,7 +43,7 @@ impl TryFrom<RequestFields> for RequestMatcher {
 
     fn try_from(fields: RequestFields) -> Result<Self, &'static str> {
         match &fields.routes {
-            Routes::Others => Err("the routes `others` are for a policy; list the routes of these requests"),
+            Routes::Others(_) => Err("the routes `others` are for a policy; list the routes of these requests"),
             _ if fields.clients.is_some() && !fields.networks.0.is_empty() => {
                 Err("an unknown client is in no network; use two tables, which are alternatives")
             }
@@ -67,7 +64,7 @@ impl Requests {
     ) -> Result<Vec<Condition>, ConfigError> {
         let condition = |RequestMatcher(fields): &RequestMatcher| -> Result<Condition, ConfigError> {
             let scope = Scope {
-                routes: fields.routes.scope(Vec::new),
+                routes: fields.routes.clone(),
                 methods: fields.methods.0.clone(),
             };
             let of_client = match (fields.clients, client_ip) {

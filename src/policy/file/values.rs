@@ -6,18 +6,15 @@ use http::{HeaderName, Method};
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de::Error};
 
+use super::scope::{Routes, Template};
 use crate::{
     ConfigError, key,
     key::{ClientIpSource, OneOrSeveral},
     limit::{deserialize_text, parse_length},
-    policy::{
-        scope,
-        scope::{Scope, Template},
-    },
 };
 
 /// A text, or a list of texts that is not empty.
-struct Texts(Vec<String>);
+pub(super) struct Texts(Vec<String>);
 
 impl<'de> Deserialize<'de> for Texts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -27,23 +24,12 @@ impl<'de> Deserialize<'de> for Texts {
     }
 }
 
-/// The templates of routes, or the paths.
-#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
-#[serde(try_from = "Texts")]
-pub(super) enum Routes {
-    #[default]
-    All,
-    These(Vec<Template>),
-    /// Those that no other policy of the file is for.
-    Others,
-}
-
 impl TryFrom<Texts> for Routes {
     type Error = String;
 
     fn try_from(Texts(routes): Texts) -> Result<Self, String> {
         if matches!(&routes[..], [only] if only == "others") {
-            return Ok(Self::Others);
+            return Ok(Self::Others(Vec::new()));
         }
         let parse = |route: &String| {
             Template::parse(route).map_err(|fix| {
@@ -54,17 +40,6 @@ impl TryFrom<Texts> for Routes {
             })
         };
         routes.iter().map(parse).collect::<Result<_, _>>().map(Self::These)
-    }
-}
-
-impl Routes {
-    /// The routes as a part of a scope, with the scopes of the other policies.
-    pub(super) fn scope(&self, others: impl FnOnce() -> Vec<Scope>) -> scope::Routes {
-        match self {
-            Self::All => scope::Routes::All,
-            Self::These(routes) => scope::Routes::These(routes.clone()),
-            Self::Others => scope::Routes::NoneOf(others()),
-        }
     }
 }
 
@@ -82,7 +57,7 @@ impl TryFrom<Texts> for Networks {
 }
 
 /// The methods of requests.
-#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(try_from = "Texts")]
 pub(super) struct Methods(pub(super) Vec<Method>);
 

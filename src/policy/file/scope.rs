@@ -1,12 +1,14 @@
 use http::{Method, request::Parts, uri::PathAndQuery};
+use serde::Deserialize;
 
+use super::values::Texts;
 use crate::{
     key,
     key::{Form, PathBytes, Segments, Spellings},
 };
 
 /// The routes and methods that a policy in a file is for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Scope {
     pub(super) routes: Routes,
     /// All, if the list is empty.
@@ -14,13 +16,15 @@ pub(super) struct Scope {
 }
 
 /// The routes of a scope.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(try_from = "Texts")]
 pub(super) enum Routes {
+    #[default]
     All,
     /// Those of these templates.
     These(Vec<Template>),
-    /// Those of the requests that none of these scopes contains.
-    NoneOf(Vec<Scope>),
+    /// Those of the requests that none of these scopes contains, which are those of the other policies of the file.
+    Others(Vec<Scope>),
 }
 
 /// Which spelling of a path must be that of a route. A service may take `/static/../login` and `/login/` for other paths than
@@ -110,7 +114,7 @@ impl Routes {
         match self {
             Self::All => true,
             Self::These(templates) => templates.iter().any(|template| template.contains(request)),
-            Self::NoneOf(scopes) => !scopes.iter().any(|scope| scope.holds(request)),
+            Self::Others(scopes) => !scopes.iter().any(|scope| scope.holds(request)),
         }
     }
 }
@@ -327,7 +331,7 @@ mod tests {
             assert!(scope.contains(&parts, Spelling::Either), "{template} of {path}");
             assert!(!scope.contains(&parts, Spelling::Both), "{template} of {path}");
             let others = Scope {
-                routes: Routes::NoneOf(vec![scope]),
+                routes: Routes::Others(vec![scope]),
                 methods: vec![],
             };
             assert!(
