@@ -312,7 +312,12 @@ impl World {
         until: Instant,
         is_virtual: bool,
     ) {
-        let most = if is_virtual { SECOND / 10 } else { 2 * SECOND };
+        // When an override ends, a request that waits learns it within a second.
+        let most = match (is_virtual, self.exception) {
+            (true, Some(Exception::Override)) => SECOND + SECOND / 10,
+            (true, _) => SECOND / 10,
+            (false, _) => 2 * SECOND,
+        };
         let plain: Vec<_> = (0..self.groups.len())
             .map(|group| self.limiter(&store, group, false))
             .collect();
