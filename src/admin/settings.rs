@@ -43,7 +43,7 @@ impl Admin {
     /// ```
     pub fn limiter(mut self, limiter: &Limiter) -> Self {
         let set = limiter.policies.clone();
-        let watched = move || policies(&set.newest(), |_| KeyForm::any());
+        let watched = move || policies(&set.newest(), |_| KeyForm::Any);
         self.watched.push(Arc::new(watched));
         self
     }

@@ -83,13 +83,8 @@ pub(super) fn reset(policies: &[PolicyDecision]) {
     for policy in policies.iter().filter(counts) {
         if let Some(local) = policy.local_charge(Operation::Reset) {
             // A memory store replies at once and does not fail.
-            drop(
-                policy
-                    .context
-                    .failover
-                    .counts()
-                    .decide(&[StoreRequest::new(Operation::Reset, [&local])]),
-            );
+            let counts = policy.context.failover.counts();
+            drop(counts.decide(&[StoreRequest::new(Operation::Reset, [&local])]));
         }
     }
 }

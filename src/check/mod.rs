@@ -369,10 +369,8 @@ pub(crate) fn send_bans(
     selects: impl Fn(&PolicyDecision) -> bool,
 ) -> Option<StoreFuture> {
     let length = length.max(Duration::from_micros(1));
-    let with_bans = decision
-        .as_slice()
-        .iter()
-        .filter(|policy| selects(policy) && policy.charge.ban.is_some());
+    let policies = decision.as_slice().iter();
+    let with_bans = policies.filter(|policy| selects(policy) && policy.charge.ban.is_some());
     let requests = with_bans.map(|policy| StoreRequest::new(Operation::Ban { length }, [&policy.charge]));
     let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
     let context = &decision.as_slice().first().filter(|_| !requests.is_empty())?.context;

@@ -133,10 +133,8 @@ pub(super) fn keep_denial(undecided: &Undecided, reply: &Result<StoreResponse, S
 
 /// The first line of a key of a request.
 fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
-    undecided
-        .as_slice()
-        .iter()
-        .find_map(|policy| line::find(policy.line()?))
+    let mut policies = undecided.as_slice().iter();
+    policies.find_map(|policy| line::find(policy.line()?))
 }
 
 /// Waits until a request is admitted, or until it may not wait any longer.

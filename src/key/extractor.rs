@@ -66,7 +66,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// Returns what the keys are made of, for the page of an `Admin`; only extractors of this crate do.
     #[doc(hidden)]
     fn form(&self) -> KeyForm {
-        KeyForm::any()
+        KeyForm::Any
     }
 
     /// Uses another extractor for requests that have no key here.

@@ -9,10 +9,8 @@ use super::{address::Grouping, key::Key, path::Path};
 /// The page of an `Admin` shows it, and refuses a key that has another form.
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct KeyForm(pub(super) Form);
-
-#[derive(Clone, Debug)]
-pub(super) enum Form {
+pub enum KeyForm {
+    /// Nothing is known about the keys.
     Any,
     Component(Component),
     /// One after the other.
@@ -21,8 +19,9 @@ pub(super) enum Form {
     First(Vec<Self>),
 }
 
+/// A component of a key.
 #[derive(Clone, Debug)]
-pub(super) struct Component {
+pub struct Component {
     /// Such as `ip`, or with a colon before a label, such as `header:`.
     pub(super) kind: &'static str,
     pub(super) label: Box<str>,
@@ -42,36 +41,31 @@ pub(super) enum Value {
 }
 
 impl KeyForm {
-    /// The form of keys about which nothing is known.
-    pub fn any() -> Self {
-        Self(Form::Any)
-    }
-
     pub(super) fn of(kind: &'static str, label: &str, value: Value) -> Self {
-        Self(Form::Component(Component {
+        Self::Component(Component {
             kind,
             label: label.into(),
             value,
-        }))
+        })
     }
 
     pub(super) fn all(forms: impl IntoIterator<Item = Self>) -> Self {
-        Self::several(forms, Form::All)
+        Self::several(forms, Self::All)
     }
 
     pub(super) fn first(forms: impl IntoIterator<Item = Self>) -> Self {
-        Self::several(forms, Form::First)
+        Self::several(forms, Self::First)
     }
 
-    fn several(forms: impl IntoIterator<Item = Self>, several: fn(Vec<Form>) -> Form) -> Self {
-        let mut forms: Vec<Form> = forms.into_iter().map(|form| form.0).collect();
-        Self(match forms.pop() {
+    fn several(forms: impl IntoIterator<Item = Self>, several: fn(Vec<Self>) -> Self) -> Self {
+        let mut forms: Vec<_> = forms.into_iter().collect();
+        match forms.pop() {
             Some(only) if forms.is_empty() => only,
             last => {
                 forms.extend(last);
                 several(forms)
             }
-        })
+        }
     }
 }
 
@@ -84,12 +78,9 @@ impl KeyForm {
     pub(crate) fn has(&self, key: &Key) -> bool {
         let components: Vec<&str> = key.as_str().split('|').collect();
         let is_hash = matches!(components[..], [hash] if hash.starts_with("hash="));
-        is_hash || self.0.ends(&components, 0).contains(&components.len())
+        is_hash || self.ends(&components, 0).contains(&components.len())
     }
-}
 
-#[cfg(feature = "admin")]
-impl Form {
     /// The numbers of components after which a key of this form can end, if it begins after so many.
     fn ends(&self, components: &[&str], begin: usize) -> Vec<usize> {
         let mut ends = match self {
@@ -145,7 +136,7 @@ impl fmt::Display for Component {
     }
 }
 
-impl Form {
+impl KeyForm {
     /// The text of the form as one of several that follow each other.
     pub(super) fn in_list(&self) -> String {
         match self {
@@ -155,7 +146,7 @@ impl Form {
     }
 }
 
-impl fmt::Display for Form {
+impl fmt::Display for KeyForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Any => f.write_str("any key"),
@@ -163,12 +154,6 @@ impl fmt::Display for Form {
             Self::All(forms) => f.write_str(&forms.iter().map(Self::in_list).collect::<Vec<_>>().join("|")),
             Self::First(forms) => f.write_str(&forms.iter().map(Self::to_string).collect::<Vec<_>>().join(" or ")),
         }
-    }
-}
-
-impl fmt::Display for KeyForm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

@@ -91,7 +91,7 @@ pub trait IntoKey: Sized {
 
     #[doc(hidden)]
     fn form() -> KeyForm {
-        KeyForm::any()
+        KeyForm::Any
     }
 }
 

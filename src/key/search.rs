@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 use ipnet::IpNet;
 
 use super::{
-    form::{Component, Form, KeyForm, Value, bytes, shown},
+    form::{Component, KeyForm, Value, bytes, shown},
     header::is_readable_credential,
     key::Key,
 };
@@ -137,7 +137,7 @@ impl KeyForm {
         if let Some(key) = search.key.as_ref().filter(|key| self.has(key)) {
             return vec![FoundKey::Key(key.clone())];
         }
-        let mut found = self.0.filled(&search.values);
+        let mut found = self.filled(&search.values);
         found.retain(|filled| filled.values == (1 << search.values.len()) - 1);
         if found.iter().any(|filled| filled.missing == 0) {
             found.retain(|filled| filled.missing == 0);
@@ -189,7 +189,7 @@ impl From<Filled> for FoundKey {
     }
 }
 
-impl Form {
+impl KeyForm {
     /// The keys of this form with some of the values, at most 64.
     fn filled(&self, values: &[SearchedValue]) -> Vec<Filled> {
         const MOST: usize = 64;

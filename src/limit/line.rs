@@ -82,10 +82,8 @@ impl Line {
     }
 
     fn weight_of(&self, counts: impl Fn(&Place, &Arrival) -> bool) -> u64 {
-        let waiting = self
-            .0
-            .iter()
-            .flat_map(|place| place.waiting.iter().map(move |one| (place, one)));
+        let places = self.0.iter();
+        let waiting = places.flat_map(|place| place.waiting.iter().map(move |one| (place, one)));
         let counted = waiting.filter(|(place, one)| counts(place, one));
         counted.fold(0, |weight, (_, one)| weight.saturating_add(one.weight))
     }

@@ -6,7 +6,7 @@ use crate::{
     check::send_bans,
     limit::LengthText,
     observe::notify,
-    store::{ErrorKind, Override, StoreError},
+    store::{ErrorKind, Override, Overrides, StoreError},
 };
 
 /// Bans by hand.
@@ -157,12 +157,8 @@ impl Limiter {
     #[must_use]
     pub fn overrides(&self) -> Vec<Override> {
         let basis = self.policies.newest();
-        let mut list = basis
-            .context
-            .overrides
-            .as_ref()
-            .map(|overrides| overrides.list())
-            .unwrap_or_default();
+        let overrides = basis.context.overrides.as_ref();
+        let mut list = overrides.map(Overrides::list).unwrap_or_default();
         list.retain(|one| basis.policies.iter().any(|policy| policy.name() == &*one.policy));
         list
     }

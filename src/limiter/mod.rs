@@ -8,8 +8,7 @@ use std::{convert::identity, fmt, sync::Arc};
 
 pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
-    ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision, check,
-    check::Check,
+    ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision,
     decision::{CheckContext, Undecided, Waiting, response::ResponseFormat},
     observe::{Observer, PolicyOutcome, notify},
     policy::{Basis, PlanChoice, PolicySet},
@@ -114,20 +113,6 @@ impl Limiter {
         }
         Ok(decision)
     }
-
-    fn begin(
-        &self,
-        operation: Operation,
-        request: &LimiterRequest<'_>,
-        wait: impl Fn(Waiting) -> Waiting,
-    ) -> Result<Check, StoreError> {
-        let basis = self.policies.newest();
-        let plan = request.plan_of(&basis)?;
-        Ok(check::begin(
-            operation,
-            undecided_by(&basis, plan, operation, request, wait),
-        ))
-    }
 }
 
 #[cold]
@@ -152,11 +137,11 @@ fn unknown_plan(plan: &str, plans: Option<&PlanChoice>) -> StoreError {
 /// The policies that apply to a request, with their keys and costs.
 fn undecided_by(
     basis: &Basis<()>,
-    plan: usize,
     operation: Operation,
     request: &LimiterRequest<'_>,
     wait: impl Fn(Waiting) -> Waiting,
-) -> Undecided {
+) -> Result<Undecided, StoreError> {
+    let plan = request.plan_of(basis)?;
     let Basis { policies, context, .. } = basis;
     let context = context.here();
     let policies = policies
@@ -177,23 +162,16 @@ fn undecided_by(
         };
         PolicyDecision::undecided(context.clone(), position, limit, (key.clone(), cost), waiting)
     });
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "a policy applies by its cost, whatever the algorithm"
-    )]
-    let applies = |policy: &PolicyDecision| match policy.named().limit {
-        Limit::Unlimited => false,
-        Limit::DenyAll if !operation.requires_room() => false,
-        _ => policy.charge.cost > 0,
-    };
     let applying = undecided.filter(|policy| {
-        let applies = applies(policy);
+        let limit = &policy.named().limit;
+        let is_denied = *limit == Limit::DenyAll && operation.requires_room();
+        let applies = policy.charge.cost > 0 && (is_denied || limit.is_counted());
         if !applies && operation.decides() {
             policy.count(PolicyOutcome::Skipped);
         }
         applies
     });
-    Undecided::new(applying.collect()).of_units(request.units)
+    Ok(Undecided::new(applying.collect()).of_units(request.units))
 }
 
 /// Operations.

@@ -1,9 +1,9 @@
 use std::{convert::identity, time::Duration};
 
-use super::{Limiter, unknown, unknown_plan};
+use super::{Limiter, undecided_by, unknown, unknown_plan};
 use crate::{
     Decision, Key,
-    check::Check,
+    check::{self, Check},
     decision::Waiting,
     policy::Basis,
     store::{ErrorKind, Operation, StoreError},
@@ -348,7 +348,8 @@ impl LimiterRequest<'_> {
     fn begin(mut self, operation: Operation, wait: impl Fn(Waiting) -> Waiting) -> Result<Check, StoreError> {
         let keys = self.of_policies.iter_mut().filter_map(|of| of.key.as_mut());
         keys.chain([&mut self.key]).for_each(Key::bound);
-        self.limiter.begin(operation, &self, wait)
+        let undecided = undecided_by(&self.limiter.policies.newest(), operation, &self, wait)?;
+        Ok(check::begin(operation, undecided))
     }
 }
 

@@ -130,10 +130,10 @@ impl Health {
         if watch.task != task {
             return false;
         }
-        let lines: Vec<_> = self
+        let lines = self
             .all(&watch)
-            .filter_map(|node| Some((node.clone(), node.tick(now)?)))
-            .collect();
+            .filter_map(|node| Some((node.clone(), node.tick(now)?)));
+        let lines: Vec<_> = lines.collect();
         let continues = !self.all(&watch).all(|node| node.is_settled());
         watch.until = continues.then(|| now + LEASE);
         if !continues {

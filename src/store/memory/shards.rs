@@ -157,11 +157,8 @@ impl Shards {
             evicted: 0,
             woken: Vec::new(),
         };
-        let outcomes = requests
-            .iter()
-            .zip(&ids)
-            .map(|(request, ids)| decisions.decide(request, ids));
-        let outcomes = outcomes.collect();
+        let all = requests.iter().zip(&ids);
+        let outcomes = all.map(|(request, ids)| decisions.decide(request, ids)).collect();
         drop((decisions.lines, decisions.locked));
         self.count(decisions.evicted);
         decisions.woken.into_iter().for_each(wake_line);

@@ -74,19 +74,13 @@ async fn decide_one(
     progress.decide(slots).await?;
     let refunds = progress.refund().await?;
 
-    let Progress {
-        allowed,
-        units,
-        states,
-        server_time: decided_at,
-        ..
-    } = progress;
-    *server_time = decided_at.max(*server_time);
-    if let (Some(cache), Some(generation), false) = (cache, generation, allowed) {
+    *server_time = progress.server_time.max(*server_time);
+    if let (Some(cache), Some(generation), false) = (cache, generation, progress.allowed) {
         let generation = cache.generation_after_refunds(generation, request, &refunds);
-        cache.insert(request, made_at, generation, *server_time, &states);
+        cache.insert(request, made_at, generation, *server_time, &progress.states);
     }
-    Ok(Outcome::new(allowed, states).of_units(if allowed { units } else { 0 }))
+    let units = if progress.allowed { progress.units } else { 0 };
+    Ok(Outcome::new(progress.allowed, progress.states).of_units(units))
 }
 
 /// Fails if one of the slots is known to fail, before anything is charged in the others.

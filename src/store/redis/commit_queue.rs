@@ -139,10 +139,8 @@ impl CommitQueue {
         // A call counts as in flight while its runtime is stalled, so an overdue request is sent regardless of the calls in
         // flight.
         let deadline = self.backend.deadline.duration();
-        let overdue = state
-            .waiting
-            .front()
-            .is_some_and(|request| request.queued_at + deadline <= now);
+        let first = state.waiting.front();
+        let overdue = first.is_some_and(|queued| queued.queued_at + deadline <= now);
         let limits = if overdue {
             BatchLimits::NO_BATCHES
         } else {

@@ -63,29 +63,20 @@ impl CommitQueues {
             Queues::SingleServer(queue) => return Some(queue.clone()),
             Queues::Cluster(queues) => queues,
         };
-        let mut slots = requests
-            .iter()
-            .flat_map(|request| request.charges())
-            .map(slot_of_charge);
+        let charges = requests.iter().flat_map(|request| request.charges());
+        let mut slots = charges.map(slot_of_charge);
         let slot = slots.next().unwrap_or_default();
         if !self.backend.reaches_several_slots() {
             return slots.all(|other| other == slot).then(|| self.queue_at(slot, false));
         }
 
-        let node = self.backend.client.node_of(slot);
-        let is_of_node = |other| {
-            let same = |node: &Arc<_>| {
-                self.backend
-                    .client
-                    .node_of(other)
-                    .is_some_and(|other| Arc::ptr_eq(node, &other))
-            };
-            other == slot || node.as_ref().is_some_and(same)
-        };
+        let client = &self.backend.client;
+        let node = client.node_of(slot);
+        let is_node = |other: Arc<_>| node.as_ref().is_some_and(|node| Arc::ptr_eq(node, &other));
+        let is_of_node = |other| other == slot || client.node_of(other).is_some_and(is_node);
         // Whether these are an error must not depend on which node has their keys.
-        let has_one_slot = |request: &OwnedRequest| request.units > 1;
-        let mut refused = requests.iter().filter(|request| has_one_slot(request));
-        if !slots.all(is_of_node) || refused.any(|request| are_in_several_slots(request.charges())) {
+        let mut of_units = requests.iter().filter(|request| request.units > 1);
+        if !slots.all(is_of_node) || of_units.any(|request| are_in_several_slots(request.charges())) {
             return None;
         }
         let mut queues = lock(queues);

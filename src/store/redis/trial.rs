@@ -12,6 +12,7 @@ use super::{
     backend::{Backend, Deadline},
     call::ScriptCall,
     failure::Failure,
+    reply::RawReply,
     script::ScriptName,
 };
 use crate::store::{ErrorKind, StoreError};
@@ -57,14 +58,16 @@ async fn try_each_quarter(backend: &Backend, keys: [Bytes; 4]) -> Result<(), Fai
     Ok(())
 }
 
-async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure> {
+async fn run(backend: &Backend, call: &ScriptCall) -> Result<RawReply, Failure> {
     let script = backend.scripts.get(call.script);
-    let reply = backend.client.run(script, &call, Deadline::new(TRIAL_DEADLINE)).await;
-    #[expect(clippy::wildcard_enum_match_arm, reason = "other failures stay the same")]
-    let reply = reply.map_err(|failure| match failure {
-        Failure::Forbidden(refusal) => Failure::Forbidden(refusal.before_the_commands()),
-        failure => failure,
-    })?;
+    backend.client.run(script, call, Deadline::new(TRIAL_DEADLINE)).await
+}
+
+async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure> {
+    let reply = match run(backend, &call).await {
+        Err(Failure::Forbidden(refusal)) => return Err(Failure::Forbidden(refusal.before_the_commands())),
+        reply => reply?,
+    };
 
     let [command, error] = &*reply.errors else {
         return teach(backend, &call).await.map_err(Failure::Forbidden);
@@ -79,8 +82,7 @@ async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure
 async fn teach(backend: &Backend, trial: &ScriptCall) -> Result<(), Refusal> {
     for script in ScriptName::of_checks() {
         let call = ScriptCall::empty(script, trial.keys.clone());
-        let text = backend.scripts.get(script);
-        if let Err(Failure::Forbidden(refusal)) = backend.client.run(text, &call, Deadline::new(TRIAL_DEADLINE)).await {
+        if let Err(Failure::Forbidden(refusal)) = run(backend, &call).await {
             return Err(refusal);
         }
     }
@@ -173,11 +175,8 @@ pub(super) async fn ready(backend: &Arc<Backend>) -> Result<(), StoreError> {
 /// Runs a script beside that of the checks, and returns the numbers of its reply.
 pub(super) async fn run_beside(backend: &Backend, call: &ScriptCall) -> Result<Bytes, StoreError> {
     match backend.run_call(call).await {
-        Ok(reply) => Ok(reply.numbers),
         Err(Failure::Forbidden(refusal)) => Err(explain(&refusal, backend)),
-        Err(failure @ (Failure::Timeout | Failure::Unreachable(_) | Failure::Refused(_) | Failure::Protocol(_))) => {
-            Err(failure.into())
-        }
+        reply => Ok(reply?.numbers),
     }
 }
 
