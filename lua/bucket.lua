@@ -54,7 +54,7 @@ local function bucket_add(charge, weight, _, since, spent, at, expires)
   at = at < now and now or at
   local full = since + (rate == 1 and total * period or time_of(total, rate, period))
   write(charge.key, since, total, at, expires, full)
-  return full > now and full - now or 0
+  return full - now
 end
 
 local function bucket_wait(charge, cost, since, spent, _, _, full)
@@ -63,7 +63,7 @@ local function bucket_wait(charge, cost, since, spent, _, _, full)
     local missing = math.min(spent, math.max(0, spent + cost - charge.quota))
     wait = math.max(1, since + time_of(missing, charge.x, charge.y) - now)
   end
-  return wait, full > now and full - now or 0
+  return wait, full - now
 end
 
 -- What only the driver needs.

@@ -147,9 +147,6 @@ end
 local function decide(run, times)
   local charges, operation, banned, admitted = run.charges, run.operation, false, times
   run.callers, run.may_wait, run.leads, run.decided = times, true, false, nil
-  if run.spans == 1 then
-    find_keys(run)
-  end
   for n = 1, run.size do
     local charge = charges[n]
     charge.key = keys[passed + n]
@@ -210,21 +207,9 @@ local function decide(run, times)
   end
 end
 
--- How many callers send a request of a run.
-local function callers_of(run, nth)
-  if run.times > 0 then
-    return run.times
-  end
-  local times = unpack_numbers('<d', run.text, run.position + 8 * nth)
-  return times
-end
-
 -- Removes the counts and the bans of a request. Nothing reads a key afterwards: where its slot is moving to another node, that would be
 -- an error.
 local function reset(run)
-  if run.spans == 1 then
-    find_keys(run)
-  end
   for n = 1, run.size do
     local charge = run.charges[n]
     local remaining = charge.quota
@@ -241,10 +226,13 @@ end
 -- Decides what is left of a run.
 local function decide_run(run)
   while run.nth < run.requests do
+    if run.spans == 1 then
+      find_keys(run)
+    end
     if run.operation == 'reset' then
       reset(run)
     else
-      decide(run, callers_of(run, run.nth))
+      decide(run, run.times > 0 and run.times or unpack_numbers('<d', run.text, run.position + 8 * run.nth))
     end
     passed, run.nth = passed + run.size, run.nth + 1
     next_line = run.first_line + run.nth * run.lines
@@ -273,9 +261,8 @@ for _, run in ipairs(runs) do
     if not fine then
       -- The request has added nothing. Its error is the reply, and those after it are decided as if it had not been there.
       errors = errors or {}
-      local message = tostring(failure)
       -- From its code on, which may follow the line of the script.
-      errors[#errors + 1] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
+      errors[#errors + 1] = string.match(failure, '%u%u+ [^\r\n]*') or 'ERR ' .. failure
       for place = passed + 2, passed + 1 + run.size do
         reply[place] = pack('<dddd', -#errors, 0, 0, 0)
       end

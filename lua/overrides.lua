@@ -8,25 +8,11 @@
 --       version, for each override its expiry as a double and the member, which ends with a zero byte. A number of -1 says that
 --       there are too many, and nothing was changed
 
-local replicate_commands = redis.replicate_commands
-if replicate_commands then
-  replicate_commands()
-end
-
-local call, pack = redis.call, struct.pack
 local key, known, subject, limit, length, most = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local time = call('TIME')
-local now = time[1] * 1000000 + time[2]
-
--- A whole number as text.
-local function text(number)
-  return string.format('%.0f', number)
-end
-
-local version = -tonumber(call('ZSCORE', key, '#') or '0')
+local version = -(call('ZSCORE', key, '#') or 0)
 
 if subject then
-  call('ZREMRANGEBYSCORE', key, '(0', text(now))
+  call('ZREMRANGEBYSCORE', key, '(0', now)
   local members = call('ZRANGE', key, '0', '-1')
   local before
   for _, member in ipairs(members) do
@@ -38,22 +24,22 @@ if subject then
     return pack('<ddd', now, version, -1)
   end
   version = math.max(now, version + 1)
-  call('ZADD', key, text(-version), '#')
+  call('ZADD', key, -version, '#')
   if before then
     call('ZREM', key, before)
   end
   if limit ~= '' then
-    call('ZADD', key, text(now + tonumber(length)), subject .. limit)
+    call('ZADD', key, now + length, subject .. limit)
   end
   -- The version is kept for an hour after the last override, so that no caller takes an older one for this.
   local last = call('ZRANGE', key, '-1', '-1', 'WITHSCORES')
-  call('PEXPIREAT', key, text(math.floor(math.max(now, tonumber(last[2])) / 1000) + 3600000))
+  call('PEXPIREAT', key, math.floor(math.max(now, last[2]) / 1000) + 3600000)
 end
 
-if text(version) == known then
+if version == tonumber(known) then
   return pack('<ddd', now, version, 0)
 end
-local members = call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf', 'WITHSCORES')
+local members = call('ZRANGEBYSCORE', key, now + 1, '+inf', 'WITHSCORES')
 local reply = { pack('<ddd', now, version, #members / 2) }
 for i = 1, #members, 2 do
   reply[#reply + 1] = pack('<ds', tonumber(members[i + 1]), members[i])

@@ -1,4 +1,4 @@
--- What all scripts of checks begin with: the time.
+-- What all scripts begin with: the time.
 --
 -- A script is this file, the files of the rules that it needs, and `checks.lua` or `driver.lua`. A function costs a call about 1,000
 -- instructions, whether it is used or not, and a field of a table three times as much as a local variable. So `checks.lua` comes

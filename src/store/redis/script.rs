@@ -124,13 +124,12 @@ fn functions(name: &str, rule: &str) -> String {
 impl Scripts {
     /// The scripts with their texts changed, such as the tests do that set the time.
     pub(super) fn new(change: impl Fn(&str) -> String) -> Self {
-        let script = |parts: &[&str]| {
-            let mut text = parts.concat();
-            for (name, value) in CONSTANTS {
-                text = text.replace(name, &value.to_string());
-            }
-            Script::new(change(&text).leak())
+        let text_of = |parts: &[&str]| {
+            CONSTANTS.iter().fold(parts.concat(), |text, (name, value)| {
+                text.replace(name, &value.to_string())
+            })
         };
+        let script = |parts: &[&str]| Script::new(change(&text_of(parts)).leak());
         let checks = RULES.map(|(name, rule, files)| {
             let lone = if name == "log" { lua!("lone_log") } else { "" };
             let needed = files.map(|file| file.split(FOR_DRIVER).next().unwrap_or(file));
@@ -149,7 +148,7 @@ impl Scripts {
             driver: script(&[PRELUDE, &all, lua!("driver")]),
             driver_with_lines: script(&[PRELUDE, &all, lua!("line"), lua!("driver")]),
             trial: script(&[PRELUDE, lua!("trial")]),
-            overrides: Script::new(lua!("overrides")),
+            overrides: Script::new(text_of(&[PRELUDE, lua!("overrides")]).leak()),
         }
     }
 

@@ -113,12 +113,24 @@ fn timelines() -> Vec<Timeline> {
              305_505_000_000_001: charge 1 -> 90 left, full in 98_550_000_000_001
              305_505_000_000_001: refund 40 from 0 -> 99 left, full in 9_855_000_000_001",
         ),
+        // So many tokens come in just this time, and Lua rounds the product of the time and the rate down.
+        Timeline::of(
+            bucket(14_747, 50_000_000, 2_000_000_000),
+            "0: charge 2_000_000_000 -> 0 left, full in 6_781_040_211_569
+             6_553_656_408_083: peek 1 -> 1_932_935_421 left, full in 227_383_803_486",
+        ),
         // A bucket that a refund has filled is full also for a clock that goes back.
         Timeline::of(
             per_second(2),
             "0: check 2 -> 0 left, full in 2_000_000
              1_000_000: refund 1 from 0 -> 2 left, full in 0
              500_000: peek 1 -> 2 left, full in 0",
+        ),
+        Timeline::of(
+            per_second(2),
+            "0: check 1 -> 1 left, full in 1_000_000
+             0: refund 1 from 0 -> 2 left, full in 0
+             -500_000: peek 1 -> 2 left, full in 0",
         ),
         Timeline::of(
             per_second(LARGE),
