@@ -325,6 +325,27 @@ async fn a_key_whose_expiry_will_do_is_written_without_it() {
     assert!(!stats.contains("cmdstat_set:"), "{stats}");
 }
 
+#[tokio::test]
+async fn the_expiry_of_merged_admissions_is_set_once_a_second() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let store = clock.redis_store(&redis).await;
+    let limit = Limit::from(SlidingLog::per_minute(9).precision(2));
+    clock.advance(Duration::from_micros(60_000_000 - clock.now() % 60_000_000));
+    clock.write_to(&redis).await;
+    // With its first call a store tries the script's commands.
+    decide(&store, Operation::Peek, &limit, "k", 1).await;
+    redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
+
+    for millis in [0, 100, 1_000, 100, 100] {
+        clock.advance(Duration::from_millis(millis));
+        clock.write_to(&redis).await;
+        assert!(decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
+    }
+
+    let stats: String = redis.command("INFO", ["commandstats"]).await;
+    assert!(stats.contains("cmdstat_pexpireat:calls=2,"), "{stats}");
+}
+
 /// A key has the time at which it expires. That is in whole milliseconds, and later than it matters by a second at most.
 #[tokio::test]
 async fn a_key_is_given_a_later_expiry_when_the_one_it_has_is_too_early() {
