@@ -1,47 +1,65 @@
 -- Reads and changes the overrides of a store: other limits of single keys of a policy, for a time.
 --
--- KEYS  a sorted set: a member for each override, a line for the policy, the key and the limit each, scored with its expiry; and
---       the member `#` with the score -version; the version is higher after each change
--- ARGV  the version that the caller has read, as text; for a change also the lines of the policy and the key, the limit (empty to
---       end the override), how long it applies in microseconds, and the most overrides
--- reply one string: the time, the version and the number of overrides as little-endian doubles, and unless the caller has this
---       version, for each override its expiry as a double and the member, which ends with a zero byte. A number of -1 says that
---       there are too many, and nothing was changed
+-- Each change is appended under a version; a later one of the same key replaces it. One that ends an override has expired already.
+--
+-- KEYS  a sorted set: a member for each change, a line for the policy, the key, the limit and the expiry each, scored with its
+--       version; and the member `#` with the score -first: a caller that has an older version reads all
+-- ARGV  the version that the caller has read, and the most changes; for a change also how long the limit applies in microseconds,
+--       and the lines of the policy, the key and the limit
+-- reply one string: the time, the version, and 1 if all follows, as little-endian doubles; the changes since the version of the
+--       caller, or all, separated by zero bytes
 
-local key, known, subject, limit, length, most = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local version = -(call('ZSCORE', key, '#') or 0)
+local key, known, most, length, lines = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 
-if subject then
-  call('ZREMRANGEBYSCORE', key, '(0', now)
-  local members = call('ZRANGE', key, '0', '-1')
-  local before
-  for _, member in ipairs(members) do
-    if string.sub(member, 1, #subject) == subject then
-      before = member
+local count, first = call('ZCARD', key), 0 - tonumber(call('ZSCORE', key, '#') or '0')
+local last = call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2]
+local version = math.max(first, tonumber(last or '0'))
+if count > most + 1 or count > 0 and first <= 0 or version > 9e15 then
+  return redis.error_reply('WRONGTYPE ' .. key .. ' has ' .. count .. ' members, not overrides of this store; delete it')
+end
+
+-- Forgets the changes that have been replaced or have expired.
+local function compact()
+  local members, newer = call('ZRANGE', key, '0', '-1', 'WITHSCORES'), {}
+  for i = #members - 1, 3, -2 do
+    local subject, expires_at = string.match(members[i], '^(.-\n.-\n).*\n(%d+)$')
+    local is_over = not subject or tonumber(expires_at) <= now
+    if is_over or newer[subject] then
+      call('ZREM', key, members[i])
     end
+    if is_over then
+      first = math.max(first, tonumber(members[i + 1]))
+    end
+    newer[subject or ''] = true
   end
-  if limit ~= '' and not before and #members > tonumber(most) then
-    return pack('<ddd', now, version, -1)
+  call('ZADD', key, -first, '#')
+end
+
+if lines then
+  if count > most then
+    compact()
+  end
+  if call('ZCARD', key) > most then
+    return redis.error_reply('ERR the store has too many overrides; end some')
   end
   version = math.max(now, version + 1)
-  call('ZADD', key, -version, '#')
-  if before then
-    call('ZREM', key, before)
+  if count == 0 then
+    first = version
+    call('ZADD', key, -first, '#')
   end
-  if limit ~= '' then
-    call('ZADD', key, now + length, subject .. limit)
+  -- Also after the clock is set back, one that has ended is over.
+  local expires_at = length == '0' and 0 or now + tonumber(length)
+  call('ZADD', key, version, lines .. digits(expires_at))
+  -- The versions are kept for an hour after the last override.
+  local keep = math.floor(tonumber(length) / 1000) + 3600000
+  if call('PTTL', key) < keep then
+    call('PEXPIREAT', key, math.floor(now / 1000) + keep)
   end
-  -- The version is kept for an hour after the last override, so that no caller takes an older one for this.
-  local last = call('ZRANGE', key, '-1', '-1', 'WITHSCORES')
-  call('PEXPIREAT', key, math.floor(math.max(now, last[2]) / 1000) + 3600000)
 end
 
-if version == tonumber(known) then
-  return pack('<ddd', now, version, 0)
+local reads_all = known < first or known > version
+local changes = {}
+if known ~= version then
+  changes = call('ZRANGEBYSCORE', key, reads_all and '0' or '(' .. digits(known), '+inf')
 end
-local members = call('ZRANGEBYSCORE', key, now + 1, '+inf', 'WITHSCORES')
-local reply = { pack('<ddd', now, version, #members / 2) }
-for i = 1, #members, 2 do
-  reply[#reply + 1] = pack('<ds', tonumber(members[i + 1]), members[i])
-end
-return table.concat(reply)
+return pack('<ddd', now, version, reads_all and 1 or 0) .. table.concat(changes, '\0')

@@ -76,7 +76,7 @@ pub(super) enum OverrideSource {
 #[derive(Default)]
 struct Table(HashMap<Box<str>, HashMap<Key, Override>>);
 
-/// The most overrides of a store: all of them are read at once.
+/// The most overrides of a store: a process that connects reads all of them at once.
 pub(super) const MAX_OVERRIDES: usize = 10_000;
 
 /// The longest override: numbers of microseconds are exact up to here for longer than a century.
@@ -149,24 +149,39 @@ impl Overrides {
         key: &Key,
         limit: Option<(Limit, Duration)>,
     ) -> Result<(), StoreError> {
+        let Some((limit, lasts)) = limit else {
+            self.0.write(|table| table.remove(policy, key));
+            return Ok(());
+        };
+        self.require_room(policy, key)?;
+        let one = Override::new(policy, key.clone(), limit, now.saturating_add(lasts));
+        self.0.write(|table| table.insert(one));
+        Ok(())
+    }
+
+    /// Fails if another override is one too many.
+    pub(super) fn require_room(&self, policy: &str, key: &Key) -> Result<(), StoreError> {
+        let now = self.now();
         self.0.write(|table| {
             table.forget_expired(now);
-            table.remove(policy, key);
-            let Some((limit, lasts)) = limit else { return Ok(()) };
-            if table.iter().count() >= MAX_OVERRIDES {
-                return Err(too_many());
+            let replaces = table.0.get(policy).is_some_and(|of_policy| of_policy.contains_key(key));
+            match replaces || table.iter().count() < MAX_OVERRIDES {
+                true => Ok(()),
+                false => Err(too_many()),
             }
-            table.insert(Override::new(policy, key.clone(), limit, now.saturating_add(lasts)));
-            Ok(())
         })
     }
 
-    /// Replaces all by what the store has.
+    /// Applies changes, the latest of a key last, after all others are forgotten if these are `all`.
     #[cfg(any(feature = "_redis", test))]
-    pub(super) fn replace(&self, list: Vec<Override>) {
+    pub(super) fn apply(&self, all: bool, changes: impl Iterator<Item = Override>) {
+        let now = self.now();
         self.0.write(|table| {
-            *table = Table::default();
-            list.into_iter().for_each(|one| table.insert(one));
+            if all {
+                table.0.clear();
+            }
+            changes.for_each(|one| table.insert(one));
+            table.forget_expired(now);
         });
     }
 
@@ -231,7 +246,7 @@ impl fmt::Debug for Overrides {
     }
 }
 
-pub(super) fn too_many() -> StoreError {
+fn too_many() -> StoreError {
     StoreError::new(
         ErrorKind::Refused,
         format!("a store has at most {MAX_OVERRIDES} overrides; end some, or give the callers plans"),
@@ -248,7 +263,7 @@ mod tests {
         let (limit, lasts) = (Limit::from(SlidingLog::per_hour(9)), Duration::from_secs(9));
         let overrides = Overrides::new(OverrideSource::Memory(Box::new(|| Duration::ZERO)));
         let all = (0..MAX_OVERRIDES as u64).map(|n| Override::new("p", n.into(), limit.clone(), lasts));
-        overrides.replace(all.collect());
+        overrides.apply(true, all);
 
         let set = async |key: u64| overrides.set("p", &key.into(), Some((limit.clone(), lasts))).await;
         let error = set(MAX_OVERRIDES as u64).await.unwrap_err();

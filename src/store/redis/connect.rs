@@ -1,6 +1,6 @@
 use std::{error::Error, fmt, sync::Arc};
 
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::timeout};
 
 #[cfg(feature = "fred")]
 use super::client::fred::FredClient;
@@ -11,7 +11,6 @@ use super::{
     builder::RedisStoreBuilder,
     client::{ClientLibrary, RedisClient},
     credentials::ConnectionSettings,
-    overrides::read_newest,
     queues::CommitQueues,
     source::Source,
     store::RedisStore,
@@ -22,7 +21,7 @@ use super::{
 use crate::{
     ConfigError,
     error::one_of_errors,
-    store::{ErrorKind, Store, StoreError},
+    store::{ErrorKind, StoreError},
 };
 
 /// Constructors.
@@ -110,10 +109,11 @@ impl RedisStoreBuilder {
         let (connect_timeout, server) = (self.connect_timeout, self.server());
         let store = self.build()?;
         connected(&store.queues.backend, &server, connect_timeout).await?;
-        if let Some(overrides) = Store::overrides(&store) {
-            // While Redis is away, the task that follows them goes on.
-            unless_refused(read_newest(overrides).await)?;
-        }
+        let read = timeout(connect_timeout, store.overrides_read()).await;
+        read.unwrap_or_else(|_| {
+            let message = "the overrides could not be read within the connect timeout";
+            Err(StoreError::new(ErrorKind::Timeout, message))
+        })?;
         Ok(store)
     }
 
@@ -239,14 +239,6 @@ fn validate_credentials(source: &Source) -> Result<(), ConfigError> {
         #[cfg(feature = "cluster")]
         Source::RedisRs(_) | Source::RedisRsCluster(_) => Ok(()),
     }
-}
-
-/// Other failures pass: what has failed is repeated.
-fn unless_refused(result: Result<(), StoreError>) -> Result<(), StoreError> {
-    result.or_else(|error| match error.kind() {
-        ErrorKind::Refused => Err(error),
-        ErrorKind::Timeout | ErrorKind::Unreachable | ErrorKind::Protocol => Ok(()),
-    })
 }
 
 /// The error of [`RedisStore::connect`](super::RedisStore::connect).

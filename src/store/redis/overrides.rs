@@ -1,7 +1,8 @@
-//! The overrides of a store in Redis: one sorted set, which each process reads once a second if it has changed.
+//! The overrides of a store in Redis: one sorted set, of which each process reads the changes once a second.
 
 use std::{
     borrow::Cow,
+    mem,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
@@ -15,27 +16,20 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{
-    backend::Backend,
-    call::ScriptCall,
-    failure::Failure,
-    reply::{member, number},
-    script::ScriptName,
-    trial::run_beside,
-};
+use super::{backend::Backend, call::ScriptCall, failure::Failure, reply::number, script::ScriptName, trial::explain};
 use crate::{
     Key, Limit,
     store::{
-        ErrorKind, StoreError,
-        overrides::{MAX_OVERRIDES, Override, OverrideTable, Overrides, too_many},
+        StoreError,
+        overrides::{MAX_OVERRIDES, Override, OverrideTable, Overrides},
     },
 };
 
 /// Reads and changes the overrides in Redis.
 pub(in crate::store) struct RedisOverrides {
     backend: Arc<Backend>,
-    /// The version that was read last, as text. Calls are made one after the other, so that none applies an older one.
-    version: Mutex<String>,
+    /// The version that was read last. Calls are made one after the other, so that none applies an older one.
+    version: Mutex<f64>,
     started: Instant,
     /// The time of Redis at the start, in microseconds.
     started_at_us: AtomicU64,
@@ -43,12 +37,18 @@ pub(in crate::store) struct RedisOverrides {
 
 /// The pause between two reads.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The first pause after one that has failed.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+/// How long the reads are refused until that is logged: not while a cluster fails over.
+const LASTS: Duration = Duration::from_secs(3);
+/// The most changes under the key. With more, those that have been replaced or have expired are forgotten.
+const MAX_CHANGES: usize = MAX_OVERRIDES + 1_000;
 
 impl RedisOverrides {
     pub(super) fn new(backend: Arc<Backend>) -> Self {
         Self {
             backend,
-            version: Mutex::new("0".to_owned()),
+            version: Mutex::default(),
             started: Instant::now(),
             started_at_us: AtomicU64::new(0),
         }
@@ -72,50 +72,43 @@ impl RedisOverrides {
         key: &Key,
         limit: Option<(Limit, Duration)>,
     ) -> Result<(), StoreError> {
-        let subject = format!("{policy}\n{}\n", self.stored_key(key));
-        let (limit, lasts) = limit.map_or_else(Default::default, |(limit, lasts)| (limit.to_string(), lasts));
-        let change = [subject, limit, lasts.as_micros().to_string(), MAX_OVERRIDES.to_string()];
-        self.call(overrides, change.map(Bytes::from)).await
+        let key = self.stored_key(key);
+        if limit.is_some() {
+            overrides.require_room(policy, &key)?;
+        }
+        // One that is ended is one that has expired.
+        let (limit, lasts) = limit.unwrap_or((Limit::Unlimited, Duration::ZERO));
+        let change = [lasts.as_micros().to_string(), format!("{policy}\n{key}\n{limit}\n")];
+        let changed = self.call(overrides, change.map(Bytes::from)).await;
+        changed.map_err(|failure| explain(failure, &self.backend))
     }
 
-    async fn call(&self, overrides: &Overrides, change: impl IntoIterator<Item = Bytes>) -> Result<(), StoreError> {
+    async fn call(&self, overrides: &Overrides, change: impl IntoIterator<Item = Bytes>) -> Result<(), Failure> {
         let mut version = self.version.lock().await;
         let mut call = ScriptCall::of(ScriptName::Overrides, [self.backend.key_format.overrides_key()]);
-        call.arguments.push(Bytes::from(version.clone()));
+        call.arguments
+            .extend([format!("{version:.0}"), MAX_CHANGES.to_string()].map(Bytes::from));
         call.arguments.extend(change);
-        let reply = run_beside(&self.backend, &call).await?;
-        let malformed = || StoreError::from(Failure::malformed_reply());
-        let mut rest = &*reply;
-        let [Some(now), Some(newest), Some(count)] = [(); 3].map(|()| number(&mut rest)) else {
-            return Err(malformed());
+        let reply = self.backend.run_call(&call).await?.numbers;
+        let mut changes = &*reply;
+        let [Some(now), Some(newest), Some(all)] = [(); 3].map(|()| number(&mut changes)) else {
+            return Err(Failure::malformed_reply());
         };
         let elapsed = self.started.elapsed().as_micros() as f64;
         self.started_at_us.store((now - elapsed) as u64, Ordering::Relaxed);
-        let newest = format!("{newest:.0}");
-        if count < 0.0 {
-            return Err(too_many());
-        } else if *version != newest {
-            overrides.replace(list(rest, count as usize).ok_or_else(malformed)?);
+        if *version != newest {
+            // Those that another version of the crate has written, and this one cannot read, are left out.
+            overrides.apply(all > 0.0, changes.split(|byte| *byte == 0).filter_map(read));
             *version = newest;
         }
         Ok(())
     }
 }
 
-/// The overrides of a reply. Those that another version of the crate has written, and this one cannot read, are left out.
-fn list(mut bytes: &[u8], count: usize) -> Option<Vec<Override>> {
-    let mut list = Vec::new();
-    for _ in 0..count {
-        let expires_at = number(&mut bytes)?;
-        list.extend(read(member(&mut bytes)?, expires_at));
-    }
-    Some(list)
-}
-
-fn read(member: &[u8], expires_at: f64) -> Option<Override> {
-    let mut lines = std::str::from_utf8(member).ok()?.split('\n');
-    let [policy, key, limit] = [lines.next()?, lines.next()?, lines.next()?];
-    let expires_at = Duration::from_micros(expires_at as u64);
+fn read(change: &[u8]) -> Option<Override> {
+    let mut lines = std::str::from_utf8(change).ok()?.split('\n');
+    let [policy, key, limit, expires_at] = [lines.next()?, lines.next()?, lines.next()?, lines.next()?];
+    let expires_at = Duration::from_micros(expires_at.parse().ok()?);
     Some(Override::new(
         policy,
         Key::from_stored(key)?,
@@ -124,33 +117,46 @@ fn read(member: &[u8], expires_at: f64) -> Option<Override> {
     ))
 }
 
-/// Reads the overrides until the store is dropped. It logs the first of several refusals; that Redis is away is logged by its health.
+/// Reads the overrides until the store is dropped. It logs refusals that last; that Redis is away is logged by its health.
 pub(super) async fn follow(overrides: Weak<OverrideTable>) {
-    let mut is_refused = false;
-    loop {
-        let Some(overrides) = overrides.upgrade().map(Overrides) else {
-            return;
-        };
-        match read_newest(&overrides).await {
-            Ok(()) => is_refused = false,
-            Err(error) if error.kind() == ErrorKind::Refused && !is_refused => {
-                tracing::warn!(
-                    error = error.to_string(),
-                    "the overrides cannot be read; those that were read last apply"
-                );
-                is_refused = true;
+    let (mut refused_since, mut is_logged, mut retry) = (None, false, SHORTEST_PAUSE);
+    while let Some(overrides) = overrides.upgrade().map(Overrides) {
+        let Some(redis) = overrides.redis() else { return };
+        let pause = match redis.call(&overrides, []).await {
+            Ok(()) => {
+                if is_logged {
+                    tracing::info!("the overrides are read again");
+                }
+                (refused_since, is_logged, retry) = (None, false, SHORTEST_PAUSE);
+                PAUSE
             }
-            Err(_) => {}
-        }
+            Err(failure) => {
+                let since = *refused_since.get_or_insert_with(Instant::now);
+                if failure.is_no_reply() {
+                    refused_since = None;
+                } else if !is_logged && since.elapsed() >= LASTS {
+                    is_logged = true;
+                    let error = explain(failure, &redis.backend).to_string();
+                    tracing::warn!(error, "the overrides cannot be read; those that were read last apply");
+                }
+                let longer = PAUSE.min(2 * retry);
+                mem::replace(&mut retry, longer)
+            }
+        };
         drop(overrides);
-        sleep(PAUSE).await;
+        sleep(pause).await;
     }
 }
 
-/// Reads the overrides. After a failure those that were read last apply.
-pub(super) async fn read_newest(overrides: &Overrides) -> Result<(), StoreError> {
-    match overrides.redis() {
-        Some(redis) => redis.call(overrides, []).await,
-        None => Ok(()),
+/// Reads the overrides until that succeeds, or fails by a permission or by what is stored under their key.
+pub(super) async fn read_first(overrides: &Overrides) -> Result<(), StoreError> {
+    let Some(redis) = overrides.redis() else { return Ok(()) };
+    let mut pause = SHORTEST_PAUSE;
+    loop {
+        match redis.call(overrides, []).await {
+            Err(failure) if !failure.is_of_key() && !matches!(failure, Failure::Forbidden(_)) => sleep(pause).await,
+            read => return read.map_err(|failure| explain(failure, &redis.backend)),
+        }
+        pause = PAUSE.min(2 * pause);
     }
 }

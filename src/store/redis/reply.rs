@@ -70,14 +70,6 @@ pub(super) fn number(bytes: &mut &[u8]) -> Option<f64> {
     Some(f64::from_le_bytes(*number))
 }
 
-/// Takes a member of a set, which ends with a zero byte, from the reply of another script.
-pub(super) fn member<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let end = bytes.iter().position(|byte| *byte == 0)?;
-    let (member, rest) = bytes.split_at(end);
-    *bytes = &rest[1..];
-    Some(member)
-}
-
 impl ScriptReply {
     /// Reads the time, then for each key of each merged request the number of admitted requests and the three numbers of its
     /// state; or in place of the former, the negated position of an error, from 1.

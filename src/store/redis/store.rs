@@ -9,7 +9,7 @@ use super::{
     across_slots,
     failure::Failure,
     key_format::slot_of_charge,
-    overrides::{RedisOverrides, follow},
+    overrides::{RedisOverrides, follow, read_first},
     prefetch::{Prefetch, Sent},
     queues::{CallerRequests, CommitQueues, Decided},
     request::OwnedRequest,
@@ -197,7 +197,8 @@ impl RedisStore {
         Ok(response)
     }
 
-    /// Waits until checks can be made, as [`connect`](Self::connect) does, and without a timeout.
+    /// Waits until checks can be made and the [overrides](crate::RedisStoreBuilder::overrides) have been read, as
+    /// [`connect`](Self::connect) does, and without a timeout.
     ///
     /// It is for a store that connects in the background; use it before accepting traffic.
     ///
@@ -217,7 +218,16 @@ impl RedisStore {
     ///
     /// If Redis refuses the credentials, a command, the keys or the script, as for [`connect`](Self::connect).
     pub async fn ready(&self) -> Result<(), StoreError> {
-        ready(&self.queues.backend).await
+        ready(&self.queues.backend).await?;
+        self.overrides_read().await
+    }
+
+    /// Waits until the overrides have been read, if the store has any.
+    pub(super) async fn overrides_read(&self) -> Result<(), StoreError> {
+        match &self.followed {
+            Some(overrides) => read_first(overrides).await,
+            None => Ok(()),
+        }
     }
 
     /// The texts of the scripts that the store runs.

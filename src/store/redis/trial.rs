@@ -155,7 +155,7 @@ pub(super) async fn connected(
         last = failure;
     });
     match timeout(connect_timeout, trials).await {
-        Ok(tried) => tried.map_err(|refusal| explain(&refusal, backend)),
+        Ok(tried) => tried.map_err(|refusal| explain(Failure::Forbidden(refusal), backend)),
         Err(_) => {
             let message = format!(
                 "{server} could not be used within the connect timeout of {connect_timeout:?}; a service that must start \
@@ -169,9 +169,10 @@ pub(super) async fn connected(
 /// Waits until a trial succeeds. A refusal is an error at once.
 pub(super) async fn ready(backend: &Arc<Backend>) -> Result<(), StoreError> {
     let trials = until_success(&Arc::downgrade(backend), drop).await;
-    trials.map_err(|refusal| explain(&refusal, backend))
+    trials.map_err(|refusal| explain(Failure::Forbidden(refusal), backend))
 }
 
+<<<<<<< HEAD
 /// Runs a script beside that of the checks, and returns the numbers of its reply.
 pub(super) async fn run_beside(backend: &Backend, call: &ScriptCall) -> Result<Bytes, StoreError> {
     match backend.run_call(call).await {
@@ -182,6 +183,13 @@ pub(super) async fn run_beside(backend: &Backend, call: &ScriptCall) -> Result<B
 
 /// The error of a refusal, with the fix.
 fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
+=======
+/// The error of a failure, with the fix if it is a refusal.
+pub(super) fn explain(failure: Failure, backend: &Backend) -> StoreError {
+    let Failure::Forbidden(refusal) = failure else {
+        return failure.into();
+    };
+>>>>>>> 7d09226 (Processes read changes of overrides, not all of them; ready waits until they are read)
     StoreError::new(ErrorKind::Refused, refusal.explain(&backend.key_format.prefix))
 }
 

@@ -1,6 +1,6 @@
 //! Overrides of single keys: in each store, in all processes, and while Redis is away.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tower_quota::{
     ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policy, RateLimitLayer,
@@ -199,6 +199,10 @@ each_client! {
     overrides_apply_while_redis_is_away
     a_user_that_may_not_load_the_script_of_overrides_is_refused
     something_else_under_the_key_of_overrides_is_logged_once
+    after_a_failure_they_are_read_again_soon
+    a_store_that_is_ready_knows_them
+    what_is_not_a_list_of_overrides_is_refused_and_not_read
+    of_a_change_no_other_override_is_read
     hashed_keys_have_overrides_without_a_readable_key
     a_store_has_a_bounded_number_of_overrides
 }
@@ -307,27 +311,185 @@ async fn a_user_that_may_not_load_the_script_of_overrides_is_refused(library: Cl
     assert!(strict().await.is_ok());
 }
 
+/// How often Redis has refused to read them.
+async fn refused_reads(redis: &Redis) -> u64 {
+    let info: String = redis.command("INFO", ["errorstats"]).await;
+    let count = info.split_once("errorstat_WRONGTYPE:count=").map(|(_, rest)| rest);
+    count.map_or(0, |rest| {
+        rest.lines().next().and_then(|n| n.parse().ok()).expect("a number")
+    })
+}
+
 async fn something_else_under_the_key_of_overrides_is_logged_once(library: ClientLibrary) {
     let (log, redis) = (Log::capture(), Redis::start());
     let [one, _] = two(builder().client_library(library), &redis).await;
     one.override_limit("mails", "a", log_of(9), HOUR)
         .await
         .expect("it is valid");
+    let started = Instant::now();
     redis.command::<()>("SET", ["quota:1:overrides", "x"]).await;
     eventually("it is logged", async || {
         log.text().contains("the overrides cannot be read")
     })
     .await;
+    assert!(started.elapsed() >= Duration::from_secs(3), "a failover is not logged");
     let error = one.override_limit("mails", "a", log_of(8), HOUR).await.unwrap_err();
     assert!(error.to_string().contains("WRONGTYPE"), "{error}");
     assert_eq!(state(&one, "a").await.0, 9, "it was read before");
 
     redis.command::<()>("DEL", ["quota:1:overrides"]).await;
     eventually("it is read again", async || one.overrides().is_empty()).await;
-    assert!(
-        log.text().matches("the overrides cannot be read").count() <= 2,
-        "once for each store"
-    );
+    eventually("that is logged", async || {
+        log.text().contains("the overrides are read again")
+    })
+    .await;
+    for line in ["the overrides cannot be read", "the overrides are read again"] {
+        assert!(log.text().matches(line).count() <= 2, "once for each store");
+    }
+}
+
+/// On a busy machine a read may be late, but not each.
+async fn after_a_failure_they_are_read_again_soon(library: ClientLibrary) {
+    let redis = Redis::start();
+    let store = connected(builder().client_library(library), &redis.url()).await;
+    for round in 0.. {
+        redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
+        redis.command::<()>("SET", ["quota:1:overrides", "x"]).await;
+        eventually("a read fails", async || refused_reads(&redis).await > 0).await;
+        let failed = Instant::now();
+        eventually("another one does", async || refused_reads(&redis).await > 1).await;
+        if failed.elapsed() < Duration::from_millis(500) {
+            break;
+        }
+        assert!(round < 20, "the next read was after {:?}", failed.elapsed());
+        redis.command::<()>("DEL", ["quota:1:overrides"]).await;
+        store.ready().await.expect("it is read again");
+    }
+}
+
+async fn a_store_that_is_ready_knows_them(library: ClientLibrary) {
+    let redis = Redis::start();
+    let one = limiter(connected(builder().client_library(library), &redis.url()).await);
+    let set = one.override_limit("mails", "a", Limit::DenyAll, HOUR).await;
+    set.expect("it is valid");
+    for _ in 0..10 {
+        let lazy = builder().client_library(library).url(&redis.url()).connect_lazy();
+        let lazy = lazy.expect("the URL is good");
+        lazy.ready().await.expect("Redis answers");
+        assert!(!limiter(lazy).check("a").await.expect("Redis answers").is_allowed());
+    }
+}
+
+/// A sorted set of a neighbor, and values with which no change can be stored.
+async fn what_is_not_a_list_of_overrides_is_refused_and_not_read(library: ClientLibrary) {
+    let redis = Redis::start();
+    let store = connected(builder().client_library(library), &redis.url()).await;
+    let one = limiter(store.clone());
+    let huge =
+        "for n = 1, 500000 do redis.call('ZADD', KEYS[1], n, 'member-' .. n) end redis.call('ZADD', KEYS[1], -1, '#')";
+    let small = "redis.call('ZADD', KEYS[1], 1, 'mails\\nkey=a\\ndeny-all\\n9999999999999999')";
+    let first = "redis.call('ZADD', KEYS[1], '-inf', '#')";
+    let last = "redis.call('ZADD', KEYS[1], -1, '#', '+inf', 'mails\\nkey=a\\ndeny-all\\n9999999999999999')";
+    for (made_by, members) in [(huge, 500_001), (small, 1), (first, 1), (last, 2)] {
+        redis.command::<()>("DEL", ["quota:1:overrides"]).await;
+        redis.command::<()>("EVAL", [made_by, "1", "quota:1:overrides"]).await;
+        let refusals = [
+            one.override_limit("mails", "a", log_of(9), HOUR).await,
+            one.end_override("mails", "a").await,
+            store.ready().await,
+        ];
+        for refusal in refusals {
+            let error = refusal.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Refused);
+            let expected = format!("quota:1:overrides has {members} members, not overrides of this store; delete it");
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
+        assert_eq!(one.overrides(), []);
+    }
+}
+
+/// The script of overrides: 1 if it returns all, and the changes that it returns, without their expiry.
+async fn read(redis: &Redis, known: &str, change: &[&str]) -> (String, bool, Vec<String>) {
+    let script = RedisStore::scripts().last().expect("a store has scripts");
+    let words = [script, "1", "quota:1:overrides", known, "4"];
+    let reply: fred::bytes::Bytes = redis
+        .command("EVAL", words.into_iter().chain(change.iter().copied()))
+        .await;
+    let number = |n: usize| f64::from_le_bytes(reply[8 * n..8 * n + 8].try_into().expect("8 bytes"));
+    let changes = String::from_utf8(reply[24..].to_vec()).expect("text");
+    let changes = changes
+        .split('\0')
+        .filter_map(|change| Some(change.rsplit_once('\n')?.0.replace('\n', " ")));
+    (format!("{:.0}", number(1)), number(2) > 0.0, changes.collect())
+}
+
+#[tokio::test]
+async fn a_process_reads_the_changes_since_its_version_or_all_if_some_are_forgotten() {
+    let redis = Redis::start();
+    const LONG: &str = "3600000000";
+    let (v1, _, _) = read(&redis, "0", &[LONG, "p\na\n1/h\n"]).await;
+    let (v2, _, _) = read(&redis, &v1, &[LONG, "p\nb\n2/h\n"]).await;
+    let (v3, all, changes) = read(&redis, &v2, &["0", "p\na\nunlimited\n"]).await;
+    assert_eq!((all, &*changes), (false, &["p a unlimited".to_owned()][..]));
+    assert_eq!(read(&redis, &v3, &[]).await, (v3.clone(), false, vec![]));
+    assert_eq!(read(&redis, &v1, &[]).await.2, ["p b 2/h", "p a unlimited"]);
+    assert_eq!(read(&redis, "0", &[]).await.1, true);
+
+    // With the fifth change the ones of `a` and the first of `b` are forgotten.
+    let (v4, _, _) = read(&redis, &v3, &[LONG, "p\nb\n3/h\n"]).await;
+    let (v5, _, _) = read(&redis, &v4, &[LONG, "p\nc\n4/h\n"]).await;
+    let (v6, _, changes) = read(&redis, &v5, &[LONG, "p\nd\n5/h\n"]).await;
+    assert_eq!(changes, ["p d 5/h"]);
+    let kept = ["p b 3/h", "p c 4/h", "p d 5/h"].map(str::to_owned);
+    for (known, reads_all) in [("0", true), (&v2, true), (&v3, false)] {
+        assert_eq!(read(&redis, known, &[]).await, (v6.clone(), reads_all, kept.to_vec()));
+    }
+
+    // The versions of another life of the key.
+    redis.command::<()>("DEL", ["quota:1:overrides"]).await;
+    assert_eq!(read(&redis, &v6, &[]).await, ("0".to_owned(), true, vec![]));
+    let (_, all, changes) = read(&redis, &v6, &[LONG, "p\na\n1/h\n"]).await;
+    assert_eq!((all, &*changes), (true, &["p a 1/h".to_owned()][..]));
+}
+
+/// The bytes that Redis has sent.
+async fn sent(redis: &Redis) -> u64 {
+    let info: String = redis.command("INFO", ["stats"]).await;
+    let bytes = info.split_once("total_net_output_bytes:").expect("a line").1;
+    bytes
+        .lines()
+        .next()
+        .and_then(|bytes| bytes.parse().ok())
+        .expect("a number")
+}
+
+/// Seeds Redis with overrides of the keys from 1.
+async fn seed(redis: &Redis, number: u64) {
+    let members = (1..=number).flat_map(|n| {
+        [
+            n.to_string(),
+            format!("mails\nkey={n}\nsliding-log 9/h\n9999999999999999"),
+        ]
+    });
+    let words = ["quota:1:overrides", "-1", "#"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(members);
+    redis.command::<()>("ZADD", words).await;
+}
+
+async fn of_a_change_no_other_override_is_read(library: ClientLibrary) {
+    let redis = Redis::start();
+    seed(&redis, 9_000).await;
+    let [one, other] = two(builder().client_library(library), &redis).await;
+    assert_eq!(one.overrides().len(), 9_000);
+    let before = sent(&redis).await;
+    one.override_limit("mails", "1", log_of(8), HOUR)
+        .await
+        .expect("it is valid");
+    has_quota(&other, "1", 8).await;
+    let bytes = sent(&redis).await - before;
+    assert!(bytes < 100_000, "{bytes} bytes, and all are 400,000");
 }
 
 async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrary) {
@@ -348,23 +510,16 @@ async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrar
 
 async fn a_store_has_a_bounded_number_of_overrides(library: ClientLibrary) {
     let redis = Redis::start();
+    seed(&redis, 10_000).await;
     let [one, _] = two(builder().client_library(library), &redis).await;
-    one.override_limit("mails", "a", log_of(9), HOUR)
-        .await
-        .expect("it is valid");
-    let expires = "9999999999999999";
-    let members = (1..10_000).flat_map(|n| [expires.to_owned(), format!("mails\nkey={n}\nsliding-log 9/h")]);
-    let words = std::iter::once("quota:1:overrides".to_owned()).chain(members);
-    redis.command::<()>("ZADD", words).await;
-
     let error = one.override_limit("mails", "b", log_of(9), HOUR).await.unwrap_err();
     assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
-    one.override_limit("mails", "a", log_of(8), HOUR)
+    one.override_limit("mails", "1", log_of(8), HOUR)
         .await
         .expect("it replaces one");
     assert_eq!(one.overrides().len(), 10_000);
     assert_eq!(state(&one, "9999").await.0, 9);
-    one.end_override("mails", "a").await.expect("it is valid");
+    one.end_override("mails", "1").await.expect("it is valid");
     one.override_limit("mails", "b", log_of(9), HOUR)
         .await
         .expect("there is room");
@@ -378,10 +533,10 @@ async fn what_a_later_version_has_written_is_left_out() {
         "quota:1:overrides",
         "-1",
         "#",
-        "9999999999999999",
-        "mails\nkey=a\nfuture 9",
-        "9999999999999999",
-        "mails\nkey=b\nsliding-log 9/h",
+        "1",
+        "mails\nkey=a\nfuture 9\n9999999999999999",
+        "2",
+        "mails\nkey=b\nsliding-log 9/h\n9999999999999999",
     ];
     redis.command::<()>("ZADD", words).await;
     has_quota(&one, "b", 9).await;
