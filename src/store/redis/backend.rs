@@ -45,6 +45,8 @@ pub(super) struct Backend {
     pub(super) deny_cache: Option<DenyCache>,
     /// Whether a call can use keys of several slots of a node of a cluster, as a trial has found.
     reaches_several_slots: AtomicBool,
+    /// Whether settings of Redis with which limits are lost have been logged.
+    pub(super) settings_checked: AtomicBool,
     /// When a refusal was logged.
     refusal_logged_at: Mutex<Option<Instant>>,
     pub(super) metrics: RedisMetrics,
@@ -68,6 +70,7 @@ impl Backend {
             },
             deny_cache: settings.deny_cache.then(DenyCache::new),
             reaches_several_slots: AtomicBool::new(false),
+            settings_checked: AtomicBool::new(false),
             refusal_logged_at: Mutex::default(),
             metrics: RedisMetrics::new(),
         }

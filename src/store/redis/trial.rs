@@ -1,6 +1,6 @@
 use std::{
     error::Error,
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -131,8 +131,36 @@ async fn try_two_slots(backend: &Backend) -> Result<(), Failure> {
 /// A trial of all that the store requires, then of what it can do without.
 async fn try_all(backend: &Backend) -> Result<(), Failure> {
     run_trial(backend).await?;
-    try_several_slots(backend).await
+    try_several_slots(backend).await?;
+    if !backend.settings_checked.swap(true, Ordering::Relaxed) {
+        check_settings(backend).await;
+    }
+    Ok(())
 }
+
+/// Logs the settings of Redis with which limits are lost, as far as its user may read them.
+async fn check_settings(backend: &Backend) {
+    let settings = &SETTINGS[..1 + usize::from(backend.client.is_clustered())];
+    for (setting, expected) in settings {
+        let value = Deadline::new(TRIAL_DEADLINE)
+            .wait(backend.client.setting(setting))
+            .await;
+        if let Some(value) = value.flatten().filter(|value| value != expected) {
+            tracing::warn!(
+                setting,
+                value,
+                expected,
+                "with this setting of Redis limits are lost; the page `redis` of the guide has the checklist"
+            );
+        }
+    }
+}
+
+/// The second one is of clusters.
+const SETTINGS: [(&str, &str); 2] = [
+    ("maxmemory-policy", "noeviction"),
+    ("cluster-require-full-coverage", "no"),
+];
 
 /// The pauses between trials double from the first to the second of these.
 const TRIAL_PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];

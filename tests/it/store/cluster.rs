@@ -601,6 +601,26 @@ async fn a_dead_primary_fails_only_its_own_keys_until_its_replica_takes_over() {
     }
 }
 
+/// With `no`, it is its own keys that fail.
+#[tokio::test]
+async fn where_full_coverage_is_required_a_dead_primary_fails_all_keys_and_that_is_logged_before() {
+    const LINE: &str = "cluster-require-full-coverage";
+    let log = Log::capture();
+    let mut cluster = Cluster::start_with(&["--cluster-require-full-coverage", "yes"]).await;
+    let store = connect(&cluster, RedisStore::builder().deadline(DEADLINE)).await;
+    assert_eq!(log.text().matches(LINE).count(), 1, "{}", log.text());
+
+    let [one, _, two] = cluster.keys().await;
+    cluster.primaries[1].kill();
+    for key in [one, two] {
+        eventually("a check of another key fails", async || {
+            let checked = try_decide(&store, Operation::Check, &limit(9), &key, 1).await;
+            checked.is_err_and(|error| error.to_string().contains("CLUSTERDOWN"))
+        })
+        .await;
+    }
+}
+
 #[tokio::test]
 async fn a_dead_primary_is_one_line_in_the_log_until_it_is_back() {
     let mut cluster = Cluster::start().await;

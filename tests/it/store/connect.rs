@@ -21,6 +21,7 @@ each_client! {
     a_missing_key_pattern_is_named
     a_strict_user_needs_the_script
     a_trial_leaves_nothing_behind
+    a_setting_that_evicts_counts_is_logged_once
     a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout
     a_redis_that_never_replies_is_an_error_after_the_connect_timeout
     a_redis_that_cannot_write_yet_is_waited_for
@@ -173,6 +174,25 @@ async fn connect_in_vain(library: ClientLibrary, url: &str) -> (ConnectError, Du
         }
         timeout *= 2;
     }
+}
+
+async fn a_setting_that_evicts_counts_is_logged_once(library: ClientLibrary) {
+    let (log, redis) = (Log::capture(), Redis::start());
+    let lines = async |url: &str| {
+        let before = log.text().matches("maxmemory-policy").count();
+        let store = connect(library, url).await;
+        store.ready().await.expect("Redis answers");
+        log.text().matches("maxmemory-policy").count() - before
+    };
+    assert_eq!(lines(&redis.url()).await, 0, "it is `noeviction`");
+    redis
+        .command::<()>("CONFIG", ["SET", "maxmemory-policy", "volatile-ttl"])
+        .await;
+    assert_eq!(lines(&redis.url()).await, 1);
+    assert!(log.text().contains("volatile-ttl"), "{}", log.text());
+
+    set_user(&redis, &line("ACL SETUSER limiter")).await;
+    assert_eq!(lines(&url(&redis, "limiter")).await, 0, "it may not read the setting");
 }
 
 async fn a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout(library: ClientLibrary) {

@@ -81,6 +81,18 @@ impl RedisClient {
         }
     }
 
+    /// A setting of a server, if its user may read it.
+    pub(super) async fn setting(&self, name: &'static str) -> Option<String> {
+        match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(client) => client.setting(name).await,
+            #[cfg(feature = "cluster")]
+            Self::RedisRs(client) => client.setting(name).await,
+            #[cfg(test)]
+            Self::Simulated(_) => None,
+        }
+    }
+
     /// The nodes of a cluster; none of one server.
     fn cluster(&self) -> Option<&dyn ClusterNodes> {
         match self {

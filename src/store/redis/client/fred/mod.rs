@@ -165,8 +165,15 @@ impl FredClient {
     }
 }
 
-/// Messages.
+/// Other commands.
 impl FredClient {
+    pub(in crate::store::redis) async fn setting(&self, name: &'static str) -> Option<String> {
+        let command = CustomCommand::new_static("CONFIG", ClusterHash::Random, false);
+        let client = &self.connection()?.client;
+        let setting: Vec<String> = client.custom(command, vec!["GET", name]).await.ok()?;
+        setting.into_iter().nth(1)
+    }
+
     /// Receives the messages of a channel, on a client with the configuration of the others, until its credentials are due.
     pub(in crate::store::redis) async fn receive_messages(
         &self,

@@ -2,7 +2,7 @@ mod cluster;
 mod connection;
 mod topology;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, PushKind, RedisError, Value,
@@ -121,15 +121,23 @@ impl RedisRsClient {
         command: EvalCommand,
         call: &ScriptCall,
     ) -> Result<RawReply, Failure> {
-        let command = packed(script, command, call);
-        let reply = match self {
-            Self::SingleServer(server) => server.connections.send(&command, false).await?,
-            Self::Cluster(cluster) => {
-                let key = call.keys.first().map_or(&b""[..], |key| key);
-                cluster.send(key, &command, !call.is_across).await?
-            }
-        };
-        raw_reply(reply)
+        let key = call.keys.first().map_or(&b""[..], |key| key);
+        raw_reply(self.send(key, &packed(script, command, call), !call.is_across).await?)
+    }
+
+    pub(in crate::store::redis) async fn setting(&self, name: &'static str) -> Option<String> {
+        let command = redis::cmd("CONFIG").arg("GET").arg(name).to_owned();
+        let mut setting: HashMap<String, String> =
+            redis::from_redis_value(self.send(b"", &command, true).await.ok()?).ok()?;
+        setting.remove(name)
+    }
+
+    /// Sends a command once, in a cluster to the primary of the key.
+    async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {
+        match self {
+            Self::SingleServer(server) => server.connections.send(command, false).await,
+            Self::Cluster(cluster) => cluster.send(key, command, follows).await,
+        }
     }
 
     /// Receives the messages of a channel, until the credentials of the connection are due.
