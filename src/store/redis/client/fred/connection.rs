@@ -125,13 +125,6 @@ impl Connection {
         self.suspect.load(Ordering::Acquire)
     }
 
-    /// Whether nothing sets it up anymore, since the store has ended or its runtime has.
-    pub(super) fn has_ended(&self) -> bool {
-        self.routing
-            .as_ref()
-            .is_some_and(|routing| routing.keeper.0.is_finished())
-    }
-
     /// Why there is no connection, from the latest attempt.
     pub(super) fn connect_failure(&self) -> Failure {
         let mut errors = lock(&self.errors);
@@ -142,9 +135,10 @@ impl Connection {
                 Err(TryRecvError::Empty | TryRecvError::Closed) => break,
             }
         }
+        let has_ended = |routing: &RoutingTask| routing.keeper.0.is_finished();
         match errors.latest.as_ref().map(connect_failure) {
             Some(failure @ Failure::Forbidden(_)) => failure,
-            _ if self.has_ended() => Failure::ended_runtime(),
+            _ if self.routing.as_ref().is_some_and(has_ended) => Failure::ended_runtime(),
             failure => failure.unwrap_or_else(|| Failure::Unreachable("still connecting".into())),
         }
     }

@@ -146,7 +146,6 @@ impl FredClient {
         let unanswered = OnDrop::new(|| connection.check());
         let reply = match frame.await {
             Ok(frame) => raw_reply(frame),
-            Err(_) if connection.has_ended() => Err(connection.connect_failure()),
             Err(error) => Err(call_failure(error)),
         };
         if !matches!(reply, Err(Failure::Timeout)) {
