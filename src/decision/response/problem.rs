@@ -101,7 +101,7 @@ fn limited(decision: &Decision) -> Bytes {
     let violated = || decision.policies().filter(|policy| policy.denies());
     let names: SmallVec<[&str; 4]> = violated().map(|policy| policy.name()).collect();
     let begin = if violated().all(is_banned) { BANNED } else { LIMITED };
-    with_names(begin, &names, detail(violated()))
+    with_names(begin, &names, &detail(violated()))
 }
 
 /// The policies whose limit is below the cost, and both.
@@ -116,10 +116,10 @@ fn detail<'a>(violated: impl Iterator<Item = &'a PolicyDecision>) -> String {
 
 /// The problem of a request that the policies of these names denied.
 pub(crate) fn violates(policies: &[&str]) -> Bytes {
-    with_names(LIMITED, policies, String::new())
+    with_names(LIMITED, policies, "")
 }
 
-fn with_names(begin: &str, policies: &[&str], detail: String) -> Bytes {
+fn with_names(begin: &str, policies: &[&str], detail: &str) -> Bytes {
     let names: usize = policies.iter().map(|name| name.len() + 3).sum();
     let mut problem = String::with_capacity(begin.len() + names + 1);
 

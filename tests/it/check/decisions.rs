@@ -23,6 +23,7 @@ each_store! {
     a_clock_set_back_after_1000_entries_expired_loses_no_entry
     a_debt_of_many_full_charges_is_clamped_and_forgotten_in_order
     one_check_removes_fewer_than_1000_of_the_entries_that_have_expired
+    while_more_than_1000_entries_have_expired_of_which_one_is_heavy_remaining_is_a_lower_bound
     a_wait_looks_past_entries_that_have_expired_and_are_still_there
     a_wait_that_would_read_more_than_1000_entries_is_a_lower_bound
     a_reset_looks_past_entries_of_a_clock_that_is_gone
@@ -143,6 +144,25 @@ async fn one_check_removes_fewer_than_1000_of_the_entries_that_have_expired(benc
             );
         }
     }
+}
+
+/// The heavy one is the last that calls remove.
+async fn while_more_than_1000_entries_have_expired_of_which_one_is_heavy_remaining_is_a_lower_bound(bench: Bench) {
+    let limit = SlidingLog::new(5_000, 10 * SECOND).into();
+    bench.charge_each(&limit, 2_500).await;
+    bench.advance(MILLISECOND).await;
+    assert!(bench.check(&limit, 1_000).await.allowed);
+    bench.advance(10 * SECOND).await;
+
+    let mut left = vec![remaining(&bench.peek(&limit, 1).await)];
+    for used in 1..=3 {
+        left.push(remaining(&bench.check(&limit, 1).await));
+        assert!(left.iter().all(|left| *left <= 5_000), "{left:?}");
+        if used == 3 {
+            assert_eq!(left[3], 5_000 - used, "{left:?}");
+        }
+    }
+    assert!(left[0] < 5_000, "{left:?}");
 }
 
 async fn a_wait_looks_past_entries_that_have_expired_and_are_still_there(bench: Bench) {

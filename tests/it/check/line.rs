@@ -106,6 +106,36 @@ async fn waiting(limiter: &Limiter, callers: usize) -> Vec<JoinHandle<Result<Dec
     callers
 }
 
+/// As many as have room then, in each process; the others wait on.
+async fn a_reset_admits_those_that_wait(limiter: &Limiter, other: &Limiter) {
+    assert!(limiter.check("k").await.expect("the store answers").is_allowed());
+    let mut callers = waiting(limiter, 2).await;
+    let last = callers.pop().expect("two");
+    other.reset("k").await.expect("the store answers");
+    let first = timeout(60 * SECOND, callers.remove(0)).await.expect("it is admitted");
+    let first = first.expect("no panic").expect("it is admitted");
+    assert!(first.delay() <= 60 * SECOND, "{:?}", first.delay());
+    assert!(!last.is_finished());
+    last.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_in_memory_admits_those_that_wait() {
+    for limit in [Limit::from(SlidingLog::per_hour(1)), TokenBucket::per_hour(1).into()] {
+        let policy = Policy::new("p", limit).wait_up_to(7_200 * SECOND);
+        let limiter = Limiter::new(MemoryStore::new(), policy);
+        a_reset_admits_those_that_wait(&limiter, &limiter).await;
+    }
+}
+
+#[tokio::test]
+async fn a_reset_by_another_process_admits_those_that_wait() {
+    let redis = Redis::start();
+    let policy = || Policy::new("p", SlidingLog::per_hour(1)).wait_up_to(7_200 * SECOND);
+    let (limiter, other) = (redis_limiter(&redis, policy).await, redis_limiter(&redis, policy).await);
+    a_reset_admits_those_that_wait(&limiter, &other).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_next_caller_does_not_wait_for_those_that_have_left() {
     for limit in log_and_bucket(1) {

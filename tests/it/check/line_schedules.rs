@@ -381,15 +381,15 @@ impl World {
         }
     }
 
-    /// The limit by which a request was admitted, the higher one if it was at the edge of an override.
+    /// The limit by which a request is decided: an override if that was in force when it arrived, as requests that wait learn later.
     fn limit_of(&self, nth: usize, one: &Admitted, records: &Records) -> Limit {
         let (_, limits, _, rate) = &self.policies[nth];
         let planned = limits[self.groups[one.group].plan].clone();
         let is_overridden = self.exception == Some(Exception::Override)
             && nth == self.groups[0].policies[0]
             && records.exceptions.iter().any(|[_, from, until, _]| {
-                // A request that is sent before is decided by the limit before.
-                (*from + 100 * MILLISECOND..*until).contains(&one.server_time)
+                let arrived = one.server_time.saturating_sub(one.continued - one.arrived);
+                *from + 20 * MILLISECOND <= arrived && one.server_time < *until
             });
         match is_overridden {
             true => limit_of_quota_2(&planned, *rate),

@@ -229,6 +229,11 @@ async fn an_override_is_known_to_all_processes(library: ClientLibrary) {
     // One that starts later knows it at once.
     let later = limiter(connected(builder().client_library(library), &redis.url()).await);
     assert_eq!(state(&later, "a").await, (9, 9));
+    // And one that connects in the background, when it is ready.
+    let lazy = builder().client_library(library).url(&redis.url()).connect_lazy();
+    let lazy = lazy.expect("a URL of Redis");
+    lazy.ready().await.expect("Redis answers");
+    assert_eq!(state(&limiter(lazy), "a").await, (9, 9));
     // One without the setting has none.
     let without = limiter(connected(patient().client_library(library), &redis.url()).await);
     assert_eq!(state(&without, "a").await, (5, 5));

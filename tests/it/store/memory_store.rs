@@ -166,6 +166,22 @@ async fn a_ban_by_hand_stays_under_a_flood_of_keys() {
     assert!(!limiter.check("banned").await.unwrap().is_allowed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn where_all_keys_deny_a_flood_evicts_a_ban_too() {
+    let store = MemoryStore::builder().capacity(100).build();
+    let policy = Policy::new("login", SlidingLog::per_hour(2)).ban(Ban::by_hand());
+    let limiter = Limiter::new(store.clone(), policy);
+    let keys = 0..1_000_u64;
+    for key in keys.clone() {
+        limiter.ban(key, Duration::from_secs(60)).await.unwrap();
+    }
+    let mut banned = 0;
+    for key in keys {
+        banned += usize::from(!limiter.peek(key).await.unwrap().is_allowed());
+    }
+    assert!((50..=100).contains(&banned), "{banned}");
+}
+
 /// Also if some of the slots are free, and longer than a denial says that it waits.
 #[test]
 fn slots_that_are_held_stay_under_a_flood_of_keys_until_their_leases_end() {

@@ -105,6 +105,24 @@ async fn a_hot_key_needs_few_calls(library: ClientLibrary) {
 }
 
 #[tokio::test]
+async fn a_peek_counts_the_units_that_are_in_hand_as_used() {
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let limit = SlidingLog::per_minute(20_000).prefetch(Duration::from_secs(1));
+    let limiter = Limiter::new(store.clone(), Policy::new("hot", limit));
+    let (mut used, mut fewer) = (0, 0);
+    for _ in 0..300 {
+        assert!(limiter.check("k").await.expect("Redis answers").is_allowed());
+        used += 1;
+        let peeked = limiter.peek("k").await.expect("Redis answers").remaining();
+        assert!(peeked <= 20_000 - used, "{peeked} after {used}");
+        fewer += u32::from(peeked < 20_000 - used);
+        tokio::task::yield_now().await;
+    }
+    assert!(fewer > 0, "units were in hand");
+}
+
+#[tokio::test]
 async fn a_store_in_memory_applies_the_same_numbers() {
     let more: [Limit; 2] = [
         TokenBucket::new(QUOTA, WINDOW).burst(200).prefetch(TIME).into(),
