@@ -200,24 +200,11 @@ pub(super) async fn ready(backend: &Arc<Backend>) -> Result<(), StoreError> {
     trials.map_err(|refusal| explain(Failure::Forbidden(refusal), backend))
 }
 
-<<<<<<< HEAD
-/// Runs a script beside that of the checks, and returns the numbers of its reply.
-pub(super) async fn run_beside(backend: &Backend, call: &ScriptCall) -> Result<Bytes, StoreError> {
-    match backend.run_call(call).await {
-        Err(Failure::Forbidden(refusal)) => Err(explain(&refusal, backend)),
-        reply => Ok(reply?.numbers),
-    }
-}
-
-/// The error of a refusal, with the fix.
-fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
-=======
 /// The error of a failure, with the fix if it is a refusal.
 pub(super) fn explain(failure: Failure, backend: &Backend) -> StoreError {
     let Failure::Forbidden(refusal) = failure else {
         return failure.into();
     };
->>>>>>> 7d09226 (Processes read changes of overrides, not all of them; ready waits until they are read)
     StoreError::new(ErrorKind::Refused, refusal.explain(&backend.key_format.prefix))
 }
 
