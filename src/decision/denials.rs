@@ -1,6 +1,8 @@
 //! The denials of each key, which are counted while an [`Admin`](crate::Admin) has a router.
 
 use std::{
+    collections::HashMap,
+    hash::{BuildHasher, Hash, RandomState},
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -8,7 +10,8 @@ use std::{
     time::SystemTime,
 };
 
-use super::space_saving::{SpaceSaving, Summary};
+use hashbrown::HashTable;
+
 use crate::{Key, sync::lock};
 
 /// The denials of the policies of a layer or a limiter, whose clones have them in common.
@@ -103,5 +106,259 @@ impl Drop for DenialWatch {
         if self.0.watches.fetch_sub(1, Ordering::Relaxed) == 1 {
             *counted = None;
         }
+    }
+}
+
+/// The sketch Space-Saving: Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
+/// Streams", 2005.
+///
+/// A full sketch replaces the item with the smallest count by a new one, which takes over the count. So a count is too high by
+/// at most its error, and never too low.
+pub(crate) struct SpaceSaving<T> {
+    capacity: usize,
+    total: u64,
+    /// By their counts, the highest first.
+    counters: Vec<Counter<T>>,
+    /// Where the counter of each item is.
+    places: HashTable<usize>,
+    hasher: RandomState,
+}
+
+struct Counter<T> {
+    item: T,
+    hash: u64,
+    count: u64,
+    error: u64,
+}
+
+impl<T: Clone + Eq + Hash> SpaceSaving<T> {
+    /// A sketch with room for so many items. Without room it has the total only.
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            total: 0,
+            counters: Vec::new(),
+            places: HashTable::new(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Counts an item once, in a time that grows with the logarithm of the capacity.
+    pub(crate) fn count(&mut self, item: &T) {
+        self.total += 1;
+        if self.capacity == 0 {
+            return;
+        }
+        let hash = self.hasher.hash_one(item);
+        let is_item = |place: &usize| self.counters[*place].item == *item;
+        let place = match self.places.find(hash, is_item) {
+            Some(place) => *place,
+            None => self.add(hash, item.clone()),
+        };
+
+        let count = self.counters[place].count;
+        let first = self.counters.partition_point(|counter| counter.count > count);
+        self.swap(first, place);
+        self.counters[first].count += 1;
+    }
+
+    /// Makes the last counter one of a new item.
+    fn add(&mut self, hash: u64, item: T) -> usize {
+        let mut inherited = 0;
+        if self.counters.len() == self.capacity
+            && let Some(last) = self.counters.pop()
+        {
+            let place = self.counters.len();
+            if let Ok(entry) = self.places.find_entry(last.hash, |other| *other == place) {
+                entry.remove();
+            }
+            inherited = last.count;
+        }
+        let place = self.counters.len();
+        self.counters.push(Counter {
+            item,
+            hash,
+            count: inherited,
+            error: inherited,
+        });
+        self.places
+            .insert_unique(hash, place, |place| self.counters[*place].hash);
+        place
+    }
+
+    fn swap(&mut self, a: usize, b: usize) {
+        if a == b {
+            return;
+        }
+        // In between, no two entries are equal: they may be beside each other in the table.
+        for (of, from, to) in [(a, a, usize::MAX), (b, b, a), (a, usize::MAX, b)] {
+            let place = self.places.find_mut(self.counters[of].hash, |place| *place == from);
+            if let Some(place) = place {
+                *place = to;
+            }
+        }
+        self.counters.swap(a, b);
+    }
+
+    pub(crate) fn summary(&self) -> Summary<T> {
+        let counts = self.counters.iter().map(|counter| Count {
+            item: counter.item.clone(),
+            count: counter.count,
+            error: counter.error,
+        });
+        let last = self.counters.last().map_or(0, |counter| counter.count);
+        Summary {
+            total: self.total,
+            counts: counts.collect(),
+            most_of_others: match self.capacity {
+                0 => self.total,
+                capacity if self.counters.len() < capacity => 0,
+                _ => last,
+            },
+        }
+    }
+}
+
+/// The counts of a sketch, or of several together.
+#[derive(Clone, Debug)]
+pub(crate) struct Summary<T> {
+    /// The number of items that were counted, which is exact.
+    pub(crate) total: u64,
+    /// The highest first.
+    pub(crate) counts: Vec<Count<T>>,
+    /// An item that is not listed was counted at most so often.
+    pub(crate) most_of_others: u64,
+}
+
+/// How often an item was counted: at least `count - error` times, and at most `count` times.
+#[derive(Clone, Debug)]
+pub(crate) struct Count<T> {
+    pub(crate) item: T,
+    pub(crate) count: u64,
+    pub(crate) error: u64,
+}
+
+impl<T: Clone + Eq + Hash> Summary<T> {
+    /// The counts of both streams together: Agarwal and others, "Mergeable Summaries", 2012.
+    pub(crate) fn join(self, other: Self) -> Self {
+        let (most, most_of_other) = (self.most_of_others, other.most_of_others);
+        // An item that only one of them lists may have been counted by the other one.
+        let listed = |Count { item, count, error }, most| (item, (count + most, error + most));
+        let mut joined: HashMap<T, (u64, u64)> = self
+            .counts
+            .into_iter()
+            .map(|count| listed(count, most_of_other))
+            .collect();
+        for Count { item, count, error } in other.counts {
+            let joined = joined
+                .entry(item)
+                .and_modify(|(count, error)| (*count, *error) = (*count - most_of_other, *error - most_of_other))
+                .or_insert((most, most));
+            *joined = (joined.0 + count, joined.1 + error);
+        }
+
+        let counts = joined
+            .into_iter()
+            .map(|(item, (count, error))| Count { item, count, error });
+        let mut counts: Vec<_> = counts.collect();
+        counts.sort_by_key(|count| std::cmp::Reverse(count.count));
+        Self {
+            total: self.total + other.total,
+            counts,
+            most_of_others: most + most_of_other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{
+        collection::vec,
+        prelude::{ProptestConfig, Strategy, prop_assert, prop_assert_eq, proptest},
+        prop_oneof,
+    };
+
+    use super::*;
+
+    fn sketch(capacity: usize, stream: &[u16]) -> Summary<u16> {
+        let mut sketch = SpaceSaving::new(capacity);
+        for (item, counted) in stream.iter().zip(1..) {
+            sketch.count(item);
+            assert_eq!(sketch.places.len(), sketch.counters.len());
+            assert_eq!(sketch.total, counted);
+        }
+        sketch.summary()
+    }
+
+    fn exact(stream: &[u16]) -> HashMap<u16, u64> {
+        let mut exact = HashMap::new();
+        for item in stream {
+            *exact.entry(*item).or_default() += 1;
+        }
+        exact
+    }
+
+    /// Verifies what the docs of `Admin` promise.
+    fn verify(summary: &Summary<u16>, stream: &[u16]) {
+        let mut exact = exact(stream);
+        assert_eq!(summary.total, stream.len() as u64);
+        assert!(summary.counts.is_sorted_by(|a, b| a.count >= b.count));
+        for Count { item, count, error } in &summary.counts {
+            let exact = exact.remove(item).unwrap_or_default();
+            assert!(
+                count - error <= exact && exact <= *count,
+                "{item}: {exact} is not {count} - {error}"
+            );
+        }
+        for (item, exact) in exact {
+            assert!(exact <= summary.most_of_others, "{item}: {exact} is not listed");
+        }
+    }
+
+    /// Random items; few among many; each one new; those that a full sketch has just replaced.
+    fn streams() -> impl Strategy<Value = Vec<u16>> {
+        let skewed = vec((0_u16..40, 0_u16..40).prop_map(|(a, b)| a * b), 0..400);
+        let flood = (0_u16..400, 0_usize..6).prop_map(|(length, often)| {
+            let frequent = |item: u16| std::iter::repeat_n(1_000, if item.is_multiple_of(9) { often } else { 0 });
+            (0..length).flat_map(|item| frequent(item).chain([item])).collect()
+        });
+        let in_turn = (2_u16..20, 0_u16..400).prop_map(|(items, length)| (0..length).map(|n| n % items).collect());
+        let uniform = vec(0_u16..30, 0..400);
+        prop_oneof![skewed, flood, in_turn, uniform]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn a_count_is_never_too_low_and_too_high_by_at_most_its_error(stream in streams(), capacity in 1_usize..24) {
+            let summary = sketch(capacity, &stream);
+            verify(&summary, &stream);
+            prop_assert!(summary.counts.len() <= capacity);
+            // The bound of the paper: no error is above the total divided by the capacity.
+            let most = summary.total / capacity as u64;
+            prop_assert!(summary.most_of_others <= most);
+            prop_assert!(summary.counts.iter().all(|count| count.error <= most));
+        }
+
+        #[test]
+        fn within_the_capacity_all_counts_are_exact(stream in streams()) {
+            let summary = sketch(2_000, &stream);
+            let counts: HashMap<_, _> = summary.counts.iter().map(|count| (count.item, count.count)).collect();
+            prop_assert_eq!(counts, exact(&stream));
+            prop_assert!(summary.counts.iter().all(|count| count.error == 0));
+        }
+
+        #[test]
+        fn the_bounds_hold_for_streams_that_are_joined(a in streams(), b in streams(), capacity in 1_usize..24) {
+            let joined = sketch(capacity, &a).join(sketch(capacity / 2 + 1, &b));
+            verify(&joined, &[a, b].concat());
+        }
+    }
+
+    #[test]
+    fn without_room_only_the_total_is_counted() {
+        let summary = sketch(0, &[1, 2, 2]);
+        assert_eq!((summary.total, summary.counts.len()), (3, 0));
     }
 }

@@ -14,66 +14,67 @@ use crate::{Decision, PolicyDecision};
 /// [`Decision::require`] returns it. A handler that returns it denies its request as a layer does: with `429`, `Retry-After`,
 /// the rate limit fields and a body. The format and the fields are those of the [`Limiter`](crate::Limiter::format) or the
 /// [`RateLimitLayer`](crate::RateLimitLayer::format) that decided.
-#[cfg_attr(
-    feature = "axum",
-    doc = r##"
-With the feature `axum` it is a response, and so is a [`StoreError`](crate::store::StoreError), with `503`:
-
-```
-use axum::{Router, body::Body, routing::get};
-use http::{Request, StatusCode};
-use tower::ServiceExt;
-use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-
-# #[tokio::main(flavor = "current_thread")]
-# async fn main() -> Result<(), Box<dyn std::error::Error>> {
-let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", SlidingLog::per_hour(1)));
-let export = async move || -> axum::response::Result<&'static str> {
-    exports.check("42").await?.require()?;
-    Ok("the export")
-};
-let app: Router = Router::new().route("/export", get(export));
-let get = || app.clone().oneshot(Request::get("/export").body(Body::empty()).unwrap());
-
-assert_eq!(get().await?.status(), StatusCode::OK);
-
-let denied = get().await?;
-assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-assert_eq!(denied.headers()["retry-after"], "3600");
-assert_eq!(denied.headers()["ratelimit"], r#""exports";r=0;t=3600"#);
-assert_eq!(denied.headers()["content-type"], "application/problem+json");
-# Ok(())
-# }
-```
-"##
-)]
-#[cfg_attr(
-    feature = "tonic",
-    doc = r##"
-With the feature `tonic` both become a [`Status`](tonic::Status), so that `?` denies a call:
-
-```
-use tonic::{Code, Request, Response, Status};
-use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-
-async fn export(exports: &Limiter, request: Request<String>) -> Result<Response<String>, Status> {
-    exports.check(request.into_inner()).await?.require()?;
-    Ok(Response::new("the export".to_owned()))
-}
-
-# #[tokio::main(flavor = "current_thread", start_paused = true)]
-# async fn main() {
-let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", SlidingLog::per_hour(1)));
-assert!(export(&exports, Request::new("42".to_owned())).await.is_ok());
-
-let status = export(&exports, Request::new("42".to_owned())).await.unwrap_err();
-assert_eq!(status.code(), Code::ResourceExhausted);
-assert_eq!(status.metadata().get("ratelimit").unwrap(), r#""exports";r=0;t=3600"#);
-assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "3600000");
-# }
-```
-"##
-)]
+///
+/// With the feature `axum` it is a response, and so is a [`StoreError`](crate::store::StoreError), with `503`:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[cfg(feature = "axum")] {
+/// use axum::{Router, body::Body, routing::get};
+/// use http::{Request, StatusCode};
+/// use tower::ServiceExt;
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+///
+/// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", SlidingLog::per_hour(1)));
+/// let export = async move || -> axum::response::Result<&'static str> {
+///     exports.check("42").await?.require()?;
+///     Ok("the export")
+/// };
+/// let app: Router = Router::new().route("/export", get(export));
+/// let get = || app.clone().oneshot(Request::get("/export").body(Body::empty()).unwrap());
+///
+/// assert_eq!(get().await?.status(), StatusCode::OK);
+///
+/// let denied = get().await?;
+/// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+/// assert_eq!(denied.headers()["retry-after"], "3600");
+/// assert_eq!(denied.headers()["ratelimit"], r#""exports";r=0;t=3600"#);
+/// assert_eq!(denied.headers()["content-type"], "application/problem+json");
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// With the feature `tonic` both become a `tonic::Status`, so that `?` denies a call:
+///
+/// ```
+/// # #[cfg(feature = "tonic")]
+/// # mod example {
+/// use tonic::{Code, Request, Response, Status};
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+///
+/// async fn export(exports: &Limiter, request: Request<String>) -> Result<Response<String>, Status> {
+///     exports.check(request.into_inner()).await?.require()?;
+///     Ok(Response::new("the export".to_owned()))
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # pub async fn main() {
+/// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", SlidingLog::per_hour(1)));
+/// assert!(export(&exports, Request::new("42".to_owned())).await.is_ok());
+///
+/// let status = export(&exports, Request::new("42".to_owned())).await.unwrap_err();
+/// assert_eq!(status.code(), Code::ResourceExhausted);
+/// assert_eq!(status.metadata().get("ratelimit").unwrap(), r#""exports";r=0;t=3600"#);
+/// assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "3600000");
+/// # }
+/// # }
+/// # #[cfg(feature = "tonic")]
+/// # fn main() { example::main() }
+/// # #[cfg(not(feature = "tonic"))]
+/// # fn main() {}
+/// ```
 ///
 /// Elsewhere, as in a GraphQL resolver or an item of a batch, it is an error with a text for callers: the policies that deny,
 /// and the wait in whole seconds as in `Retry-After`. [`Decision::retry_after`] has the wait itself.

@@ -14,11 +14,8 @@ mod receipt;
 pub(crate) mod requested_pause;
 pub mod response;
 mod slots;
-#[cfg(feature = "admin")]
-mod space_saving;
 mod store_replies;
 mod undecided;
-mod waits;
 
 use std::{
     fmt,
@@ -33,6 +30,8 @@ use crate::{
     store::{LostSettlements, NamedLimit, Owed, OwedKind, Store, StoreError},
 };
 
+#[cfg(feature = "admin")]
+pub(crate) use self::denials::{DenialWatch, Denials, Summary};
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use self::slots::Keeper;
 pub use self::{
@@ -48,17 +47,13 @@ pub(crate) use self::{
     context::{CheckContext, PolicyContext, PolicyFile},
     headers::policy_item,
     per_thread::PerThread,
-    policy_settings::{Condition, Cost, EnforcedShare, Settings},
+    policy_settings::{
+        Condition, Cost, EnforcedShare, LongestWait, MOST_WAITING, POSSIBLE_WAITING, Settings, Waiting, turn_key,
+    },
     receipt::Settlement,
     slots::{Release, release_unknown},
     store_replies::Responses,
     undecided::Undecided,
-    waits::{LongestWait, MOST_WAITING, POSSIBLE_WAITING, WaitOrder, Waiting, turn_key},
-};
-#[cfg(feature = "admin")]
-pub(crate) use self::{
-    denials::{DenialWatch, Denials},
-    space_saving::Summary,
 };
 
 /// The outcome of a check.

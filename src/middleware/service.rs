@@ -13,9 +13,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
-    admitted::Admitted,
     drain::{Bounds, Content, Drain, Rejected},
-    enforce::{Action, Enforcer, Progress},
+    enforce::{Action, Admitted, Enforcer, Progress},
 };
 use crate::{
     RateLimitLayer, ResponseBody,

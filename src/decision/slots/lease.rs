@@ -1,15 +1,22 @@
-//! The lease of a request that has slots: how it is taken, renewed and ended.
+//! The lease of a request that has slots, how it is taken, renewed and ended, and the task that renews those of this process.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
+use tokio::{
+    runtime::{Handle, Id},
+    sync::Notify,
+    time::{Instant, timeout_at},
+};
 
+#[cfg(feature = "admin")]
+use crate::Key;
 use crate::{
-    store::{Charge, LeaseId, Operation, Owed, Store, StoreFuture, StoreRequest},
+    store::{Charge, LeaseId, Operation, Owed, PerStore, Store, StoreFuture, StoreRequest},
     sync::{Mutex, MutexGuard},
 };
 
@@ -150,5 +157,203 @@ impl Renewal {
 impl Drop for Renewal {
     fn drop(&mut self) {
         self.finish(None);
+    }
+}
+
+/// Renews the leases that this process has in one store, and those that it counts itself while the store fails.
+///
+/// In each runtime one task renews those that were taken there, so that a runtime which is blocked, or not driven, loses only
+/// its own. The task ends when none is held. If its runtime ends, another task renews the rest.
+#[derive(Default)]
+pub(crate) struct Keeper {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    groups: HashMap<Id, Group>,
+    /// Those of runtimes that have ended, and those that were taken outside of a runtime, until a task takes them over.
+    orphans: HashMap<LeaseId, Arc<Lease>>,
+    tasks: u64,
+}
+
+/// The leases of one runtime.
+#[derive(Default)]
+struct Group {
+    held: HashMap<LeaseId, Arc<Lease>>,
+    /// The number of the task that runs, and how long it sleeps.
+    task: Option<(u64, Duration)>,
+    /// Notified when the task is to wake up earlier.
+    hurry: Arc<Notify>,
+}
+
+/// The slots of a policy that requests of one key hold in this process.
+#[cfg(feature = "admin")]
+#[derive(Clone, Copy)]
+pub(crate) struct HeldByKey {
+    pub(crate) slots: u64,
+    /// The time since the first of them was taken.
+    pub(crate) longest: Duration,
+}
+
+static KEEPERS: PerStore<Keeper> = PerStore::new();
+
+impl Keeper {
+    /// The keeper of a store.
+    pub(crate) fn of(store: &impl Store) -> Arc<Self> {
+        KEEPERS.of(store.id())
+    }
+
+    /// Renews a lease from now on.
+    pub(super) fn hold(self: &Arc<Self>, lease: Arc<Lease>) {
+        let mut state = self.state();
+        state.orphans.insert(lease.id(), lease);
+        let Ok(runtime) = Handle::try_current() else {
+            let late = state.late_tasks();
+            drop(state);
+            return hurry(&late);
+        };
+        let pause = state.shortest_orphan_pause().unwrap_or_default();
+        let number = state.tasks + 1;
+        let group = state.take_over(runtime.id());
+        match group.task {
+            Some((_, sleeps)) if sleeps <= pause => {}
+            Some(_) => group.hurry.notify_one(),
+            None => {
+                group.task = Some((number, pause));
+                let task = Task {
+                    keeper: self.clone(),
+                    runtime: runtime.id(),
+                    number,
+                    hurry: group.hurry.clone(),
+                };
+                state.tasks = number;
+                // In a runtime that ends, the task is dropped at once.
+                drop(state);
+                runtime.spawn(task.run());
+            }
+        }
+    }
+
+    /// Renews a lease no more.
+    pub(super) fn forget(&self, lease: &Lease) {
+        let mut state = self.state();
+        state.orphans.remove(&lease.id());
+        for group in state.groups.values_mut() {
+            group.held.remove(&lease.id());
+        }
+    }
+
+    /// The slots of a policy that this process holds, by key.
+    #[cfg(feature = "admin")]
+    pub(crate) fn held_of(&self, policy: &str) -> HashMap<Key, HeldByKey> {
+        let state = self.state();
+        let leases = state.groups.values().flat_map(|group| group.held.values());
+        let leases = leases.chain(state.orphans.values());
+        let mut held: HashMap<Key, HeldByKey> = HashMap::new();
+        for lease in leases.filter(|lease| lease.policy() == policy) {
+            let of_key = held.entry(lease.charge.key.clone()).or_insert(HeldByKey {
+                slots: 0,
+                longest: Duration::ZERO,
+            });
+            of_key.slots += lease.charge.cost;
+            of_key.longest = of_key.longest.max(lease.taken_at.elapsed());
+        }
+        held
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The leases of a runtime, to which it adds those that no task renews.
+    fn take_over(&mut self, runtime: Id) -> &mut Group {
+        let group = self.groups.entry(runtime).or_default();
+        group.held.extend(self.orphans.drain());
+        group
+    }
+
+    fn shortest_orphan_pause(&self) -> Option<Duration> {
+        self.orphans.values().map(|lease| lease.renewal_pause()).min()
+    }
+
+    /// The tasks that sleep for longer than an orphan can wait.
+    fn late_tasks(&self) -> Vec<Arc<Notify>> {
+        let Some(pause) = self.shortest_orphan_pause() else {
+            return Vec::new();
+        };
+        let is_late = |group: &&Group| group.task.is_some_and(|(_, sleeps)| sleeps > pause);
+        let late = self.groups.values().filter(is_late);
+        late.map(|group| group.hurry.clone()).collect()
+    }
+}
+
+/// Wakes up tasks, of which the first one takes over the orphans. The state is not locked meanwhile, since a runtime that ends
+/// may drop a task that is woken up, which locks it.
+fn hurry(tasks: &[Arc<Notify>]) {
+    for task in tasks {
+        task.notify_one();
+    }
+}
+
+/// The task that renews the leases of a runtime.
+struct Task {
+    keeper: Arc<Keeper>,
+    runtime: Id,
+    number: u64,
+    hurry: Arc<Notify>,
+}
+
+impl Task {
+    async fn run(self) {
+        let mut looked_at = Instant::now();
+        while let Some(pause) = self.next_pause() {
+            // From the last look on, so that short leases that come and go do not delay the others.
+            let due = looked_at + pause;
+            let hurried = timeout_at(due, self.hurry.notified()).await.is_ok();
+            if hurried && Instant::now() < due {
+                continue;
+            }
+            looked_at = Instant::now();
+            // Each in a task of its own: a store sends together what comes at once, and one that hangs delays no other.
+            for renewal in self.held().iter().filter_map(Renewal::begin) {
+                tokio::spawn(renewal.run());
+            }
+        }
+    }
+
+    fn held(&self) -> Vec<Arc<Lease>> {
+        let mut state = self.keeper.state();
+        state.take_over(self.runtime).held.values().cloned().collect()
+    }
+
+    /// The time until the next look; `None` if nothing is held.
+    fn next_pause(&self) -> Option<Duration> {
+        let mut state = self.keeper.state();
+        let group = state.take_over(self.runtime);
+        let shortest = group.held.values().map(|lease| lease.renewal_pause()).min();
+        match shortest {
+            Some(pause) => group.task = Some((self.number, pause)),
+            None => drop(state.groups.remove(&self.runtime)),
+        }
+        shortest
+    }
+}
+
+/// Its runtime has ended, or nothing is held.
+impl Drop for Task {
+    fn drop(&mut self) {
+        let mut state = self.keeper.state();
+        let is_last = |group: &Group| group.task.is_some_and(|(number, _)| number == self.number);
+        if state.groups.get(&self.runtime).is_some_and(is_last)
+            && let Some(group) = state.groups.remove(&self.runtime)
+        {
+            state.orphans.extend(group.held);
+            let late = state.late_tasks();
+            drop(state);
+            hurry(&late);
+        }
     }
 }

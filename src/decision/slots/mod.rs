@@ -1,6 +1,5 @@
 //! The slots that this process holds: their leases, and the task that renews them.
 
-mod keeper;
 mod lease;
 #[cfg(all(test, feature = "shuttle"))]
 #[path = "simulation.rs"]
@@ -20,7 +19,7 @@ use crate::{
     store::{Operation, Owed, OwedKind, StoreError},
 };
 
-pub(crate) use self::{keeper::Keeper, lease::Lease};
+pub(crate) use self::lease::{Keeper, Lease};
 
 /// The slots that an admitted request holds of policies with a limit of [`Concurrency`](crate::Concurrency). Dropping them
 /// releases them.
