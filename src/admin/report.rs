@@ -1,6 +1,7 @@
 //! What runs: stores, policies, and the subjects that they deny most often.
 
 use std::{
+    borrow::Cow,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::{
     Key,
-    store::{Charge, NodeStatus, Operation, Override, Store, StoreRequest, summary},
+    store::{Charge, NodeStatus, Operation, Override, Store, StoreRequest, StoreStatus, summary},
 };
 
 /// The response to `GET /report`.
@@ -40,8 +41,8 @@ pub(super) struct Report {
 #[derive(Serialize)]
 struct StoreReport {
     store: usize,
-    kind: String,
-    numbers: Vec<(String, u64)>,
+    kind: Cow<'static, str>,
+    numbers: Vec<(Cow<'static, str>, u64)>,
     /// The time of one peek, made for this report.
     replied_after_seconds: Option<f64>,
     /// Why the store does not reply.
@@ -134,10 +135,11 @@ pub(super) async fn report(shared: &AdminState, size: &ReportSize) -> Report {
     let (watched, names) = (&shared.watched, &shared.names);
     let policies = all_policies(watched);
     let stores = policies.iter().map(|policy| policy.store).max().unwrap_or_default();
-    let mut store_reports = Vec::new();
+    let (mut store_reports, mut overrides) = (Vec::new(), Vec::new());
     for number in 1..=stores {
         let of_store: Vec<_> = policies.iter().filter(|policy| policy.store == number).collect();
         store_reports.push(report_store(number, &of_store).await);
+        overrides.extend(report_overrides(number, &of_store, names));
     }
 
     let mut policy_reports: Vec<PolicyReport> = Vec::new();
@@ -155,7 +157,7 @@ pub(super) async fn report(shared: &AdminState, size: &ReportSize) -> Report {
         shares_hashes: names.is_shared,
         stores: store_reports,
         policies: policy_reports,
-        overrides: report_overrides(&policies, stores, names),
+        overrides,
         unused_policies: shared.files.iter().flat_map(|unused| unused()).collect(),
     }
 }
@@ -167,20 +169,13 @@ pub(super) fn override_of(names: &SubjectNames, policy: &WatchedPolicy, key: &Ke
     Some(report_override(names, &found, policy.store, overrides.now()))
 }
 
-fn report_overrides(policies: &[WatchedPolicy], stores: usize, names: &SubjectNames) -> Vec<OverrideReport> {
-    let of_stores = (1..=stores).flat_map(|number| {
-        let of_store = move || policies.iter().filter(move |policy| policy.store == number);
-        let overrides = of_store().find_map(|policy| policy.context.overrides.as_ref());
-        let known = overrides.into_iter().flat_map(|overrides| {
-            let now = overrides.now();
-            overrides.list().into_iter().map(move |one| (one, now))
-        });
-        let is_watched = move |one: &Override| of_store().any(|policy| *policy.name == *one.policy);
-        known
-            .filter(move |(one, _)| is_watched(one))
-            .map(move |(one, now)| report_override(names, &one, number, now))
-    });
-    of_stores.collect()
+fn report_overrides(store: usize, policies: &[&WatchedPolicy], names: &SubjectNames) -> Vec<OverrideReport> {
+    let Some(overrides) = policies.iter().find_map(|policy| policy.context.overrides.as_ref()) else {
+        return Vec::new();
+    };
+    let (now, mut list) = (overrides.now(), overrides.list());
+    list.retain(|one| policies.iter().any(|policy| *policy.name == *one.policy));
+    list.iter().map(|one| report_override(names, one, store, now)).collect()
 }
 
 fn report_override(names: &SubjectNames, one: &Override, store: usize, now: Duration) -> OverrideReport {
@@ -194,28 +189,22 @@ fn report_override(names: &SubjectNames, one: &Override, store: usize, now: Dura
 }
 
 async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> StoreReport {
-    let store = &policies[0].context.store;
-    let status = store.status();
-    let mut nodes = status.as_ref().map_or_else(Vec::new, |status| status.nodes.clone());
+    let status = policies[0].context.store.status();
+    let mut status = status.unwrap_or_else(|| StoreStatus::new("custom"));
     let mut failovers: Vec<_> = policies.iter().map(|policy| &policy.context.failover).collect();
     failovers.dedup_by(|one, other| Arc::ptr_eq(one, other));
-    nodes.extend(failovers.iter().flat_map(|failover| failover.status()));
-    let (replied_after_seconds, error) = match probe(policies).await {
-        Some(Ok(seconds)) => (Some(seconds), None),
-        Some(Err(error)) => (None, Some(error)),
-        None => (None, None),
-    };
+    status
+        .nodes
+        .extend(failovers.iter().flat_map(|failover| failover.status()));
+    let reply = probe(policies).await;
     StoreReport {
         store: number,
-        kind: status.as_ref().map_or("custom", |status| &status.kind).to_owned(),
-        numbers: status.map_or_else(Vec::new, |status| {
-            let numbers = status.numbers.into_iter();
-            numbers.map(|(name, number)| (name.into_owned(), number)).collect()
-        }),
-        replied_after_seconds,
-        error,
-        health: summary(&nodes),
-        nodes: nodes.into_iter().map(NodeReport::from).collect(),
+        kind: status.kind,
+        numbers: status.numbers,
+        replied_after_seconds: reply.as_ref().ok().copied().flatten(),
+        error: reply.err(),
+        health: summary(&status.nodes),
+        nodes: status.nodes.into_iter().map(NodeReport::from).collect(),
     }
 }
 
@@ -235,20 +224,16 @@ impl From<NodeStatus> for NodeReport {
 
 /// Peeks at a key that no caller has: the seconds until the store replies, or why it does not; `None` if its policies count
 /// nothing.
-async fn probe(policies: &[&WatchedPolicy]) -> Option<Result<f64, String>> {
+async fn probe(policies: &[&WatchedPolicy]) -> Result<Option<f64>, String> {
     let mut limits = policies.iter().flat_map(|policy| &policy.limits);
-    let limit = limits.find(|limit| limit.limit.is_counted())?;
-    let key = Key::constant("tower-quota-admin");
-    let charge = Charge::on(limit.clone(), key, 1);
-    let began = Instant::now();
-    let response = policies[0]
-        .context
-        .store
-        .decide(&[StoreRequest::new(Operation::Peek, [&charge])]);
-    Some(match response.await {
-        Ok(_) => Ok(began.elapsed().as_secs_f64()),
-        Err(error) => Err(error.to_string()),
-    })
+    let Some(limit) = limits.find(|limit| limit.limit.is_counted()) else {
+        return Ok(None);
+    };
+    let charge = Charge::on(limit.clone(), Key::constant("tower-quota-admin"), 1);
+    let (store, began) = (&policies[0].context.store, Instant::now());
+    let reply = store.decide(&[StoreRequest::new(Operation::Peek, [&charge])]).await;
+    reply.map_err(|error| error.to_string())?;
+    Ok(Some(began.elapsed().as_secs_f64()))
 }
 
 async fn report_policy(

@@ -265,24 +265,6 @@ impl PolicyContext {
         }
     }
 
-    pub(crate) fn new(
-        limit: Arc<NamedLimit>,
-        settings: Settings,
-        file: Option<Arc<dyn PolicyFile>>,
-        of_plan: Option<Arc<str>>,
-        limits_hash: u64,
-    ) -> Self {
-        Self {
-            ban: settings.bans().map(Arc::new),
-            waiting: settings.waiting(),
-            metrics: PolicyMetrics::new(limit.name.clone(), limits_hash),
-            limit,
-            settings,
-            file,
-            of_plan,
-        }
-    }
-
     /// The number of the file in the process.
     pub(super) fn file_number(&self) -> Option<u64> {
         self.file.as_ref().map(|file| file.number())

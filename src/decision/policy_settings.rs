@@ -82,13 +82,13 @@ impl Settings {
     }
 
     /// The bans; those of responses if there are no others.
-    pub(super) fn bans(&self) -> Option<Ban> {
+    pub(crate) fn bans(&self) -> Option<Ban> {
         let learnt = self.learns.then(|| Ban::by_hand().longest(LONGEST_PAUSE));
         self.ban.or(learnt)
     }
 
     /// How long requests wait. Those of a policy that only observes do not.
-    pub(super) fn waiting(&self) -> Waiting {
+    pub(crate) fn waiting(&self) -> Waiting {
         if self.enforced.is_none() {
             return Waiting::default();
         }

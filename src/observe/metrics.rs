@@ -78,10 +78,6 @@ pub(crate) const METRICS_ENABLED: bool = cfg!(feature = "metrics");
 pub(super) struct Handles<T>(OnceLock<T>);
 
 impl<T> Handles<T> {
-    pub(super) const fn new() -> Self {
-        Self(OnceLock::new())
-    }
-
     #[inline]
     pub(super) fn record(&self, make: impl FnOnce() -> T, record: impl FnOnce(&T)) {
         if METRICS_ENABLED {
@@ -92,7 +88,7 @@ impl<T> Handles<T> {
 
 impl<T> Default for Handles<T> {
     fn default() -> Self {
-        Self::new()
+        Self(OnceLock::new())
     }
 }
 
@@ -155,7 +151,7 @@ struct RedisHandles {
 impl RedisMetrics {
     pub(crate) fn new() -> Self {
         let _ = RedisHandles::new();
-        Self(Handles::new())
+        Self(Handles::default())
     }
 
     /// Records a script call for so many requests.

@@ -94,7 +94,7 @@ impl PolicyMetrics {
         Self {
             policy,
             limits_hash,
-            handles: Handles::new(),
+            handles: Handles::default(),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
     ConfigError, KeyExtractor,
     decision::{CheckContext, Condition, Cost, LongestWait, PerThread, PolicyContext},
     limit::hash_text,
-    observe::METRICS_ENABLED,
+    observe::{METRICS_ENABLED, PolicyMetrics},
     store::Store,
 };
 
@@ -95,14 +95,16 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
 /// The part of that context that depends on the policies.
 pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
     let contexts = policies.iter().map(|policy| {
-        let plan = policy.plan_name().cloned();
-        PolicyContext::new(
-            policy.policy_limit.fixed.clone(),
-            policy.all_settings(),
-            policy.file(),
-            plan,
-            hash_limits(policies, policy.name()),
-        )
+        let (limit, settings) = (policy.policy_limit.fixed.clone(), policy.all_settings());
+        PolicyContext {
+            ban: settings.bans().map(Arc::new),
+            waiting: settings.waiting(),
+            metrics: PolicyMetrics::new(limit.name.clone(), hash_limits(policies, policy.name())),
+            file: policy.file(),
+            of_plan: policy.plan_name().cloned(),
+            limit,
+            settings,
+        }
     });
     contexts.collect()
 }
@@ -135,41 +137,30 @@ pub(super) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
 /// A type parameter of [`Policy`], by which the policies of a layer and of a limiter differ.
 pub(crate) trait PolicyKey: Clone + Send + Sync + 'static {
     /// Refuses a policy that does not fit the layer or the limiter.
-    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError>;
-
-    /// Replaces it by the key of a file.
-    #[cfg(feature = "serde")]
-    fn replace(&mut self, key: &Arc<dyn KeyExtractor>);
-}
-
-impl PolicyKey for Arc<dyn KeyExtractor> {
     fn validate(_: &Policy<Self>) -> Result<(), ConfigError> {
         Ok(())
     }
 
+    /// Replaces it by the key of a file, if it is one.
+    #[cfg(feature = "serde")]
+    fn replace(&mut self, _: &Arc<dyn KeyExtractor>) {}
+}
+
+impl PolicyKey for Arc<dyn KeyExtractor> {
     #[cfg(feature = "serde")]
     fn replace(&mut self, key: &Arc<dyn KeyExtractor>) {
         *self = key.clone();
     }
 }
 
-impl PolicyKey for () {
-    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError> {
-        policy.validate_without_requests()
-    }
-
-    #[cfg(feature = "serde")]
-    fn replace(&mut self, _: &Arc<dyn KeyExtractor>) {}
-}
-
 /// The policies of a limiter.
-impl<K> Policy<K> {
+impl PolicyKey for () {
     /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
     /// their place.
-    pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
-        let settings = self.all_settings();
+    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError> {
+        let settings = policy.all_settings();
         let for_requests = "leave it out, and call the limiter for the requests that the policy is for";
-        let (setting, instead) = if self.policy_limit.choose.is_some() {
+        let (setting, instead) = if policy.policy_limit.choose.is_some() {
             (
                 "`Policy::with_limit_fn`",
                 "make a limiter of `Plans`, and use `.request(key).plan(..)`",
@@ -204,7 +195,7 @@ impl<K> Policy<K> {
         };
         Err(ConfigError::new(format!(
             "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",
-            self.name(),
+            policy.name(),
         )))
     }
 }
@@ -308,18 +299,7 @@ impl<K: PolicyKey> Basis<K> {
         validate_policies(&policies)?;
         let context = context(store, &policies);
         context.register_metrics();
-        Ok(Self {
-            context: PerThread::new(context),
-            #[cfg(feature = "serde")]
-            access: Access::default().joined(&listed(&policies)),
-            #[cfg(not(feature = "serde"))]
-            access: None,
-            own_access: Access::default(),
-            plans: policies
-                .iter()
-                .find_map(|policy| Some(policy.plan.as_ref()?.choice.clone())),
-            policies,
-        })
+        Ok(Self::of(context, Access::default(), policies))
     }
 
     /// The same with other limits of its policies.
@@ -329,13 +309,23 @@ impl<K: PolicyKey> Basis<K> {
             policy.validate_settings()?;
             K::validate(policy)?;
         }
-        Ok(Self {
-            context: PerThread::new(self.context.with_policies(contexts(&policies))),
-            access: self.own_access.joined(&listed(&policies)),
-            own_access: self.own_access.clone(),
-            plans: self.plans.clone(),
+        let context = self.context.with_policies(contexts(&policies));
+        Ok(Self::of(context, self.own_access.clone(), policies))
+    }
+
+    fn of(context: CheckContext, own_access: Access, policies: Vec<Policy<K>>) -> Self {
+        Self {
+            context: PerThread::new(context),
+            #[cfg(feature = "serde")]
+            access: own_access.joined(&listed(&policies)),
+            #[cfg(not(feature = "serde"))]
+            access: None,
+            own_access,
+            plans: policies
+                .iter()
+                .find_map(|policy| Some(policy.plan.as_ref()?.choice.clone())),
             policies,
-        })
+        }
     }
 }
 
