@@ -7,7 +7,11 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::{message::unix_seconds, selected::WatchedPolicy, subject, subject::SubjectNames};
-use crate::{Key, check::waiting_by_key, decision::Summary};
+use crate::{
+    Key,
+    check::waiting_by_key,
+    decision::{Count, Summary},
+};
 
 /// The denials of a policy, and since when they are counted.
 pub(super) type DenialSummary = (SystemTime, Summary<Key>);
@@ -25,19 +29,25 @@ pub(super) struct DenialsReport {
 #[derive(Serialize)]
 pub(super) struct DeniedSubject {
     subject: String,
-    pub(super) denials: u64,
+    denials: u64,
     error: u64,
+}
+
+impl DeniedSubject {
+    fn new(names: &SubjectNames, count: &Count<Key>) -> Self {
+        Self {
+            subject: names.name(&count.item),
+            denials: count.count,
+            error: count.error,
+        }
+    }
 }
 
 impl DenialsReport {
     pub(super) fn new(denied: Option<&DenialSummary>, names: &SubjectNames, most: usize) -> Self {
         let summary = denied.map(|(_, summary)| summary);
         let counts = summary.into_iter().flat_map(|summary| &summary.counts);
-        let subjects = counts.take(most).map(|count| DeniedSubject {
-            subject: names.name(&count.item),
-            denials: count.count,
-            error: count.error,
-        });
+        let subjects = counts.take(most).map(|count| DeniedSubject::new(names, count));
         Self {
             subjects: subjects.collect(),
             total: summary.map_or(0, |summary| summary.total),
@@ -78,11 +88,7 @@ pub(super) fn decisions(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> u
 
 pub(super) fn denied_subject(names: &SubjectNames, summary: &Summary<Key>, key: &Key) -> Option<DeniedSubject> {
     let count = summary.counts.iter().find(|count| count.item == *key)?;
-    Some(DeniedSubject {
-        subject: names.name(key),
-        denials: count.count,
-        error: count.error,
-    })
+    Some(DeniedSubject::new(names, count))
 }
 
 /// A subject with slots in this process.

@@ -103,10 +103,10 @@ impl<'a> Completion<'a> {
     #[must_use]
     pub fn grpc_status(&self) -> Option<i32> {
         match self.end {
-            End::Head => self
-                .head
-                .filter(Head::is_grpc)
-                .and_then(|head| grpc_status_in(head.headers)),
+            End::Head => {
+                let headers = self.headers()?;
+                has_content_type(headers, b"application/grpc").then(|| grpc_status_in(headers))?
+            }
             End::Body(status) => Some(status.unwrap_or(UNKNOWN)),
             End::Failed | End::Cancelled => None,
         }
@@ -198,12 +198,6 @@ impl<'a> Completion<'a> {
             extensions: response.extensions(),
         });
         Self { head, end }
-    }
-}
-
-impl Head<'_> {
-    fn is_grpc(&self) -> bool {
-        has_content_type(self.headers, b"application/grpc")
     }
 }
 

@@ -31,7 +31,7 @@ use crate::{
 };
 
 #[cfg(feature = "admin")]
-pub(crate) use self::denials::{DenialWatch, Denials, Summary};
+pub(crate) use self::denials::{Count, DenialWatch, Denials, Summary};
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use self::slots::Keeper;
 pub use self::{

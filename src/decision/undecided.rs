@@ -250,10 +250,7 @@ impl Undecided {
     /// Holds the slots that were taken. Those of policies that observe a denied request are released at once.
     #[cold]
     pub(crate) fn hold_slots(&mut self) {
-        let mut slots = Slots::default();
-        for policy in self.as_slice() {
-            policy.hold_slots_in(&mut slots);
-        }
+        let slots = Slots::of(self.as_slice());
         if self.decision.is_allowed() && !slots.is_empty() {
             self.inner().slots = Some(Box::new(Mutex::new(slots)));
         }

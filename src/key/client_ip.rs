@@ -53,15 +53,19 @@ pub fn client_ip(source: ClientIpSource) -> ClientIp {
         "a chain has at least one proxy: behind one, the client is the last entry of `x-forwarded-for`, which is \
          `XForwardedForHop(1)`"
     );
-    ClientIp { source }
+    ClientIp(Proxies {
+        source,
+        given: Vec::new(),
+        networks: Vec::new(),
+        any_peer: false,
+        unix: false,
+    })
 }
 
 /// A [`client_ip`] that still requires trusted peers.
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct ClientIp {
-    source: ClientIpSource,
-}
+pub struct ClientIp(Proxies);
 
 impl ClientIp {
     /// Trusts peers, and hops in a list, in these networks, such as `10.0.0.0/8`, `fd00::/8` or `192.0.2.1`.
@@ -93,14 +97,11 @@ impl ClientIp {
     /// assert_eq!(error.to_string(), "`10.0.0.0/33` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`");
     /// ```
     // Networks are text, as configuration has them, so that no crate for networks is part of the public API.
-    pub fn trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
+    pub fn trusted<N: AsRef<str>>(mut self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
         let networks = networks.into_iter().map(|text| network(text.as_ref()));
-        let mut proxies = Proxies {
-            given: networks.collect::<Result<_, _>>()?,
-            ..self.untrusted()
-        };
-        proxies.group_by(&Grouping::default())?;
-        Ok(Ip::behind(proxies))
+        self.0.given = networks.collect::<Result<_, _>>()?;
+        self.0.group_by(&Grouping::default())?;
+        Ok(Ip::behind(self.0))
     }
 
     /// Trusts every peer, for a server that only its proxy can reach.
@@ -118,11 +119,9 @@ impl ClientIp {
     /// assert_eq!(client.extract(&request.into_parts().0)?, Some(Key::ip("198.51.100.9".parse()?)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn trust_any_peer(self) -> Ip {
-        Ip::behind(Proxies {
-            any_peer: true,
-            ..self.untrusted()
-        })
+    pub fn trust_any_peer(mut self) -> Ip {
+        self.0.any_peer = true;
+        Ip::behind(self.0)
     }
 
     /// Trusts peers on Unix sockets, for a proxy on the same machine.
@@ -137,21 +136,9 @@ impl ClientIp {
     /// assert_eq!(client.extract(&request.into_parts().0)?, Some(Key::ip("198.51.100.9".parse()?)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn trust_unix_peer(self) -> Ip {
-        Ip::behind(Proxies {
-            unix: true,
-            ..self.untrusted()
-        })
-    }
-
-    fn untrusted(self) -> Proxies {
-        Proxies {
-            source: self.source,
-            given: Vec::new(),
-            networks: Vec::new(),
-            any_peer: false,
-            unix: false,
-        }
+    pub fn trust_unix_peer(mut self) -> Ip {
+        self.0.unix = true;
+        Ip::behind(self.0)
     }
 }
 

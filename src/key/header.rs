@@ -194,20 +194,10 @@ impl Key {
     /// # Ok::<(), http::method::InvalidMethod>(())
     /// ```
     pub fn method(method: &http::Method) -> Self {
-        use http::Method;
-
-        const STANDARD: [Method; 9] = [
-            Method::CONNECT,
-            Method::DELETE,
-            Method::GET,
-            Method::HEAD,
-            Method::OPTIONS,
-            Method::PATCH,
-            Method::POST,
-            Method::PUT,
-            Method::TRACE,
+        const STANDARD: [&str; 9] = [
+            "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE",
         ];
-        match STANDARD.contains(method) {
+        match STANDARD.contains(&method.as_str()) {
             true => Self::plain("method", method),
             false => Self::plain("other-method", ""),
         }

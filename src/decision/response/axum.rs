@@ -6,8 +6,11 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use axum::{body::Body as AxumBody, response::IntoResponse};
-use bytes::{Bytes, BytesMut};
+use axum::{
+    body::{Body as AxumBody, to_bytes},
+    response::IntoResponse,
+};
+use bytes::Bytes;
 use http::{Response, request::Parts};
 use http_body::Body;
 
@@ -80,24 +83,11 @@ where
 /// The content of a body that has a known length and is ready at once.
 fn content(body: AxumBody) -> Option<Bytes> {
     let length = usize::try_from(body.size_hint().exact()?).ok()?;
-    let mut body = pin!(body);
-    let mut next = || match body.as_mut().poll_frame(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Some(Ok(frame))) => frame.into_data().ok().filter(|data| !data.is_empty()),
-        Poll::Ready(Some(Err(_)) | None) | Poll::Pending => None,
-    };
-    if length == 0 {
-        return Some(Bytes::new());
+    let content = pin!(to_bytes(body, length));
+    match content.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(content) => content.ok().filter(|content| content.len() == length),
+        Poll::Pending => None,
     }
-
-    let first = next()?;
-    if first.len() == length {
-        return Some(first);
-    }
-    let mut content = BytesMut::from(first);
-    while content.len() < length {
-        content.extend_from_slice(&next()?);
-    }
-    Some(content.freeze())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod threads;
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
 };
 
 use smallvec::SmallVec;
@@ -17,6 +17,7 @@ use crate::{
     Decision,
     observe::GaugeGuard,
     store::{Operation, Owed, OwedKind, StoreError},
+    sync::lock,
 };
 
 pub(crate) use self::lease::{Keeper, Lease};
@@ -73,6 +74,19 @@ struct Held {
     _counted: GaugeGuard,
 }
 
+impl Held {
+    /// A lease that was taken, which is renewed from now on.
+    fn new(lease: Lease, keeper: &Arc<Keeper>, counted: GaugeGuard) -> Self {
+        let (lease, keeper) = (Arc::new(lease), keeper.clone());
+        keeper.hold(lease.clone());
+        Self {
+            lease,
+            keeper,
+            _counted: counted,
+        }
+    }
+}
+
 impl Slots {
     /// Whether others may hold the slots: their lease expired, and there was no room to take them again when the store was
     /// reached; or no renewal was confirmed for the length of the lease.
@@ -124,23 +138,13 @@ impl Slots {
         self.end().await
     }
 
+    /// Holds those that these policies were admitted with.
+    pub(super) fn of(policies: &[PolicyDecision]) -> Self {
+        Self(policies.iter().filter_map(PolicyDecision::hold_slots).collect())
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-
-    /// Adds a lease that was taken, which is renewed from now on.
-    pub(crate) fn push(&mut self, lease: Lease, keeper: &Arc<Keeper>, counted: GaugeGuard) {
-        let (lease, keeper) = (Arc::new(lease), keeper.clone());
-        keeper.hold(lease.clone());
-        self.0.push(Held {
-            lease,
-            keeper,
-            _counted: counted,
-        });
-    }
-
-    pub(crate) fn append(&mut self, mut other: Self) {
-        self.0.append(&mut other.0);
     }
 
     /// Ends all leases, those in one place in one call.
@@ -204,7 +208,7 @@ impl Release {
         let (Some(slots), Some(policy)) = (&decision.slots, decision.policies.first()) else {
             return;
         };
-        let slots = slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let slots = lock(slots);
         if !slots.is_empty() && !policy.context.warned_of_upgrade.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 policies = ?*slots,
@@ -263,8 +267,7 @@ impl Decision {
             inner.take_slots_into(slots);
         }
         if let Some(untaken) = &self.0.slots {
-            let mut untaken = untaken.lock().unwrap_or_else(PoisonError::into_inner);
-            slots.append(std::mem::take(&mut untaken));
+            slots.0.append(&mut lock(untaken).0);
         }
     }
 
@@ -278,23 +281,16 @@ impl Decision {
 /// Releases the slots that the store may have taken for these policies, since the outcome is unknown.
 #[cold]
 pub(crate) fn release_unknown(policies: &[PolicyDecision]) {
-    let mut slots = Slots::default();
-    for policy in policies {
-        policy.hold_slots_in(&mut slots);
-    }
-    drop(slots);
+    drop(Slots::of(policies));
 }
 
 impl PolicyDecision {
     /// Holds the slots that it was admitted with, if it takes slots.
-    pub(super) fn hold_slots_in(&self, slots: &mut Slots) {
-        let Some(made_at) = self.lease.filter(|_| self.denial.is_none()) else {
-            return;
-        };
+    fn hold_slots(&self) -> Option<Held> {
+        let made_at = self.lease.filter(|_| self.denial.is_none())?;
         let charge = self.counted().after_check(self.counted().cost);
         let release = self.context.outstanding.owe(OwedKind::Release);
-        if let Some(lease) = Lease::new(self.store().clone(), charge, made_at, release) {
-            slots.push(lease, &self.context.keeper, self.hold());
-        }
+        let lease = Lease::new(self.store().clone(), charge, made_at, release)?;
+        Some(Held::new(lease, &self.context.keeper, self.hold()))
     }
 }

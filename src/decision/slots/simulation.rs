@@ -11,7 +11,7 @@ use shuttle::{
 };
 use tokio::time::{Instant, clear_triggers, trigger_timeouts};
 
-use super::{Keeper, Lease, Slots};
+use super::{Held, Keeper, Lease, Slots};
 use crate::{
     Concurrency, Key, Limit, MemoryStore,
     observe::PolicyMetrics,
@@ -93,7 +93,8 @@ fn take(store: &Arc<SlowStore>, keeper: &Arc<Keeper>) -> (Slots, LeaseId) {
     let owed = Arc::<Outstanding>::default().owe(OwedKind::Release);
     let held = Lease::new(Arc::new(Shared(store.clone())), charge, made_at, owed).expect("a lease");
     let mut slots = Slots::default();
-    slots.push(held, keeper, PolicyMetrics::new("exports".into(), 0).hold(1));
+    let counted = PolicyMetrics::new("exports".into(), 0).hold(1);
+    slots.0.push(Held::new(held, keeper, counted));
     (slots, lease)
 }
 

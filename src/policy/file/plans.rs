@@ -164,11 +164,9 @@ impl Config {
         names: impl IntoIterator<Item = N>,
         get: impl Fn(&str) -> Result<Policy<K>, ConfigError>,
     ) -> Result<Plans<K>, ConfigError> {
-        let mut places: Vec<(&str, Vec<Policy<K>>)> = Vec::new();
         let others = self.plans.iter().map(String::as_str).filter(|plan| *plan != DEFAULT);
-        for plan in [DEFAULT].into_iter().chain(others) {
-            places.push((plan, Vec::new()));
-        }
+        let plans = [DEFAULT].into_iter().chain(others);
+        let mut places: Vec<(&str, Vec<Policy<K>>)> = plans.map(|plan| (plan, Vec::new())).collect();
         for name in names {
             let name = name.as_ref();
             let mut is_known = false;
@@ -182,11 +180,10 @@ impl Config {
                 self.entry(name)?;
             }
         }
-        let mut places = places.into_iter();
-        let (default, policies) = places.next().unwrap_or((DEFAULT, Vec::new()));
-        Ok(places.fold(Plans::new(default, policies), |plans, (plan, policies)| {
-            plans.plan(plan, policies)
-        }))
+        let none = Plans::new(DEFAULT, Vec::new());
+        Ok(places
+            .into_iter()
+            .fold(none, |plans, (plan, policies)| plans.plan(plan, policies)))
     }
 
     /// The plans with what the file selects one by.
