@@ -3,7 +3,7 @@
 
 use std::{cmp::Reverse, time::SystemTime};
 
-use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::{message::unix_seconds, selected::WatchedPolicy, subject, subject::SubjectNames};
@@ -16,45 +16,22 @@ use crate::{
 /// The denials of a policy, and since when they are counted.
 pub(super) type DenialSummary = (SystemTime, Summary<Key>);
 
-#[derive(Serialize)]
-pub(super) struct DenialsReport {
-    total: u64,
-    since: Option<u64>,
-    /// A subject that is not listed was denied at most so often.
-    most_of_others: u64,
-    subjects: Vec<DeniedSubject>,
+/// The subjects that a policy denies most often.
+pub(super) fn denials(denied: Option<&DenialSummary>, names: &SubjectNames, most: usize) -> Value {
+    let summary = denied.map(|(_, summary)| summary);
+    let counts = summary.into_iter().flat_map(|summary| &summary.counts).take(most);
+    json!({
+        "total": summary.map_or(0, |summary| summary.total),
+        "since": denied.map(|(since, _)| unix_seconds(*since)),
+        // A subject that is not listed was denied at most so often.
+        "most_of_others": summary.map_or(0, |summary| summary.most_of_others),
+        "subjects": counts.map(|count| denied_subject(count, names)).collect::<Vec<_>>(),
+    })
 }
 
 /// How often a subject was denied: at least `denials - error` times, and at most `denials` times.
-#[derive(Serialize)]
-pub(super) struct DeniedSubject {
-    subject: String,
-    denials: u64,
-    error: u64,
-}
-
-impl DeniedSubject {
-    fn new(names: &SubjectNames, count: &Count<Key>) -> Self {
-        Self {
-            subject: names.name(&count.item),
-            denials: count.count,
-            error: count.error,
-        }
-    }
-}
-
-impl DenialsReport {
-    pub(super) fn new(denied: Option<&DenialSummary>, names: &SubjectNames, most: usize) -> Self {
-        let summary = denied.map(|(_, summary)| summary);
-        let counts = summary.into_iter().flat_map(|summary| &summary.counts);
-        let subjects = counts.take(most).map(|count| DeniedSubject::new(names, count));
-        Self {
-            subjects: subjects.collect(),
-            total: summary.map_or(0, |summary| summary.total),
-            since: denied.map(|(since, _)| unix_seconds(*since)),
-            most_of_others: summary.map_or(0, |summary| summary.most_of_others),
-        }
-    }
+pub(super) fn denied_subject(count: &Count<Key>, names: &SubjectNames) -> Value {
+    json!({ "subject": names.name(&count.item), "denials": count.count, "error": count.error })
 }
 
 /// The layers and limiters that share the counts of a policy. The clones of a layer are one.
@@ -86,35 +63,6 @@ pub(super) fn decisions(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> u
         .sum()
 }
 
-pub(super) fn denied_subject(names: &SubjectNames, summary: &Summary<Key>, key: &Key) -> Option<DeniedSubject> {
-    let count = summary.counts.iter().find(|count| count.item == *key)?;
-    Some(DeniedSubject::new(names, count))
-}
-
-/// A subject with slots in this process.
-#[derive(Serialize)]
-pub(super) struct SlotsReport {
-    subject: String,
-    slots: u64,
-    /// The time since the first of them was taken.
-    longest_seconds: f64,
-}
-
-/// A subject for which requests wait in this process.
-#[derive(Serialize)]
-pub(super) struct LineReport {
-    subject: String,
-    requests: usize,
-}
-
-/// A subject that is banned.
-#[derive(Serialize)]
-pub(super) struct BanReport {
-    subject: String,
-    /// When it is admitted again: at the end of the ban, or later if the limit denies it then.
-    admitted_after_seconds: Option<f64>,
-}
-
 /// The most subjects with slots of a policy in a report.
 const MOST_SLOTS: usize = 20;
 
@@ -125,32 +73,34 @@ const MOST_LINES: usize = 20;
 const MOST_BANS: usize = 10;
 
 /// Those with most slots; none if no limit of the policy has slots.
-pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<SlotsReport>> {
+pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<Value>> {
     if !policy.limits.iter().any(|limit| limit.limit.is_held()) {
         return None;
     }
     let mut held: Vec<_> = policy.context.keeper.held_of(&policy.name).into_iter().collect();
     held.sort_by_key(|(_, held)| Reverse((held.slots, held.longest)));
-    let reports = held.iter().take(MOST_SLOTS).map(|(key, held)| SlotsReport {
-        subject: names.name(key),
-        slots: held.slots,
-        longest_seconds: held.longest.as_secs_f64(),
+    let reports = held.iter().take(MOST_SLOTS).map(|(key, held)| {
+        json!({
+            "subject": names.name(key),
+            "slots": held.slots,
+            // The time since the first of them was taken.
+            "longest_seconds": held.longest.as_secs_f64(),
+        })
     });
     Some(reports.collect())
 }
 
 /// The number of requests that wait for a policy, and the subjects with most of them.
-pub(super) fn lines(policy: &WatchedPolicy, names: &SubjectNames) -> (usize, Vec<LineReport>) {
+pub(super) fn lines(policy: &WatchedPolicy, names: &SubjectNames) -> (usize, Vec<Value>) {
     let waiting = waiting_by_key(policy.context.store.id(), &policy.name);
-    let total = waiting.values().sum();
-    let lines = waiting.iter().map(|(key, requests)| LineReport {
-        subject: names.name(key),
-        requests: *requests,
-    });
+    let lines = waiting
+        .iter()
+        .map(|(key, requests)| (Reverse(*requests), names.name(key)));
     let mut lines: Vec<_> = lines.collect();
-    lines.sort_by(|one, other| (other.requests, &one.subject).cmp(&(one.requests, &other.subject)));
-    lines.truncate(MOST_LINES);
-    (total, lines)
+    lines.sort();
+    let lines = lines.into_iter().take(MOST_LINES);
+    let lines = lines.map(|(Reverse(requests), subject)| json!({ "subject": subject, "requests": requests }));
+    (waiting.values().sum(), lines.collect())
 }
 
 /// Of the subjects that are denied most often those that are banned; none if the policy has no bans.
@@ -160,7 +110,7 @@ pub(super) async fn bans(
     policy: &WatchedPolicy,
     denied: Option<&DenialSummary>,
     names: &SubjectNames,
-) -> Option<Vec<BanReport>> {
+) -> Option<Vec<Value>> {
     policy.ban()?;
     let counts = denied.into_iter().flat_map(|(_, summary)| &summary.counts);
     let mut peeks = JoinSet::new();
@@ -175,9 +125,12 @@ pub(super) async fn bans(
         }
     }
     banned.sort_by_key(|(place, ..)| *place);
-    let reports = banned.into_iter().map(|(_, decided, key)| BanReport {
-        subject: names.name(&key),
-        admitted_after_seconds: decided.retry_after().map(|wait| wait.as_secs_f64()),
+    let reports = banned.iter().map(|(_, decided, key)| {
+        json!({
+            "subject": names.name(key),
+            // At the end of the ban, or later if the limit denies it then.
+            "admitted_after_seconds": decided.retry_after().map(|wait| wait.as_secs_f64()),
+        })
     });
     Some(reports.collect())
 }

@@ -4,17 +4,14 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::{
     listed,
-    listed::DeniedSubject,
     message::{AdminError, SearchText, Selection, missing},
     report,
-    report::OverrideReport,
     router::AdminState,
     subject,
-    subject::LimitCounts,
 };
 use crate::{
     Key, Policy,
@@ -101,23 +98,6 @@ impl WatchedPolicy {
     }
 }
 
-/// The response to `/subject` and to all changes of a subject.
-#[derive(Serialize)]
-pub(super) struct SubjectReport {
-    instance: String,
-    policy: String,
-    store: usize,
-    key: String,
-    /// The name in the lists of the report.
-    subject: String,
-    /// None if it is not listed.
-    denied: Option<DeniedSubject>,
-    /// None if it has no limit of its own.
-    #[serde(rename = "override")]
-    own_limit: Option<OverrideReport>,
-    pub(super) counts: Vec<LimitCounts>,
-}
-
 /// A key of a policy in a store.
 pub(super) struct Selected {
     pub(super) policy: WatchedPolicy,
@@ -169,19 +149,25 @@ impl Selected {
         self.policies.iter().filter(|other| other.shares_counts(&self.policy))
     }
 
-    pub(super) async fn peek(&self, shared: &AdminState) -> Result<SubjectReport, AdminError> {
-        let counts = subject::peek(self).await?;
+    /// The response to `/subject` and to all changes of a subject.
+    pub(super) async fn peek(&self, shared: &AdminState) -> Result<Value, AdminError> {
+        let (names, counts) = (&shared.names, subject::peek(self).await?);
         let denials = listed::of_process(&self.policies, &self.policy);
-        Ok(SubjectReport {
-            instance: shared.instance.clone(),
-            policy: self.policy.name.clone(),
-            store: self.policy.store,
-            key: self.key.readable(),
-            subject: shared.names.name(&self.key),
-            own_limit: report::override_of(&shared.names, &self.policy, &self.key),
-            denied: denials.and_then(|(_, summary)| listed::denied_subject(&shared.names, &summary, &self.key)),
-            counts,
-        })
+        let counted = denials.iter().flat_map(|(_, summary)| &summary.counts);
+        let denied = counted.into_iter().find(|count| count.item == self.key);
+        Ok(json!({
+            "instance": shared.instance,
+            "policy": self.policy.name,
+            "store": self.policy.store,
+            "key": self.key.readable(),
+            // The name in the lists of the report.
+            "subject": names.name(&self.key),
+            // None if it is not listed.
+            "denied": denied.map(|count| listed::denied_subject(count, names)),
+            // None if it has no limit of its own.
+            "override": report::override_of(names, &self.policy, &self.key),
+            "counts": counts,
+        }))
     }
 }
 
@@ -206,53 +192,24 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
     )))
 }
 
-/// The response to `POST /search`.
-#[derive(Serialize)]
-pub(super) struct SearchResult {
-    instance: String,
-    found: Vec<SubjectReport>,
-    /// The keys that have values beside those of the search.
-    incomplete: Vec<OtherKey>,
-    /// The keys for which the store has returned no counts.
-    failed: Vec<OtherKey>,
-}
-
-#[derive(Serialize)]
-struct OtherKey {
-    policy: String,
-    store: usize,
-    key: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-}
-
-pub(super) async fn search(shared: &AdminState, text: &SearchText) -> Result<SearchResult, AdminError> {
+/// The response to `/search`.
+pub(super) async fn search(shared: &AdminState, text: &SearchText) -> Result<Value, AdminError> {
     let search = Search::parse(text.text()?)?;
     let policies = all_policies(&shared.watched);
-    let mut result = SearchResult {
-        instance: shared.instance.clone(),
-        found: Vec::new(),
-        incomplete: Vec::new(),
-        failed: Vec::new(),
-    };
+    let (mut found, mut incomplete, mut failed) = (Vec::new(), Vec::new(), Vec::new());
     let mut known = Vec::new();
     for policy in &*policies {
-        let other = |key, error| OtherKey {
-            policy: policy.name.clone(),
-            store: policy.store,
-            key,
-            error,
-        };
-        for found in policy.key_form.keys_with(&search) {
-            let identity = (policy.name.clone(), policy.store, found.to_string());
+        let other = |key| json!({ "policy": policy.name, "store": policy.store, "key": key });
+        for key in policy.key_form.keys_with(&search) {
+            let identity = (policy.name.clone(), policy.store, key.to_string());
             if known.contains(&identity) {
                 continue;
             }
             known.push(identity);
-            let mut key = match found {
+            let mut key = match key {
                 FoundKey::Key(key) => key,
                 FoundKey::Incomplete(key) => {
-                    result.incomplete.push(other(key, None));
+                    incomplete.push(other(key));
                     continue;
                 }
             };
@@ -263,12 +220,21 @@ pub(super) async fn search(shared: &AdminState, text: &SearchText) -> Result<Sea
                 policies: policies.clone(),
             };
             match selected.peek(shared).await {
-                Ok(subject) => result.found.push(subject),
-                Err(error) => result
-                    .failed
-                    .push(other(selected.key.readable(), Some(error.to_string()))),
+                Ok(subject) => found.push(subject),
+                Err(error) => {
+                    let mut key = other(selected.key.readable());
+                    key["error"] = error.to_string().into();
+                    failed.push(key);
+                }
             }
         }
     }
-    Ok(result)
+    Ok(json!({
+        "instance": shared.instance,
+        "found": found,
+        // The keys that have values beside those of the search.
+        "incomplete": incomplete,
+        // The keys for which the store has returned no counts.
+        "failed": failed,
+    }))
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::http::StatusCode;
-use serde::Serialize;
+use serde_json::{Value, json};
 use smallvec::SmallVec;
 
 use super::{
@@ -18,31 +18,11 @@ use crate::{
     store::{ErrorKind, NamedLimit, Operation, StoreError},
 };
 
-/// The counts of a subject by one limit of a policy.
-#[derive(Default, Serialize)]
-pub(super) struct LimitCounts {
-    limit: String,
-    /// The limit of the policy that an override replaces by this one.
-    in_place_of: Option<String>,
-    /// Whether a request of the cost of the policy is admitted now.
-    allowed: bool,
-    /// Why it is not, also by a policy that only observes.
-    denial: Option<&'static str>,
-    /// None without a limit.
-    quota: Option<u64>,
-    remaining: Option<u64>,
-    retry_after_seconds: Option<f64>,
-    reset_after_seconds: f64,
-    observed: bool,
-    /// Why this process has counted in place of the store.
-    store_error: Option<String>,
-}
-
 /// The most limits of a policy whose counts are read for one request, since a policy may choose any number of limits.
 const MOST: usize = 20;
 
 /// Reads the counts of a key of a policy in a store, of each limit that the policy has there.
-pub(super) async fn peek(selected: &Selected) -> Result<Vec<LimitCounts>, AdminError> {
+pub(super) async fn peek(selected: &Selected) -> Result<Vec<Value>, AdminError> {
     let (key, mut counts) = (&selected.key, Vec::new());
     for (policy, own) in limits(selected).into_iter().take(MOST) {
         let overriding = policy.overriding(own, key);
@@ -51,7 +31,8 @@ pub(super) async fn peek(selected: &Selected) -> Result<Vec<LimitCounts>, AdminE
             true => peek_one(policy, limit, key).await?,
             false => uncounted(policy, &limit.limit),
         };
-        of_limit.in_place_of = overriding.is_some().then(|| own.limit.to_string());
+        // The limit of the policy that an override replaces by this one.
+        of_limit["in_place_of"] = overriding.is_some().then(|| own.limit.to_string()).into();
         counts.push(of_limit);
     }
     Ok(counts)
@@ -114,7 +95,7 @@ fn limits(selected: &Selected) -> Vec<(&WatchedPolicy, &Arc<NamedLimit>)> {
     limits
 }
 
-async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Result<LimitCounts, AdminError> {
+async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Result<Value, AdminError> {
     let decision = perform(Operation::Peek, undecided(policy, limit, key)).await?;
     let store_error = decision.store_error().map(ToString::to_string);
     let Some(decided) = decision.policies().next() else {
@@ -122,18 +103,20 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
         let error = store_error.unwrap_or_default();
         return Err(StoreError::new(ErrorKind::Unreachable, error).into());
     };
-    Ok(LimitCounts {
-        limit: limit.limit.to_string(),
-        in_place_of: None,
-        allowed: decided.denial().is_none(),
-        denial: decided.denial().map(denial_text),
-        quota: Some(decided.limit()),
-        remaining: Some(decided.remaining()),
-        retry_after_seconds: decided.retry_after().map(|wait| wait.as_secs_f64()),
-        reset_after_seconds: decided.reset_after().as_secs_f64(),
-        observed: policy.is_observed(),
-        store_error,
-    })
+    Ok(json!({
+        "limit": limit.limit.to_string(),
+        // Whether a request of the cost of the policy is admitted now.
+        "allowed": decided.denial().is_none(),
+        // Why it is not, also by a policy that only observes.
+        "denial": decided.denial().map(denial_text),
+        "quota": decided.limit(),
+        "remaining": decided.remaining(),
+        "retry_after_seconds": decided.retry_after().map(|wait| wait.as_secs_f64()),
+        "reset_after_seconds": decided.reset_after().as_secs_f64(),
+        "observed": policy.is_observed(),
+        // Why this process has counted in place of the store.
+        "store_error": store_error,
+    }))
 }
 
 /// The decision about a key that is banned; none if it is not, or the store fails.
@@ -147,17 +130,19 @@ pub(super) async fn banned(policy: &WatchedPolicy, key: &Key) -> Option<PolicyDe
 }
 
 /// The counts by a limit that counts nothing.
-fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> LimitCounts {
+fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> Value {
     let denies = *limit == Limit::DenyAll;
-    LimitCounts {
-        limit: limit.to_string(),
-        allowed: !denies,
-        denial: denies.then(|| denial_text(Denial::DenyAll)),
-        quota: denies.then_some(0),
-        remaining: denies.then_some(0),
-        observed: policy.is_observed(),
-        ..LimitCounts::default()
-    }
+    json!({
+        "limit": limit.to_string(),
+        "allowed": !denies,
+        "denial": denies.then(|| denial_text(Denial::DenyAll)),
+        "quota": denies.then_some(0),
+        "remaining": denies.then_some(0),
+        "retry_after_seconds": null,
+        "reset_after_seconds": 0.0,
+        "observed": policy.is_observed(),
+        "store_error": null,
+    })
 }
 
 fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Undecided {
