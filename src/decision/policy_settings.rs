@@ -42,12 +42,18 @@ pub(crate) struct Settings {
     pub(crate) wait_order: WaitOrder,
 }
 
-/// The cost of a request.
+/// A value that all requests have, or that is computed from each.
 #[derive(Clone)]
-pub(crate) enum Cost {
-    Fixed(u64),
-    Computed(Arc<dyn Fn(&Parts) -> u64 + Send + Sync>),
+pub(crate) enum OfRequest<T> {
+    Fixed(T),
+    Computed(Arc<dyn Fn(&Parts) -> T + Send + Sync>),
 }
+
+/// The cost of a request.
+pub(crate) type Cost = OfRequest<u64>;
+
+/// The longest wait of a request.
+pub(crate) type LongestWait = OfRequest<Duration>;
 
 /// The longest pause that a response can ask for, unless the policy has bans.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
@@ -129,10 +135,10 @@ impl Settings {
     }
 }
 
-impl fmt::Debug for Cost {
+impl<T: fmt::Debug> fmt::Debug for OfRequest<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Fixed(cost) => cost.fmt(f),
+            Self::Fixed(value) => value.fmt(f),
             Self::Computed(_) => f.write_str("<fn>"),
         }
     }
@@ -204,13 +210,6 @@ fn place(name: &str, key: &Key) -> u32 {
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     let hash = (hash ^ (hash >> 33)) >> 32;
     ((hash * u64::from(WHOLE)) >> 32) as u32
-}
-
-/// The longest wait of a policy.
-#[derive(Clone)]
-pub(crate) enum LongestWait {
-    Fixed(Duration),
-    Computed(Arc<dyn Fn(&Parts) -> Duration + Send + Sync>),
 }
 
 /// The priority of a request.
@@ -311,15 +310,6 @@ fn deadline(headers: &HeaderMap) -> Option<Duration> {
         b'u' => Some(Duration::from_micros(number)),
         b'n' => Some(Duration::from_nanos(number)),
         _ => None,
-    }
-}
-
-impl fmt::Debug for LongestWait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fixed(longest) => longest.fmt(f),
-            Self::Computed(_) => f.write_str("<fn>"),
-        }
     }
 }
 

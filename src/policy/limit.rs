@@ -42,10 +42,6 @@ impl PolicyLimit {
         }
     }
 
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        self.fixed.limit.validate()
-    }
-
     /// The limit of a policy that a file has switched off: nothing is limited.
     #[cfg(feature = "serde")]
     pub(super) fn switched_off(self) -> Self {

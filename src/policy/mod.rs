@@ -157,7 +157,7 @@ impl<K> Policy<K> {
     /// [`TokenBucket`](crate::TokenBucket) whose burst and rate are too large
     /// together for exact integers.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.policy_limit.validate()?;
+        self.policy_limit.fixed.limit.validate()?;
         let longest = self
             .settings
             .longest_wait
@@ -233,7 +233,7 @@ impl<K> Policy<K> {
 
     /// The name of the plan that it is of, unless it is of all.
     pub(crate) fn plan_name(&self) -> Option<&Arc<str>> {
-        self.plan.as_ref().map(PlanOf::name)
+        self.plan.as_ref().map(|plan| &plan.choice.names[plan.position])
     }
 }
 

@@ -173,7 +173,7 @@ pub(super) struct PlanOf {
 
 /// How the plan of a request is found.
 pub(crate) struct PlanChoice {
-    names: Vec<Arc<str>>,
+    pub(super) names: Vec<Arc<str>>,
     choose: Option<ChoosePlan>,
     has_warned: AtomicBool,
 }
@@ -214,11 +214,5 @@ impl PlanChoice {
     /// The position of the plan of this name.
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         self.names.iter().position(|known| **known == *name)
-    }
-}
-
-impl PlanOf {
-    pub(super) fn name(&self) -> &Arc<str> {
-        &self.choice.names[self.position]
     }
 }

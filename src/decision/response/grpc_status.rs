@@ -62,13 +62,12 @@ fn pushback(wait: Option<Duration>) -> HeaderValue {
 }
 
 /// `google.rpc.Status`, encoded.
-fn encoded(code: u8, message: &str, details: &[Vec<u8>]) -> Vec<u8> {
+fn encoded(code: u8, text: &str, details: &[Vec<u8>]) -> Vec<u8> {
     let mut status = Vec::new();
     field_varint(&mut status, 1, code.into());
-    field_bytes(&mut status, 2, message.as_bytes());
-    for detail in details {
-        field_bytes(&mut status, 3, detail);
-    }
+    status.extend(message(&[(2, text.as_bytes())]));
+    let details = details.iter().map(|detail| message(&[(3, detail)]));
+    status.extend(details.flatten());
     status
 }
 
@@ -97,10 +96,7 @@ fn retry_info(wait: Duration) -> Vec<u8> {
     let mut duration = Vec::new();
     field_varint(&mut duration, 1, wait.as_secs());
     field_varint(&mut duration, 2, wait.subsec_nanos().into());
-
-    let mut info = Vec::new();
-    field_bytes(&mut info, 1, &duration);
-    info
+    message(&[(1, &duration)])
 }
 
 /// About 10,000 years, the longest `google.protobuf.Duration`.
@@ -110,13 +106,8 @@ const MAX_WAIT: Duration = Duration::from_secs(315_576_000_000);
 fn violation(policy: &PolicyDecision) -> Vec<u8> {
     let subject = format!("policy:{}", policy.name());
     let description = description(&policy.named().limit, policy.window());
-
-    let mut violation = Vec::new();
-    field_bytes(&mut violation, 1, subject.as_bytes());
-    field_bytes(&mut violation, 2, description.as_bytes());
-    let mut field = Vec::new();
-    field_bytes(&mut field, 1, &violation);
-    field
+    let violation = message(&[(1, subject.as_bytes()), (2, description.as_bytes())]);
+    message(&[(1, &violation)])
 }
 
 fn description(limit: &Limit, window: Option<Duration>) -> String {
@@ -133,10 +124,8 @@ fn description(limit: &Limit, window: Option<Duration>) -> String {
 
 /// `google.protobuf.Any`
 fn any(name: &str, value: &[u8]) -> Vec<u8> {
-    let mut any = Vec::new();
-    field_bytes(&mut any, 1, format!("type.googleapis.com/{name}").as_bytes());
-    field_bytes(&mut any, 2, value);
-    any
+    let url = format!("type.googleapis.com/{name}");
+    message(&[(1, url.as_bytes()), (2, value)])
 }
 
 /// A field of a protocol buffer. An absent field means zero.
@@ -147,10 +136,15 @@ fn field_varint(message: &mut Vec<u8>, field: u8, value: u64) {
     }
 }
 
-fn field_bytes(message: &mut Vec<u8>, field: u8, bytes: &[u8]) {
-    message.push(field << 3 | 2);
-    varint(message, bytes.len() as u64);
-    message.extend_from_slice(bytes);
+/// A message with these fields, each of text, bytes or another message.
+fn message(fields: &[(u8, &[u8])]) -> Vec<u8> {
+    let mut message = Vec::new();
+    for (field, content) in fields {
+        message.push(field << 3 | 2);
+        varint(&mut message, content.len() as u64);
+        message.extend_from_slice(content);
+    }
+    message
 }
 
 fn varint(message: &mut Vec<u8>, mut value: u64) {

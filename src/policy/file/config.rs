@@ -11,9 +11,8 @@ use super::{
     File,
     entry::{Name, PolicyEntry, Selector, Unique, yes},
     plans::{is_of_plan, join, policy_at},
-    requests::{Extensions, Requests},
     scope::{Routes, Scope, Spelling},
-    values::ClientIp,
+    values::{ClientIp, Extensions, Requests},
 };
 use crate::{
     ConfigError, KeyExtractor,
@@ -213,7 +212,7 @@ impl Config {
         };
         let valid = fields.limit.validate_wait(fields.wait.0);
         valid.map_err(|error| error.of_policy(place))?;
-        policy_limit.validate()?;
+        policy_limit.fixed.limit.validate()?;
         if let Some(plans) = plans {
             policy_limit.of_plans = plans.limits().chain([&fields.limit]).cloned().collect();
         }

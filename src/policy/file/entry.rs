@@ -7,9 +7,8 @@ use serde::{
 };
 
 use super::{
-    requests::Extensions,
     scope::{Routes, Scope},
-    values::{Length, Methods},
+    values::{Extensions, Length, Methods},
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,

@@ -7,7 +7,6 @@ mod plans;
 #[cfg(feature = "file")]
 mod read;
 mod reload;
-mod requests;
 mod scope;
 mod values;
 

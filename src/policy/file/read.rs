@@ -106,30 +106,24 @@ impl Config {
 
     /// Parses the content of a file.
     pub(super) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let parsed = match format_of(path)? {
-            Format::Toml => Self::from_toml(text),
-            Format::Json => Self::from_json(text),
-        };
+        let parsed = parser_of(path)?(text);
         parsed.map_err(|error| ConfigError::new(format!("`{}`: {error}", path.display())))
     }
 }
 
 /// Reads a file of limits.
 pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
-    format_of(path)?;
+    parser_of(path)?;
     read_text(path)
         .map_err(|error| ConfigError::because(format!("`{}` cannot be read: {error}", path.display()), error))
 }
 
-enum Format {
-    Toml,
-    Json,
-}
+type Parser = fn(&str) -> Result<Config, ConfigError>;
 
-fn format_of(path: &Path) -> Result<Format, ConfigError> {
+fn parser_of(path: &Path) -> Result<Parser, ConfigError> {
     match path.extension().and_then(|extension| extension.to_str()) {
-        Some("toml") => Ok(Format::Toml),
-        Some("json") => Ok(Format::Json),
+        Some("toml") => Ok(Config::from_toml),
+        Some("json") => Ok(Config::from_json),
         _ => {
             let fault = "the name of a file of limits ends in `.toml` or `.json`";
             Err(ConfigError::new(format!("`{}`: {fault}", path.display())))
