@@ -47,9 +47,7 @@ pub(crate) use self::{
     context::{CheckContext, PolicyContext, PolicyFile},
     headers::policy_item,
     per_thread::PerThread,
-    policy_settings::{
-        Condition, Cost, EnforcedShare, LongestWait, MOST_WAITING, POSSIBLE_WAITING, Settings, Waiting, turn_key,
-    },
+    policy_settings::{Condition, Cost, EnforcedShare, LongestWait, POSSIBLE_WAITING, Settings, Waiting, turn_key},
     receipt::Settlement,
     slots::{Release, release_unknown},
     store_replies::Responses,

@@ -235,7 +235,7 @@ pub(crate) struct Waiting {
 }
 
 /// The most units that wait by default.
-pub(crate) const MOST_WAITING: u64 = 500;
+const MOST_WAITING: u64 = 500;
 
 /// The numbers of units that may be the most.
 pub(crate) const POSSIBLE_WAITING: RangeInclusive<u64> = 1..=MAX_QUOTA;

@@ -236,13 +236,13 @@ impl Config {
                 policy_limit.switched_off()
             },
             settings: Settings {
-                cost: Some(Cost::Fixed(fields.cost)),
+                cost: fields.cost.map(Cost::Fixed),
                 scope,
                 failure_mode: Some(fields.failure_mode),
                 enforced: fields.enforced(),
                 ban: fields.ban,
                 longest_wait: Some(LongestWait::Fixed(fields.wait.0)),
-                max_waiting: Some(fields.max_waiting),
+                max_waiting: fields.max_waiting,
                 ..Settings::default()
             },
             key: needs_key.then(|| self.key(place)).transpose()?,

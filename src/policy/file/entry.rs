@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
-    decision::{EnforcedShare, MOST_WAITING, POSSIBLE_WAITING},
+    decision::{EnforcedShare, POSSIBLE_WAITING},
     key::KeySpec,
     limit::ChooseLimit,
     policy::{
@@ -40,14 +40,14 @@ pub(super) struct PolicyFields {
     pub(super) routes: Routes,
     #[serde(default)]
     pub(super) methods: Methods,
-    #[serde(default = "one", deserialize_with = "cost")]
-    pub(super) cost: u64,
+    #[serde(default, deserialize_with = "cost")]
+    pub(super) cost: Option<u64>,
     #[serde(default, deserialize_with = "failure_mode")]
     pub(super) failure_mode: FailureMode,
     #[serde(default)]
     pub(super) wait: Length,
-    #[serde(default = "most_waiting", deserialize_with = "max_waiting")]
-    pub(super) max_waiting: u64,
+    #[serde(default, deserialize_with = "max_waiting")]
+    pub(super) max_waiting: Option<u64>,
     #[serde(default)]
     mode: Mode,
     #[serde(default, deserialize_with = "enforce_share")]
@@ -103,10 +103,6 @@ pub(super) fn yes() -> bool {
     true
 }
 
-fn one() -> u64 {
-    1
-}
-
 fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMode, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(D::Error::custom)
@@ -116,22 +112,18 @@ fn enforce_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EnforcedS
     EnforcedShare::new(f64::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
-fn most_waiting() -> u64 {
-    MOST_WAITING
-}
-
-fn max_waiting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+fn max_waiting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     let units = u64::deserialize(deserializer)?;
     match POSSIBLE_WAITING.contains(&units) {
-        true => Ok(units),
+        true => Ok(Some(units)),
         false => Err(D::Error::custom(WAITING_FAULT)),
     }
 }
 
-fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     match u64::deserialize(deserializer)? {
         0 => Err(D::Error::custom(COST_FAULT)),
-        cost => Ok(cost),
+        cost => Ok(Some(cost)),
     }
 }
 
