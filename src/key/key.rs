@@ -99,14 +99,22 @@ impl Key {
     /// The component of an IPv4 address, formatted without `fmt`, since most requests have one.
     #[inline]
     pub(super) fn ipv4(address: Ipv4Addr) -> Self {
-        let mut key = Self {
-            text: SmallVec::from_slice(b"ip"),
-        };
-        for (delimiter, octet) in b"=...".iter().zip(address.octets()) {
-            key.text.push(*delimiter);
-            key.text.extend_from_slice(itoa::Buffer::new().format(octet).as_bytes());
+        // Each digit is written once, and no length is checked.
+        let mut text = *b"ip=255.255.255.255..............................................";
+        let mut end = 3;
+        for octet in address.octets() {
+            for (divisor, least) in [(100, 100), (10, 10), (1, 0)] {
+                if octet >= least {
+                    text[end] = b'0' + octet / divisor % 10;
+                    end += 1;
+                }
+            }
+            text[end] = b'.';
+            end += 1;
         }
-        key
+        Self {
+            text: SmallVec::from_buf_and_len(text, end - 1),
+        }
     }
 
     pub(super) fn push(&mut self, other: &Self) {
