@@ -49,7 +49,7 @@ if lines then
   end
   -- Also after the clock is set back, one that has ended is over.
   local expires_at = length == '0' and 0 or now + tonumber(length)
-  call('ZADD', key, version, lines .. digits(expires_at))
+  call('ZADD', key, version, lines .. string.format('%.0f', expires_at))
   -- The versions are kept for an hour after the last override.
   local keep = math.floor(tonumber(length) / 1000) + 3600000
   if call('PTTL', key) < keep then
@@ -60,6 +60,6 @@ end
 local reads_all = known < first or known > version
 local changes = {}
 if known ~= version then
-  changes = call('ZRANGEBYSCORE', key, reads_all and '0' or '(' .. digits(known), '+inf')
+  changes = call('ZRANGEBYSCORE', key, reads_all and '0' or '(' .. string.format('%.0f', known), '+inf')
 end
 return pack('<ddd', now, version, reads_all and 1 or 0) .. table.concat(changes, '\0')
