@@ -140,7 +140,7 @@ local function without_decided(place, waiting, times)
 end
 
 -- Ends a decision about requests that wait: those that are admitted leave the line. Those that are denied stand in it if this key
--- lacks room for them, except at their last check, which leads no line.
+-- lacks room for them, except at their last check, which leads no line. Returns whether other requests stand in the place then.
 local function settle(run, charge, admitted)
   local line, waiting, kept = charge.line, run.waiting, {}
   local place = place_of(line)
@@ -165,15 +165,16 @@ local function settle(run, charge, admitted)
   else
     return
   end
-  local changes = line.leads and #kept + #place > 0
+  local refreshes, changes = line.leads and #kept + #place > 0, false
   for n = 1, math.max(#place, #kept) do
     changes = changes or place[n] ~= kept[n]
     place[n] = n <= 2 * PLACE_SIZE and kept[n] or nil
   end
-  if changes then
+  if changes or refreshes then
     place.process, place.til = run.process, now + PLACE_US
     write_places(line.key, line.places)
   end
+  return changes
 end
 
 -- Wakes the processes whose first requests fit now.
@@ -192,10 +193,12 @@ end
 -- Ends a decision in the line of a charge. Returns what remains behind it, and how long the first request waits that is not admitted.
 local function settle_line(run, charge, admitted)
   local line, operation, wait = charge.line, run.operation, 0
+  local wakes = operation == 'refund' or operation == 'end' or operation == 'reset'
   if operation == 'wait' or run.waiting then
-    settle(run, charge, admitted)
+    wakes = settle(run, charge, admitted) or wakes
   end
-  if operation == 'wait' or operation == 'refund' or operation == 'end' or operation == 'reset' then
+  -- Others may fit only if requests have left the place: those of another limit would wake each other without an end.
+  if wakes then
     wake(run, charge)
   end
   if line.lacks then

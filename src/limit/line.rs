@@ -172,7 +172,7 @@ impl Line {
     }
 
     /// The requests in the place of a process.
-    fn place_of(&self, owner: PlaceId) -> SmallVec<[Arrival; 4]> {
+    pub(crate) fn place_of(&self, owner: PlaceId) -> SmallVec<[Arrival; 4]> {
         let own = self.0.iter().find(|place| place.owner == owner);
         own.map(|place| place.waiting.clone()).unwrap_or_default()
     }

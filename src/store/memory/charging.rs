@@ -311,13 +311,17 @@ impl<'a> Advanced<'a> {
             return (room, None);
         };
         let settles = operation == Operation::Wait || standing.waiting.is_some();
+        let before = line.place_of(standing.place);
         if settles && line.settle(standing, admitted as usize, lacks, arrival, self.now) {
             **stored = line.clone();
         }
-        if matches!(
-            operation,
-            Operation::Wait | Operation::Refund { .. } | Operation::EndLease
-        ) {
+        // Others may fit only if requests have left the place: those of another limit would wake each other without an end.
+        let wakes = match operation {
+            Operation::Wait => line.place_of(standing.place) != before,
+            Operation::Refund { .. } | Operation::EndLease => true,
+            _ => false,
+        };
+        if wakes {
             let except = (operation == Operation::Wait && charge.leads).then_some(standing.place);
             woken.extend(line.ready(room, except).map(|place| place.line));
         }

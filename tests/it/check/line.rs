@@ -19,10 +19,10 @@ use tokio::{
 use tower::{Layer, ServiceExt};
 use tower_quota::{
     AcquireError, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limit, Limiter, MemoryStore, Policy,
-    RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, key,
+    RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, key, store::Store,
 };
 
-use crate::support::{Cluster, Redis, connected, patient};
+use crate::support::{Cluster, Counted, Redis, connected, patient};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -763,4 +763,41 @@ async fn callers_that_leave_during_their_first_check_take_nothing_with_them() {
     assert!(other.acquire("k").await.is_ok());
     // With their places it would be after their expiry.
     assert!(start.elapsed() < 1_400 * MILLISECOND, "{:?}", start.elapsed());
+}
+
+/// Two requests that wait for the same two keys, each of them by another limit of each.
+#[tokio::test]
+async fn requests_of_other_limits_do_not_wake_each_other_without_an_end() {
+    let redis = Redis::start();
+    let stores: [Arc<dyn Store>; 2] = [
+        Arc::new(MemoryStore::new()),
+        Arc::new(connected(patient(), &redis.url()).await),
+    ];
+    for store in stores {
+        let store = Counted::new(store);
+        let slots = |name: &'static str, quota: u64| {
+            let limit = Concurrency::try_from(quota).expect("it is valid");
+            Policy::new(name, limit).cost(2).wait_up_to(20 * SECOND)
+        };
+        let limiter = |one, other| Limiter::new(store.clone(), [slots("one", one), slots("other", other)]);
+        let held = limiter(4, 4).acquire("k").await.expect("there is room");
+        // The first lacks one key; the second would have room for that, and lacks the other key.
+        let first = tokio::spawn({
+            let limiter = limiter(3, 4);
+            async move { limiter.acquire("k").await.map(drop) }
+        });
+        while store.calls() < 2 {
+            sleep(MILLISECOND).await;
+        }
+        let second = tokio::spawn({
+            let limiter = limiter(4, 3);
+            async move { limiter.acquire("k").await.map(drop) }
+        });
+        sleep(SECOND / 2).await;
+        assert!((3..50).contains(&store.calls()), "{} calls", store.calls());
+
+        drop(held);
+        assert!(first.await.expect("no panic").is_ok());
+        assert!(second.await.expect("no panic").is_ok());
+    }
 }
