@@ -316,10 +316,9 @@ impl<'a> Advanced<'a> {
             **stored = line.clone();
         }
         // Others may fit only if requests have left the place: those of another limit would wake each other without an end.
-        let wakes = match operation {
-            Operation::Wait => line.place_of(standing.place) != before,
-            Operation::Refund { .. } | Operation::EndLease => true,
-            _ => false,
+        let wakes = match operation == Operation::Wait {
+            true => line.place_of(standing.place) != before,
+            false => matches!(operation, Operation::Refund { .. } | Operation::EndLease),
         };
         if wakes {
             let except = (operation == Operation::Wait && charge.leads).then_some(standing.place);

@@ -246,10 +246,14 @@ async fn processes_are_admitted_in_the_order_of_arrival() {
     let redis = Redis::start();
     for limit in log_and_bucket(20) {
         let policy = || Policy::new(limit.algorithm(), limit.clone()).wait_up_to(20 * SECOND);
-        let limiters = [redis_limiter(&redis, policy).await, redis_limiter(&redis, policy).await];
+        let limiters = [
+            redis_limiter(&redis, policy).await,
+            redis_limiter(&redis, policy).await,
+            redis_limiter(&redis, policy).await,
+        ];
         let mut tasks = JoinSet::new();
         for caller in 0..60 {
-            let limiter = limiters[caller % 2].clone();
+            let limiter = limiters[caller % 3].clone();
             tasks.spawn(async move {
                 let arrived = Instant::now();
                 let permit = limiter.acquire("k").await.expect("it is admitted");
