@@ -104,7 +104,7 @@ fn limited(decision: &Decision) -> Bytes {
     with_names(begin, &names, &detail(violated()))
 }
 
-/// The policies whose limit is below the cost, and both.
+/// The cost and the limit of each policy that never admits the cost.
 fn detail<'a>(violated: impl Iterator<Item = &'a PolicyDecision>) -> String {
     let above = violated.filter(|policy| policy.denial() == Some(Denial::CostAboveLimit));
     let above = above.map(|policy| {

@@ -50,7 +50,7 @@ struct Group {
     policies: Vec<usize>,
     calls_through_a_layer: bool,
     longest_wait: Duration,
-    /// Whose limits apply.
+    /// The position of the plan among [`PLANS`].
     plan: usize,
 }
 
