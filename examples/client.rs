@@ -99,7 +99,9 @@ pub(crate) async fn work(store: impl Store, api: SocketAddr, margin: Duration) -
         policy("requests", REQUESTS).wait_up_to(WINDOW).learn_from_responses(),
         policy("tokens", TOKENS).cost(ESTIMATE),
     ];
-    let limit = RateLimitLayer::new(store, policies).headers(Headers::None);
+    let limit = RateLimitLayer::new(store, policies)
+        .headers(Headers::None)
+        .response_extensions(true);
     let client = limit.layer(Client::builder(TokioExecutor::new()).build_http::<Body>());
 
     let mut sending = JoinSet::new();

@@ -44,7 +44,7 @@ impl Webhooks {
         let client = Client::builder(TokioExecutor::new()).build_http();
         Self {
             receivers: Arc::new(receivers),
-            client: limit.layer(client),
+            client: limit.clone().response_extensions(true).layer(client),
         }
     }
 

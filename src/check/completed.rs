@@ -103,8 +103,7 @@ impl AwaitedCompletion {
     fn learn<B>(&self, decision: &Decision, response: Option<&Response<B>>, lost: &Arc<LostSettlements>) {
         let in_head = response.and_then(|response| {
             // A layer inside of this one has added its fields to a response that it admitted.
-            let are_own = response.extensions().get::<Decision>().is_some();
-            requested_pause::requested_by(response.status(), response.headers(), are_own)
+            requested_pause::requested_by(response.status(), response.headers(), decision.is_followed())
         });
         let pause = in_head.max(self.pause).filter(|pause| !pause.is_zero());
         if let Some(pause) = pause {

@@ -47,7 +47,6 @@ pub(crate) enum PendingCheck {
 /// A check that waits for the store. It holds the policies of the request, so no key or cost is computed again.
 pub(crate) struct StoreCheck {
     operation: Operation,
-    /// When it began to wait.
     /// When it began to wait for the reply of the store.
     began: Instant,
     /// For a request that may wait.

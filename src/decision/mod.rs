@@ -19,7 +19,10 @@ mod undecided;
 
 use std::{
     fmt,
-    sync::{Arc, LazyLock, Mutex, atomic::AtomicU64},
+    sync::{
+        Arc, LazyLock, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -56,8 +59,8 @@ pub(crate) use self::{
 
 /// The outcome of a check.
 ///
-/// A [`Limiter`](crate::Limiter) returns it. A layer leaves it in the extensions of the request, for the inner service, and
-/// of the response. A clone is cheap.
+/// A [`Limiter`](crate::Limiter) returns it. A layer leaves it in the [extensions](crate::RateLimitLayer::extensions) of the
+/// request, for the inner service, and of the response to a request that it denies. A clone is cheap.
 ///
 /// If no policy applies to a request, its decision is allowed and has no policies: nothing limits the request, so
 /// [`limit`](Self::limit) and [`remaining`](Self::remaining) are `u64::MAX`, and [`reset_after`](Self::reset_after) is zero.
@@ -108,6 +111,8 @@ struct Inner {
     store_error: Option<Box<StoreError>>,
     /// The decisions of an outer and an inner layer, if this one joins them.
     joined: Option<[Decision; 2]>,
+    /// Whether an inner layer has decided about the request too.
+    followed: AtomicBool,
     /// The pause that the response to an admitted request asks for, in microseconds; 0 for none.
     requested_pause: AtomicU64,
     /// The slots of an admitted request, until they are taken or the last clone is dropped.
@@ -300,6 +305,7 @@ impl Inner {
             policies,
             store_error: None,
             joined: None,
+            followed: AtomicBool::new(false),
             requested_pause: AtomicU64::new(0),
             slots: None,
         }
@@ -342,17 +348,27 @@ impl Decision {
         Self(Arc::new(delayed))
     }
 
-    /// The decisions of an outer layer, which admitted the request, and of an inner one.
-    pub(crate) fn followed_by(&self, later: &Self) -> Self {
+    /// The decisions of an outer layer, which admitted the request, and of an inner one; `None` if there was nothing to decide for
+    /// the outer one.
+    pub(crate) fn followed_by(&self, later: &Self) -> Option<Self> {
+        self.0.followed.store(true, Ordering::Relaxed);
+        if self.is_empty() {
+            return None;
+        }
         let policies = self.policies().chain(later.policies()).cloned().collect();
-        Self(Arc::new(Inner {
+        Some(Self(Arc::new(Inner {
             server_time: later.server_time(),
             waited: later.0.waited,
             units: later.0.units,
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
             joined: Some([self.clone(), later.clone()]),
             ..Inner::new(later.is_allowed(), policies)
-        }))
+        })))
+    }
+
+    /// Whether an inner layer has decided about the request after this one.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.0.followed.load(Ordering::Relaxed)
     }
 }
 

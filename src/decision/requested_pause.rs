@@ -24,7 +24,7 @@ impl Decision {
     /// The pause that the response to an admitted request asks for, if a policy [learns](crate::Policy::learn_from_responses) from
     /// it: the time until the server accepts the next request.
     ///
-    /// It is set in the decision of the response: when the head of the response is received, or the trailers of a gRPC call. It is
+    /// It is set in the decision, which the layer [leaves in the response](crate::RateLimitLayer::response_extensions): when the head of the response is received, or the trailers of a gRPC call. It is
     /// what the response asks for, also where that is above the longest ban of the policy. `None` if it asks for none.
     ///
     /// ```
@@ -37,7 +37,8 @@ impl Decision {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let api = Policy::new("api", SlidingLog::per_minute(100)).key(key::constant("token")).learn_from_responses();
-    /// let client = RateLimitLayer::new(MemoryStore::new(), api).layer(service_fn(async |_: Request<Body>| {
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), api).response_extensions(true);
+    /// let client = layer.layer(service_fn(async |_: Request<Body>| {
     ///     let response = Response::builder().status(StatusCode::TOO_MANY_REQUESTS).header(RETRY_AFTER, 30);
     ///     Ok::<_, std::convert::Infallible>(response.body(Body::new()).expect("a response"))
     /// }));

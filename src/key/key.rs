@@ -99,18 +99,14 @@ impl Key {
     /// The component of an IPv4 address, formatted without `fmt`, since most requests have one.
     #[inline]
     pub(super) fn ipv4(address: Ipv4Addr) -> Self {
-        // Each digit is written once, and no length is checked.
-        let mut text = *b"ip=255.255.255.255..............................................";
+        // Each octet is copied with its point, and no length is checked.
+        let mut text = [b'='; 64];
+        text[..3].copy_from_slice(b"ip=");
         let mut end = 3;
         for octet in address.octets() {
-            for (divisor, least) in [(100, 100), (10, 10), (1, 0)] {
-                if octet >= least {
-                    text[end] = b'0' + octet / divisor % 10;
-                    end += 1;
-                }
-            }
-            text[end] = b'.';
-            end += 1;
+            let (digits, length) = OCTETS[usize::from(octet)];
+            text[end..end + 4].copy_from_slice(&digits);
+            end += length;
         }
         Self {
             text: SmallVec::from_buf_and_len(text, end - 1),
@@ -143,6 +139,22 @@ impl Key {
         byte.is_ascii_graphic() && !matches!(byte, b'^' | b'|' | b'{' | b'}') && Some(byte) != delimiter
     }
 }
+
+/// The text of each octet with a point, and its length.
+static OCTETS: [([u8; 4], usize); 256] = {
+    let mut octets = [([b'.'; 4], 2); 256];
+    let mut n = 0;
+    while n < 256 {
+        let digits = [b'0' + n as u8 / 100, b'0' + n as u8 / 10 % 10, b'0' + n as u8 % 10];
+        octets[n] = match n {
+            0..10 => ([digits[2], b'.', b'.', b'.'], 2),
+            10..100 => ([digits[1], digits[2], b'.', b'.'], 3),
+            _ => ([digits[0], digits[1], digits[2], b'.'], 4),
+        };
+        n += 1;
+    }
+    octets
+};
 
 /// Appends text to the value of the last component.
 struct Escaped<'a>(&'a mut Key);

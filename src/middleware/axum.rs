@@ -14,7 +14,10 @@ use tower_service::Service;
 
 use crate::{
     AcquireError, ConfigError, Decision, Denied,
-    decision::response::{Problem, RETRY_AFTER_FAILURE, Rejection, respond},
+    decision::{
+        PolicyDecisions,
+        response::{Problem, RETRY_AFTER_FAILURE, Rejection, respond},
+    },
     key::PeerAddr,
     store::StoreError,
 };
@@ -167,10 +170,12 @@ pub async fn undecided_routes<R: AsRef<str>>(
     let mut undecided = Vec::new();
     for route in routes {
         let route = route.as_ref();
+        let around = Decision::new(true, PolicyDecisions::new());
+        let mut request = request(route)?;
+        request.extensions_mut().insert(around.clone());
         // The services of a router are always ready.
-        let response = app.clone().call(request(route)?).await;
-        let Ok(response) = response;
-        if response.extensions().get::<Decision>().is_none() {
+        let Ok(_) = app.clone().call(request).await;
+        if !around.is_followed() {
             undecided.push(route.to_owned());
         }
     }

@@ -40,8 +40,10 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct Enforcer {
     pub(crate) policies: PolicySet,
-    /// Whether decisions are left in extensions.
+    /// Whether decisions are left in the extensions of requests.
     pub(crate) extensions: bool,
+    /// The same of the responses to admitted requests.
+    pub(crate) response_extensions: bool,
     pub(crate) jitter: Duration,
     /// How much is read of the bodies of rejected requests.
     pub(crate) drained: Option<Bounds>,
@@ -234,21 +236,21 @@ impl Enforcer {
         }
 
         notify(&self.on_decision, &decision);
-        let mut joined = None;
-        if self.extensions {
-            let earlier = parts.extensions.insert(decision.clone());
-            let earlier = earlier.filter(|earlier| !earlier.is_empty());
-            joined = earlier.map(|earlier| earlier.followed_by(&decision));
-            if let Some(joined) = &joined {
-                parts.extensions.insert(joined.clone());
-            }
+        let mut left = None;
+        if self.extensions
+            && let Some(earlier) = parts.extensions.insert(decision.clone())
+            && let Some(joined) = earlier.followed_by(&decision)
+        {
+            parts.extensions.insert(joined.clone());
+            left = Some(joined);
         }
         Action::Admit(Some(Admitted {
             completion: AwaitedCompletion::of(&decision),
             release: Release::of(&decision),
-            extensions: self.extensions,
+            left: self
+                .response_extensions
+                .then(|| left.unwrap_or_else(|| decision.clone())),
             own: decision,
-            joined,
         }))
     }
 
@@ -267,10 +269,11 @@ impl Enforcer {
         let decision = decision.delayed(self.random_delay());
         notify(&self.on_decision, &decision);
         let mut rejected = self.reject(Rejection::Limited(&decision), parts);
-        let earlier = parts.extensions.get::<Decision>().filter(|earlier| !earlier.is_empty());
-        let left = self.extensions.then(|| match earlier {
-            Some(earlier) => earlier.followed_by(&decision),
-            None => decision,
+        let left = self.extensions.then(|| {
+            let earlier = parts.extensions.get::<Decision>();
+            earlier
+                .and_then(|earlier| earlier.followed_by(&decision))
+                .unwrap_or(decision)
         });
         let extensions = rejected.response_mut().extensions_mut();
         if extensions.is_empty() {
@@ -307,12 +310,10 @@ impl Enforcer {
 
 /// The decisions about an admitted request.
 pub(crate) struct Admitted {
-    /// Whether they are left in the extensions of the response.
-    pub(super) extensions: bool,
     /// That of this layer.
     pub(super) own: Decision,
-    /// That of this layer and of those around it, if there are any.
-    pub(super) joined: Option<Decision>,
+    /// That of this layer and of those around it, if it is left in the extensions of the response.
+    pub(super) left: Option<Decision>,
     /// If a policy depends on how the request ends.
     pub(super) completion: Option<Box<AwaitedCompletion>>,
     /// If a policy has a limit of concurrency: dropped when the request has ended.
@@ -323,9 +324,8 @@ impl Admitted {
     /// Adds the fields and the decision to the response of the inner service.
     pub(super) fn annotate<B>(self, mut response: Response<B>) -> Response<ResponseBody<B>> {
         let Self {
-            extensions,
             own,
-            joined,
+            left,
             completion,
             release,
         } = self;
@@ -341,9 +341,9 @@ impl Admitted {
         {
             release.warn_of_upgrade();
         }
-        if extensions {
+        if let Some(left) = left {
             // The decision of an inner layer has the policies of this one too.
-            response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
+            response.extensions_mut().get_or_insert_with(|| left);
         }
         response.map(|body| ResponseBody::inner(body, completion, release))
     }

@@ -101,8 +101,7 @@ where
                     enforcer: self.enforcer.clone(),
                 };
                 State::Pending {
-                    check,
-                    waiting: Some(waiting),
+                    pending: Some(Box::new(Pending { check, waiting })),
                 }
             }
         };
@@ -137,8 +136,8 @@ pin_project! {
     enum State<S, B, F> {
         /// The decision is pending; the service and the request wait.
         Pending {
-            check: PendingCheck,
-            waiting: Option<Waiting<S, B>>,
+            // In a box, since it is larger than all other states.
+            pending: Option<Box<Pending<S, B>>>,
         },
         /// The request has waited and is admitted. The service may not be ready.
         AfterWait {
@@ -161,7 +160,12 @@ pin_project! {
     }
 }
 
-/// What waits for a decision.
+/// A decision, and what waits for it.
+struct Pending<S, B> {
+    check: PendingCheck,
+    waiting: Waiting<S, B>,
+}
+
 struct Waiting<S, B> {
     service: S,
     /// Whether the service was polled ready, and not cloned since.
@@ -205,11 +209,12 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Pending { check, waiting } => {
+                StateProj::Pending { pending } => {
+                    let Pending { check, waiting } = pending.as_deref_mut().expect("polled after it was ready");
                     let decision = Pin::new(&mut *check).poll(cx);
                     if check.is_held() {
                         // It may wait for seconds, and other requests need the permit meanwhile.
-                        waiting.iter_mut().for_each(Waiting::release_readiness);
+                        waiting.release_readiness();
                     }
                     let decision = ready!(decision);
                     let Waiting {
@@ -218,7 +223,7 @@ where
                         mut parts,
                         body,
                         enforcer,
-                    } = waiting.take().expect("polled after it was ready");
+                    } = pending.take().expect("it has just been polled").waiting;
                     match enforcer.act_on(decision, &mut parts) {
                         Action::Admit(admitted) => {
                             let request = Request::from_parts(parts, body);

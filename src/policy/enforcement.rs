@@ -220,8 +220,8 @@ impl<K> Policy<K> {
     /// [`extensions`](crate::RateLimitLayer::extensions) leaves no mark: it is to have no fields either
     /// ([`Headers::None`](crate::Headers::None)).
     ///
-    /// [`Decision::requested_pause`](crate::Decision::requested_pause) has the pause in the decision of the response. A date is compared with the `Date` of the response. The pause is at most an hour, or the
-    /// [longest](crate::Ban::longest) [ban](Self::ban) of the policy; a longer ban by a policy of the same name
+    /// [`Decision::requested_pause`](crate::Decision::requested_pause) has the pause. A date is compared with the `Date` of the
+    /// response. The pause is at most an hour, or the [longest](crate::Ban::longest) [ban](Self::ban) of the policy; a longer ban by a policy of the same name
     /// elsewhere applies as it is. It applies to each later check of each process. Requests that [wait](Self::wait_up_to) wait
     /// until it ends, if that is in time, and are denied else; requests that were sent before are not stopped.
     /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or
@@ -242,7 +242,7 @@ impl<K> Policy<K> {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let api = Policy::new("api", SlidingLog::per_minute(100)).key(key::constant("token-1")).learn_from_responses();
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), api).headers(Headers::None);
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), api).headers(Headers::None).response_extensions(true);
     /// // In place of a client, such as that of hyper-util: an API whose quota another program has used up.
     /// let client = layer.layer(service_fn(async |_: Request<Body>| {
     ///     let mut response = Response::new(Body::new());

@@ -151,12 +151,11 @@ use crate::{ConfigError, IntoPolicies, decision::CheckContext, policy::PolicySet
 ///
 /// # Allocations
 ///
-/// The layer allocates 7 times for a request that a [`MemoryStore`](crate::MemoryStore) admits: once for the decision, 4 times
-/// to insert it into the [`extensions`](Self::extensions) of the request and of the response, and twice for the table of the
-/// header fields, unless the response has fields already. The values of the fields are written into a block of memory that
-/// each thread keeps; a new block is allocated while responses still hold the old one. A denied request allocates 4 times. For the
-/// first request of a thread the policies are copied, some 1 KB for each.
-/// A store that does not reply at once adds its future.
+/// The layer allocates 4 times for a request that a [`MemoryStore`](crate::MemoryStore) admits: once for the decision, once to
+/// insert it into the [`extensions`](Self::extensions) of the request, and twice for the table of the header fields, unless the
+/// response has fields already. The values of the fields are written into a block of memory that each thread keeps; a new block
+/// is allocated while responses still hold the old one. A denied request allocates 4 times. For the first request of a thread
+/// the policies are copied, some 1 KB for each. A store that does not reply at once adds its future and what waits for it.
 ///
 /// # Refunds
 ///
@@ -261,6 +260,7 @@ impl RateLimitLayer {
             enforcer: Arc::new(Enforcer {
                 policies,
                 extensions: true,
+                response_extensions: false,
                 jitter: Duration::ZERO,
                 drained: None,
                 on_decision: None,

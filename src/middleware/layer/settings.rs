@@ -207,9 +207,9 @@ impl RateLimitLayer {
     }
 
     /// Sets whether the [`Decision`](crate::Decision) is inserted into the extensions of the request, for the inner service,
-    /// and of the response, for the layers around.
+    /// and of the response to a request that is denied.
     ///
-    /// Without it an admitted request allocates 4 times less, but the decision cannot be read or refunded, and a policy that
+    /// Without it an admitted request allocates once less, but the decision cannot be read or refunded, and a policy that
     /// nested layers have in common is counted by each. The default is `true`.
     ///
     /// ```
@@ -237,6 +237,35 @@ impl RateLimitLayer {
     /// ```
     pub fn extensions(mut self, extensions: bool) -> Self {
         self.enforcer_mut().extensions = extensions;
+        self
+    }
+
+    /// Sets whether the [`Decision`](crate::Decision) is inserted into the extensions of the response to an admitted request too,
+    /// for the layers around and for clients. The default is `false`, which saves three allocations.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, Response};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).response_extensions(true);
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
+    /// }));
+    ///
+    /// let response = service.oneshot(Request::new(Body::new())).await?;
+    /// assert_eq!(response.extensions().get::<Decision>().map(Decision::remaining), Some(4));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn response_extensions(mut self, extensions: bool) -> Self {
+        self.enforcer_mut().response_extensions = extensions;
         self
     }
 

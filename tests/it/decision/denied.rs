@@ -145,6 +145,7 @@ async fn nested_layers_do_not_add_their_fields_to_the_denial() {
 
 #[tokio::test]
 async fn middleware_finds_the_denial_and_the_decisions_of_the_layers() {
+    let layer = |name| layer(name).response_extensions(true);
     let denied = denied(&app(exports()).layer(layer("inner")).layer(layer("outer"))).await;
 
     let denial = denied.extensions.get::<Denied>().expect("a denial");
@@ -322,7 +323,7 @@ async fn the_fields_of_a_decision_are_those_of_its_response() {
         for (inner, _) in dialects() {
             let layers = (
                 layer("outer").headers(outer.clone()),
-                layer("inner").headers(inner.clone()),
+                layer("inner").headers(inner.clone()).response_extensions(true),
             );
             let app = Router::new().route("/", route(async || "hi").layer(layers));
             let response = send(&app, get("/")).await;

@@ -45,7 +45,9 @@ fn policy() -> Policy {
 }
 
 fn around(store: impl Store, policy: Policy) -> RateLimitLayer {
-    RateLimitLayer::new(store, policy).headers(Headers::None)
+    RateLimitLayer::new(store, policy)
+        .headers(Headers::None)
+        .response_extensions(true)
 }
 
 /// A server in this process that responds like this.

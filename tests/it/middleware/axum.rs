@@ -302,10 +302,12 @@ async fn the_handler_finds_the_decision() {
 }
 
 #[tokio::test]
-async fn every_response_that_was_counted_carries_the_decision() {
+async fn responses_carry_the_decision_of_admitted_requests_by_choice() {
     let app = hello(limit(say_hi()));
     let decision_of = |received: Received| received.extensions.get::<Decision>().cloned();
+    assert!(decision_of(send(&app, support::get("/hello/sayHi")).await).is_none());
 
+    let app = hello(limit(say_hi()).response_extensions(true));
     let admitted = decision_of(send(&app, support::get("/hello/sayHi")).await).expect("a decision");
     assert!(admitted.is_allowed());
     assert_eq!((admitted.limit(), admitted.remaining()), (2, 1));
@@ -464,7 +466,7 @@ async fn a_layer_that_counts_nothing_hides_no_decision_of_another() {
     let remaining = async |decision: Decision| decision.remaining().to_string();
     let uncounted = || limit(say_hi().apply_if(|_| false));
     for layers in [[uncounted(), limit(say_hi())], [limit(say_hi()), uncounted()]] {
-        let [outer, inner] = layers;
+        let [outer, inner] = layers.map(|layer| layer.response_extensions(true));
         let app = Router::new().route("/", get(remaining)).layer(inner).layer(outer);
         let received = send(&app, support::get("/")).await;
         assert_eq!(received.body, "1");

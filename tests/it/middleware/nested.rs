@@ -105,7 +105,7 @@ async fn nested_layers_give_each_charge_back_once() {
 #[tokio::test]
 async fn the_decision_on_the_response_has_the_policies_of_all_layers() {
     let store = MemoryStore::new();
-    let inner = RateLimitLayer::new(store.clone(), policy("inner", SlidingLog::per_hour(10)));
+    let inner = RateLimitLayer::new(store.clone(), policy("inner", SlidingLog::per_hour(10))).response_extensions(true);
     let outer = RateLimitLayer::new(store, policy("outer", SlidingLog::per_hour(10)));
     let service = outer.layer(inner.layer(service_fn(answer)));
 

@@ -133,6 +133,7 @@ async fn a_change_of_the_plan_neither_resets_nor_doubles_a_count_in_redis() {
 #[tokio::test]
 async fn the_limit_of_a_request_is_that_of_its_decision_and_of_its_response() {
     let layer = Plans::hourly().layer(Clock::new().memory_store());
+    let layer = layer.response_extensions(true);
     let handler = async |decision: Decision| decision.limit().to_string();
     let app = Router::new().route("/", route(handler).layer(layer));
 
@@ -214,6 +215,7 @@ async fn while_the_store_fails_the_limit_of_the_request_applies() {
 #[tokio::test]
 async fn a_receipt_refunds_what_was_counted_under_another_plan() {
     let layer = Plans::hourly().layer(Clock::new().memory_store());
+    let layer = layer.response_extensions(true);
     let handler = async |parts: Parts, decision: Decision| {
         if parts.headers.contains_key("fails") {
             decision.take_receipt().refund().await.expect("memory replies");
