@@ -1,17 +1,21 @@
-//! A line of the log for each change that is requested, with its actor and outcome.
+//! The changes that operators make, and a line of the log for each that is requested, with its actor and outcome.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::{
-    extract::{Request, State},
+    extract::{FromRequest, Request, State},
     http::{StatusCode, header, request::Parts},
-    middleware::Next,
     response::Response,
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use serde_json::Value;
 
-use super::{message::ErrorText, router::AdminState, selected::Selected};
-use crate::sync::lock;
+use super::{
+    message::{AdminError, Input, json},
+    router::AdminState,
+    selected::Selected,
+    subject,
+};
 
 /// The operator of a request, as the authentication of the application has found it.
 pub(super) type FindActor = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
@@ -29,9 +33,6 @@ pub(super) fn basic_user(parts: &Parts) -> Option<String> {
 }
 
 /// The line of a change, which is logged when its response is made, or is not awaited anymore.
-#[derive(Clone)]
-pub(super) struct Audited(Arc<Mutex<AuditLine>>);
-
 struct AuditLine {
     action: &'static str,
     actor: String,
@@ -39,29 +40,16 @@ struct AuditLine {
     policy: String,
     /// The hash of the key.
     subject: String,
+    /// The limit of an override and its length.
     setting: Option<String>,
     outcome: &'static str,
     error: Option<String>,
 }
 
-/// What a change is about, which its handler finds.
-impl Audited {
-    pub(super) fn is_of(&self, shared: &AdminState, selected: &Selected) {
-        let mut line = lock(&self.0);
-        line.policy.clone_from(&selected.policy.name);
-        line.subject = shared.names.hash(&selected.key);
-    }
-
-    /// The limit of an override and its length, as text.
-    pub(super) fn sets(&self, setting: String) {
-        lock(&self.0).setting = Some(setting);
-    }
-}
-
-/// Logs each change.
-pub(super) async fn audit(State(shared): State<Arc<AdminState>>, mut request: Request, next: Next) -> Response {
+/// `POST /reset`, `/override` and `/end-override`.
+pub(super) async fn change(State(shared): State<Arc<AdminState>>, request: Request) -> Result<Response, AdminError> {
     let (parts, body) = request.into_parts();
-    let audited = Audited(Arc::new(Mutex::new(AuditLine {
+    let mut line = AuditLine {
         action: match parts.uri.path() {
             "/reset" => "an operator resets the counts of a subject",
             "/override" => "an operator overrides the limit of a subject",
@@ -75,22 +63,34 @@ pub(super) async fn audit(State(shared): State<Arc<AdminState>>, mut request: Re
         // The client has closed its connection before the response.
         outcome: "unknown",
         error: None,
-    })));
-    request = Request::from_parts(parts, body);
-    request.extensions_mut().insert(audited.clone());
-    let response = next.run(request).await;
-    let error = response.extensions().get::<ErrorText>();
-    let error = error.map_or_else(|| response.status().to_string(), |ErrorText(text)| text.to_string());
-    let mut line = lock(&audited.0);
-    (line.outcome, line.error) = match response.status() {
-        status if status.is_success() => ("done", None),
-        // The change may have taken effect.
-        StatusCode::SERVICE_UNAVAILABLE => ("failed", Some(error)),
-        // Nothing has changed.
-        _ => ("refused", Some(error)),
     };
-    drop(line);
-    response
+    let changed = perform(&shared, Request::from_parts(parts, body), &mut line).await;
+    line.error = changed.as_ref().err().map(ToString::to_string);
+    line.outcome = match &changed {
+        Ok(_) => "done",
+        // The change may have taken effect.
+        Err(error) if error.status == StatusCode::SERVICE_UNAVAILABLE => "failed",
+        // Nothing has changed.
+        Err(_) => "refused",
+    };
+    changed.map(|subject| json(&subject))
+}
+
+async fn perform(shared: &AdminState, request: Request, line: &mut AuditLine) -> Result<Value, AdminError> {
+    let path = request.uri().path().to_owned();
+    let input = Input::from_request(request, &()).await?;
+    let new_limit = (path == "/override").then(|| input.new_limit());
+    if let Some(Ok((limit, lasts))) = &new_limit {
+        line.setting = Some(format!("{limit} for {} s", lasts.as_secs()));
+    }
+    let selected = Selected::find(shared, &input)?;
+    line.policy.clone_from(&selected.policy.name);
+    line.subject = shared.names.hash(&selected.key);
+    match path.as_str() {
+        "/reset" => subject::reset(&selected).await?,
+        _ => subject::set_override(&selected, new_limit.transpose()?).await?,
+    }
+    selected.peek(shared).await
 }
 
 impl Drop for AuditLine {

@@ -4,7 +4,6 @@
 use std::{cmp::Reverse, time::SystemTime};
 
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
 
 use super::{message::unix_seconds, selected::WatchedPolicy, subject, subject::SubjectNames};
 use crate::{
@@ -113,24 +112,19 @@ pub(super) async fn bans(
 ) -> Option<Vec<Value>> {
     policy.ban()?;
     let counts = denied.into_iter().flat_map(|(_, summary)| &summary.counts);
-    let mut peeks = JoinSet::new();
-    for (place, count) in counts.take(MOST_BANS).enumerate() {
+    let peeks = counts.take(MOST_BANS).map(|count| {
         let (policy, key) = (policy.clone(), count.item.clone());
-        peeks.spawn(async move { (place, subject::banned(&policy, &key).await, key) });
-    }
+        tokio::spawn(async move { (subject::banned(&policy, &key).await, key) })
+    });
     let mut banned = Vec::new();
-    while let Some(peeked) = peeks.join_next().await {
-        if let Ok((place, Some(decided), key)) = peeked {
-            banned.push((place, decided, key));
+    for peek in peeks.collect::<Vec<_>>() {
+        if let Ok((Some(decided), key)) = peek.await {
+            banned.push(json!({
+                "subject": names.name(&key),
+                // At the end of the ban, or later if the limit denies it then.
+                "admitted_after_seconds": decided.retry_after().map(|wait| wait.as_secs_f64()),
+            }));
         }
     }
-    banned.sort_by_key(|(place, ..)| *place);
-    let reports = banned.iter().map(|(_, decided, key)| {
-        json!({
-            "subject": names.name(key),
-            // At the end of the ban, or later if the limit denies it then.
-            "admitted_after_seconds": decided.retry_after().map(|wait| wait.as_secs_f64()),
-        })
-    });
-    Some(reports.collect())
+    Some(banned)
 }

@@ -8,65 +8,29 @@ use std::{
 
 use axum::{
     body::Bytes,
-    extract::{FromRequest, FromRequestParts, Request},
-    http::{HeaderMap, Method, StatusCode, Uri, header, request::Parts},
+    extract::{FromRequest, Query, Request},
+    http::{HeaderMap, Method, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{ConfigError, Limit, limit::parse_length, store::StoreError};
 
-/// A subject of a policy, as a query or a body.
+/// What a request contains, as its query or its body. Each route reads some of it.
 #[derive(Deserialize)]
-pub(super) struct Selection {
+pub(super) struct Input {
     pub(super) policy: Option<String>,
     pub(super) key: Option<String>,
     /// The number of the store in the report.
     pub(super) store: Option<usize>,
-}
-
-/// The size of a report, as a query.
-#[derive(Deserialize)]
-pub(super) struct ReportSize {
-    /// The most denied subjects of each policy.
+    /// The most denied subjects of each policy in a report.
     pub(super) subjects: Option<usize>,
-}
-
-/// What an operator looks for, as a body.
-#[derive(Deserialize)]
-pub(super) struct SearchText {
+    /// What an operator looks for.
     text: Option<String>,
-}
-
-impl SearchText {
-    pub(super) fn text(&self) -> Result<&str, AdminError> {
-        self.text.as_deref().ok_or_else(|| missing("text", "203.0.113.7"))
-    }
-}
-
-/// A limit of a subject for a time, as a body.
-#[derive(Deserialize)]
-pub(super) struct NewOverride {
-    #[serde(flatten)]
-    pub(super) selection: Selection,
+    /// That of an override.
     limit: Option<String>,
     lasts: Option<Lasts>,
-}
-
-impl NewOverride {
-    pub(super) fn limit(&self) -> Result<(Limit, Duration), AdminError> {
-        let limit = self
-            .limit
-            .as_ref()
-            .ok_or_else(|| missing("limit", "sliding-log 50/d"))?;
-        let lasts = self.lasts.as_ref().ok_or_else(|| missing("lasts", "3d"))?;
-        let lasts = lasts.length().ok_or_else(|| {
-            AdminError::bad_request(
-                "`lasts` is not a length of time; use one such as `3d`, `12h`, or a number of seconds",
-            )
-        })?;
-        Ok((limit.parse()?, lasts))
-    }
 }
 
 /// A length of time: a number of seconds, or text.
@@ -77,75 +41,56 @@ enum Lasts {
     Text(String),
 }
 
-impl Lasts {
-    /// None if it is not a length of time, or has none.
-    fn length(&self) -> Option<Duration> {
-        let length = match self {
-            Self::Seconds(seconds) => Some(Duration::from_secs(*seconds)),
-            Self::Text(text) => match text.trim().parse() {
+impl Input {
+    pub(super) fn text(&self) -> Result<&str, AdminError> {
+        self.text.as_deref().ok_or_else(|| missing("text", "203.0.113.7"))
+    }
+
+    /// The limit of an override, and its length.
+    pub(super) fn new_limit(&self) -> Result<(Limit, Duration), AdminError> {
+        let limit = self
+            .limit
+            .as_ref()
+            .ok_or_else(|| missing("limit", "sliding-log 50/d"))?;
+        let lasts = match self.lasts.as_ref().ok_or_else(|| missing("lasts", "3d"))? {
+            Lasts::Seconds(seconds) => Some(Duration::from_secs(*seconds)),
+            Lasts::Text(text) => match text.trim().parse() {
                 Ok(seconds) => Some(Duration::from_secs(seconds)),
                 Err(_) => parse_length(text.trim()),
             },
         };
-        length.filter(|length| !length.is_zero())
+        let lasts = lasts.filter(|lasts| !lasts.is_zero()).ok_or_else(|| {
+            AdminError::bad_request(
+                "`lasts` is not a length of time; use one such as `3d`, `12h`, or a number of seconds",
+            )
+        })?;
+        Ok((limit.parse()?, lasts))
     }
 }
 
-/// What a body contains.
-pub(super) trait BodyContent: DeserializeOwned {
-    const NAME: &str;
-    const EXAMPLE: &str;
-}
+impl<S: Sync> FromRequest<S> for Input {
+    type Rejection = AdminError;
 
-impl BodyContent for Selection {
-    const NAME: &str = "a subject";
-    const EXAMPLE: &str = r#"{"policy":"api","key":"ip=203.0.113.7"}"#;
-}
-
-impl BodyContent for SearchText {
-    const NAME: &str = "a search";
-    const EXAMPLE: &str = r#"{"text":"203.0.113.7"}"#;
-}
-
-impl BodyContent for NewOverride {
-    const NAME: &str = "an override";
-    const EXAMPLE: &str = r#"{"policy":"api","key":"ip=203.0.113.7","limit":"sliding-log 50/d","lasts":"3d"}"#;
-}
-
-/// A request that another site has not made.
-pub(super) struct OwnOrigin;
-
-impl OwnOrigin {
-    fn of(method: &Method, headers: &HeaderMap, uri: &Uri) -> Result<Self, AdminError> {
-        if is_of_own_origin(method, headers, uri) {
-            return Ok(Self);
+    async fn from_request(request: Request, _: &S) -> Result<Self, AdminError> {
+        let (method, headers, uri) = (request.method(), request.headers(), request.uri());
+        if !is_of_own_origin(method, headers, uri) {
+            return Err(AdminError::new(
+                StatusCode::FORBIDDEN,
+                "a page of another origin has made the request; use the page of this router",
+            ));
         }
-        Err(AdminError::new(
-            StatusCode::FORBIDDEN,
-            "a page of another origin has made the request; use the page of this router",
-        ))
-    }
-}
+        if method.is_safe() {
+            let example = match uri.path() {
+                "/report" => "/report?subjects=50",
+                _ => "/subject?policy=api&key=ip%3D203.0.113.7",
+            };
+            let query = Query::try_from_uri(uri).map(|Query(input)| input);
+            return query.map_err(|error| AdminError::bad_request(format!("{error}; one looks like `{example}`")));
+        }
 
-impl<S: Sync> FromRequestParts<S> for OwnOrigin {
-    type Rejection = AdminError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminError> {
-        Self::of(&parts.method, &parts.headers, &parts.uri)
-    }
-}
-
-/// The content of the body of a request that another site has not made.
-pub(super) struct Posted<T>(pub(super) T);
-
-impl<T: BodyContent, S: Send + Sync> FromRequest<S> for Posted<T> {
-    type Rejection = AdminError;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, AdminError> {
-        OwnOrigin::of(request.method(), request.headers(), request.uri())?;
         // A form of another site cannot send this type without a preflight request (Fetch, section 4.9), which is not
         // answered.
-        let content_type = request.headers().get(header::CONTENT_TYPE);
+        let content_type = headers.get(header::CONTENT_TYPE);
         let media_type = content_type.and_then(|value| value.to_str().ok()?.split(';').next());
         if !media_type.is_some_and(|value| value.trim().eq_ignore_ascii_case("application/json")) {
             return Err(AdminError::new(
@@ -153,16 +98,19 @@ impl<T: BodyContent, S: Send + Sync> FromRequest<S> for Posted<T> {
                 "the body is JSON, with `content-type: application/json`",
             ));
         }
-        let body = Bytes::from_request(request, state).await;
+        let (name, example) = match uri.path() {
+            "/search" => ("a search", r#"{"text":"203.0.113.7"}"#),
+            "/override" => (
+                "an override",
+                r#"{"policy":"api","key":"ip=203.0.113.7","limit":"sliding-log 50/d","lasts":"3d"}"#,
+            ),
+            _ => ("a subject", r#"{"policy":"api","key":"ip=203.0.113.7"}"#),
+        };
+        let body = Bytes::from_request(request, &()).await;
         let body = body.map_err(|error| AdminError::new(error.status(), error.body_text()))?;
-        let content = serde_json::from_slice(&body).map_err(|error| {
-            AdminError::bad_request(format!(
-                "the body is not {}: {error}; one looks like {}",
-                T::NAME,
-                T::EXAMPLE
-            ))
-        })?;
-        Ok(Self(content))
+        serde_json::from_slice(&body).map_err(|error| {
+            AdminError::bad_request(format!("the body is not {name}: {error}; one looks like {example}"))
+        })
     }
 }
 
@@ -207,13 +155,9 @@ fn is_of_own_origin(method: &Method, headers: &HeaderMap, uri: &Uri) -> bool {
 /// An error as the response to a request: a status, and a message that contains the fix.
 #[derive(Debug)]
 pub(super) struct AdminError {
-    status: StatusCode,
+    pub(super) status: StatusCode,
     message: Cow<'static, str>,
 }
-
-/// The message of an error, in the extensions of its response.
-#[derive(Clone)]
-pub(super) struct ErrorText(pub(super) Cow<'static, str>);
 
 impl AdminError {
     pub(super) fn new(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
@@ -251,19 +195,13 @@ impl From<StoreError> for AdminError {
 impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
         let body = serde_json::json!({ "error": self.message });
-        let mut response = (self.status, json(&body)).into_response();
-        response.extensions_mut().insert(ErrorText(self.message));
-        response
+        (self.status, json(&body)).into_response()
     }
 }
 
 /// A response in JSON.
-pub(super) fn json(body: &impl Serialize) -> Response {
-    match serde_json::to_vec(body) {
-        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
-        // The bodies have neither keys that are no text nor fallible parts.
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+pub(super) fn json(body: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
 /// The seconds since the Unix epoch.

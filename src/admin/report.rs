@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     listed,
-    message::{ReportSize, unix_seconds},
+    message::{Input, unix_seconds},
     router::AdminState,
     selected::{WatchedPolicy, all_policies},
     subject::SubjectNames,
@@ -23,7 +23,7 @@ use crate::{
 const MOST: usize = 20;
 
 /// The response to `GET /report`.
-pub(super) async fn report(shared: &AdminState, size: &ReportSize) -> Value {
+pub(super) async fn report(shared: &AdminState, input: &Input) -> Value {
     let (watched, names) = (&shared.watched, &shared.names);
     let policies = all_policies(watched);
     let stores = policies.iter().map(|policy| policy.store).max().unwrap_or_default();
@@ -36,7 +36,7 @@ pub(super) async fn report(shared: &AdminState, size: &ReportSize) -> Value {
 
     let mut policy_reports: Vec<Value> = Vec::new();
     for policy in &*policies {
-        let report = report_policy(&policies, policy, names, size).await;
+        let report = report_policy(&policies, policy, names, input).await;
         if !policy_reports.iter().any(|other| is_same(other, &report)) {
             policy_reports.push(report);
         }
@@ -139,7 +139,7 @@ async fn report_policy(
     policies: &[WatchedPolicy],
     policy: &WatchedPolicy,
     names: &SubjectNames,
-    size: &ReportSize,
+    input: &Input,
 ) -> Value {
     let context = policy.policy();
     let limits = policy.limits.iter().take(MOST).map(|limit| {
@@ -188,7 +188,7 @@ async fn report_policy(
         "bans": listed::bans(policy, denials.as_ref(), names).await,
         // The decisions in this process while there is a router.
         "decisions": listed::decisions(policies, policy),
-        "denials": listed::denials(denials.as_ref(), names, size.subjects.unwrap_or(usize::MAX)),
+        "denials": listed::denials(denials.as_ref(), names, input.subjects.unwrap_or(usize::MAX)),
     })
 }
 

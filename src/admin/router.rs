@@ -4,17 +4,16 @@ use std::sync::{Arc, LazyLock};
 
 use super::{
     NamesOfUnused,
-    audit::{Audited, FindActor, audit},
-    message::{AdminError, NewOverride, OwnOrigin, Posted, ReportSize, SearchText, Selection, json},
+    audit::{FindActor, change},
+    message::{AdminError, Input, json},
     report, selected,
     selected::{Selected, Watched},
-    subject,
     subject::SubjectNames,
 };
 use crate::decision::DenialWatch;
 use axum::{
-    Extension, Router,
-    extract::{DefaultBodyLimit, Query, State, rejection::QueryRejection},
+    Router,
+    extract::{DefaultBodyLimit, State},
     http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware,
     response::{Html, Response},
@@ -37,18 +36,15 @@ pub(super) struct AdminState {
 const MOST: usize = 16 << 10;
 
 pub(super) fn router(shared: AdminState) -> Router {
-    let shared = Arc::new(shared);
-    let changes = Router::new()
-        .route("/reset", post(reset))
-        .route("/override", post(set_override))
-        .route("/end-override", post(end_override))
-        .route_layer(middleware::from_fn_with_state(shared.clone(), audit));
     Router::new()
         .route("/", get(page))
         .route("/report", get(report))
-        .route("/subject", get(subject).post(subject_of_body))
+        // In a body, so that no log of requests has the key.
+        .route("/subject", get(subject).post(subject))
         .route("/search", post(search))
-        .merge(changes)
+        .route("/reset", post(change))
+        .route("/override", post(change))
+        .route("/end-override", post(change))
         .fallback(async |uri: Uri| {
             AdminError::new(
                 StatusCode::NOT_FOUND,
@@ -70,7 +66,7 @@ pub(super) fn router(shared: AdminState) -> Router {
         })
         .layer(DefaultBodyLimit::max(MOST))
         .layer(middleware::map_response(protect))
-        .with_state(shared)
+        .with_state(Arc::new(shared))
 }
 
 /// Adds the fields by which a browser keeps the content to the page and out of caches.
@@ -88,82 +84,17 @@ async fn protect(mut response: Response) -> Response {
     response
 }
 
-async fn report(
-    _: OwnOrigin,
-    State(shared): State<Arc<AdminState>>,
-    query: Result<Query<ReportSize>, QueryRejection>,
-) -> Result<Response, AdminError> {
-    let Query(size) =
-        query.map_err(|error| AdminError::bad_request(format!("{error}; one looks like `/report?subjects=50`")))?;
-    Ok(json(&report::report(&shared, &size).await))
+async fn report(State(shared): State<Arc<AdminState>>, input: Input) -> Response {
+    json(&report::report(&shared, &input).await)
 }
 
-async fn subject(
-    _: OwnOrigin,
-    State(shared): State<Arc<AdminState>>,
-    query: Result<Query<Selection>, QueryRejection>,
-) -> Result<Response, AdminError> {
-    let Query(selection) = query.map_err(|error| {
-        AdminError::bad_request(format!(
-            "{error}; one looks like `/subject?policy=api&key=ip%3D203.0.113.7`"
-        ))
-    })?;
-    let selected = Selected::find(&shared, selection)?;
+async fn subject(State(shared): State<Arc<AdminState>>, input: Input) -> Result<Response, AdminError> {
+    let selected = Selected::find(&shared, &input)?;
     Ok(json(&selected.peek(&shared).await?))
 }
 
-/// The same with the selection in the body, so that no log of requests has the key.
-async fn subject_of_body(
-    State(shared): State<Arc<AdminState>>,
-    Posted(selection): Posted<Selection>,
-) -> Result<Response, AdminError> {
-    let selected = Selected::find(&shared, selection)?;
-    Ok(json(&selected.peek(&shared).await?))
-}
-
-async fn search(
-    State(shared): State<Arc<AdminState>>,
-    Posted(text): Posted<SearchText>,
-) -> Result<Response, AdminError> {
-    Ok(json(&selected::search(&shared, &text).await?))
-}
-
-async fn reset(
-    State(shared): State<Arc<AdminState>>,
-    Extension(audited): Extension<Audited>,
-    Posted(selection): Posted<Selection>,
-) -> Result<Response, AdminError> {
-    let selected = Selected::find(&shared, selection)?;
-    audited.is_of(&shared, &selected);
-    subject::reset(&selected).await?;
-    Ok(json(&selected.peek(&shared).await?))
-}
-
-async fn set_override(
-    State(shared): State<Arc<AdminState>>,
-    Extension(audited): Extension<Audited>,
-    Posted(new): Posted<NewOverride>,
-) -> Result<Response, AdminError> {
-    let setting = new.limit();
-    if let Ok((limit, lasts)) = &setting {
-        audited.sets(format!("{limit} for {} s", lasts.as_secs()));
-    }
-    let selected = Selected::find(&shared, new.selection)?;
-    audited.is_of(&shared, &selected);
-    let (limit, lasts) = setting?;
-    subject::set_override(&selected, Some((limit, lasts))).await?;
-    Ok(json(&selected.peek(&shared).await?))
-}
-
-async fn end_override(
-    State(shared): State<Arc<AdminState>>,
-    Extension(audited): Extension<Audited>,
-    Posted(selection): Posted<Selection>,
-) -> Result<Response, AdminError> {
-    let selected = Selected::find(&shared, selection)?;
-    audited.is_of(&shared, &selected);
-    subject::set_override(&selected, None).await?;
-    Ok(json(&selected.peek(&shared).await?))
+async fn search(State(shared): State<Arc<AdminState>>, input: Input) -> Result<Response, AdminError> {
+    Ok(json(&selected::search(&shared, &input).await?))
 }
 
 /// Functions of one file may call those of the others.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     listed,
-    message::{AdminError, SearchText, Selection, missing},
+    message::{AdminError, Input, missing},
     report,
     router::AdminState,
     subject,
@@ -107,17 +107,17 @@ pub(super) struct Selected {
 }
 
 impl Selected {
-    pub(super) fn find(shared: &AdminState, selection: Selection) -> Result<Self, AdminError> {
-        let name = selection.policy.ok_or_else(|| missing("policy", "api"))?;
-        let text = selection.key.ok_or_else(|| missing("key", "ip=203.0.113.7"))?;
+    pub(super) fn find(shared: &AdminState, input: &Input) -> Result<Self, AdminError> {
+        let name = input.policy.as_ref().ok_or_else(|| missing("policy", "api"))?;
+        let text = input.key.as_ref().ok_or_else(|| missing("key", "ip=203.0.113.7"))?;
         let text = text.trim();
         let mut key = Key::parse(text)?;
 
         let policies = all_policies(&shared.watched);
-        let mut of_name: Vec<_> = policies.iter().filter(|policy| policy.name == name).collect();
+        let mut of_name: Vec<_> = policies.iter().filter(|policy| policy.name == *name).collect();
         of_name.sort_by_key(|policy| policy.store);
         of_name.dedup_by_key(|policy| policy.store);
-        let found = match (&of_name[..], selection.store) {
+        let found = match (&of_name[..], input.store) {
             ([], _) => {
                 let mut names: Vec<_> = policies.iter().map(|policy| policy.name.as_str()).collect();
                 names.sort_unstable();
@@ -193,8 +193,8 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
 }
 
 /// The response to `/search`.
-pub(super) async fn search(shared: &AdminState, text: &SearchText) -> Result<Value, AdminError> {
-    let search = Search::parse(text.text()?)?;
+pub(super) async fn search(shared: &AdminState, input: &Input) -> Result<Value, AdminError> {
+    let search = Search::parse(input.text()?)?;
     let policies = all_policies(&shared.watched);
     let (mut found, mut incomplete, mut failed) = (Vec::new(), Vec::new(), Vec::new());
     let mut known = Vec::new();

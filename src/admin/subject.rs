@@ -27,10 +27,7 @@ pub(super) async fn peek(selected: &Selected) -> Result<Vec<Value>, AdminError> 
     for (policy, own) in limits(selected).into_iter().take(MOST) {
         let overriding = policy.overriding(own, key);
         let limit = overriding.as_ref().unwrap_or(own);
-        let mut of_limit = match limit.limit.is_counted() {
-            true => peek_one(policy, limit, key).await?,
-            false => uncounted(policy, &limit.limit),
-        };
+        let mut of_limit = peek_one(policy, limit, key).await?;
         // The limit of the policy that an override replaces by this one.
         of_limit["in_place_of"] = overriding.is_some().then(|| own.limit.to_string()).into();
         counts.push(of_limit);
@@ -96,23 +93,32 @@ fn limits(selected: &Selected) -> Vec<(&WatchedPolicy, &Arc<NamedLimit>)> {
 }
 
 async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Result<Value, AdminError> {
-    let decision = perform(Operation::Peek, undecided(policy, limit, key)).await?;
-    let store_error = decision.store_error().map(ToString::to_string);
-    let Some(decided) = decision.policies().next() else {
+    let decision = match limit.limit == Limit::Unlimited {
+        true => None,
+        false => Some(perform(Operation::Peek, undecided(policy, limit, key)).await?),
+    };
+    let store_error = decision
+        .as_ref()
+        .and_then(Decision::store_error)
+        .map(ToString::to_string);
+    let decided = decision.as_ref().and_then(|decision| decision.policies().next());
+    if decision.is_some() && decided.is_none() {
         // The policy is `Open`.
         let error = store_error.unwrap_or_default();
         return Err(StoreError::new(ErrorKind::Unreachable, error).into());
-    };
+    }
+    let denial = decided.and_then(PolicyDecision::denial);
     Ok(json!({
         "limit": limit.limit.to_string(),
         // Whether a request of the cost of the policy is admitted now.
-        "allowed": decided.denial().is_none(),
+        "allowed": denial.is_none(),
         // Why it is not, also by a policy that only observes.
-        "denial": decided.denial().map(denial_text),
-        "quota": decided.limit(),
-        "remaining": decided.remaining(),
-        "retry_after_seconds": decided.retry_after().map(|wait| wait.as_secs_f64()),
-        "reset_after_seconds": decided.reset_after().as_secs_f64(),
+        "denial": denial.map(denial_text),
+        // None without a limit.
+        "quota": decided.map(PolicyDecision::limit),
+        "remaining": decided.map(PolicyDecision::remaining),
+        "retry_after_seconds": decided.and_then(PolicyDecision::retry_after).map(|wait| wait.as_secs_f64()),
+        "reset_after_seconds": decided.map_or(0.0, |decided| decided.reset_after().as_secs_f64()),
         "observed": policy.is_observed(),
         // Why this process has counted in place of the store.
         "store_error": store_error,
@@ -127,22 +133,6 @@ pub(super) async fn banned(policy: &WatchedPolicy, key: &Key) -> Option<PolicyDe
     let decision = perform(Operation::Peek, undecided(policy, limit, key)).await.ok()?;
     let decided = decision.policies().next()?;
     (decided.denial() == Some(Denial::Banned)).then(|| decided.clone())
-}
-
-/// The counts by a limit that counts nothing.
-fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> Value {
-    let denies = *limit == Limit::DenyAll;
-    json!({
-        "limit": limit.to_string(),
-        "allowed": !denies,
-        "denial": denies.then(|| denial_text(Denial::DenyAll)),
-        "quota": denies.then_some(0),
-        "remaining": denies.then_some(0),
-        "retry_after_seconds": null,
-        "reset_after_seconds": 0.0,
-        "observed": policy.is_observed(),
-        "store_error": null,
-    })
 }
 
 fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Undecided {
