@@ -1,5 +1,4 @@
 mod audit;
-mod listed;
 mod message;
 mod report;
 mod router;

@@ -7,7 +7,6 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    listed,
     message::{AdminError, Input, missing},
     report,
     router::AdminState,
@@ -152,7 +151,7 @@ impl Selected {
     /// The response to `/subject` and to all changes of a subject.
     pub(super) async fn peek(&self, shared: &AdminState) -> Result<Value, AdminError> {
         let (names, counts) = (&shared.names, subject::peek(self).await?);
-        let denials = listed::of_process(&self.policies, &self.policy);
+        let denials = report::denials_of(&self.policies, &self.policy);
         let counted = denials.iter().flat_map(|(_, summary)| &summary.counts);
         let denied = counted.into_iter().find(|count| count.item == self.key);
         Ok(json!({
@@ -163,7 +162,7 @@ impl Selected {
             // The name in the lists of the report.
             "subject": names.name(&self.key),
             // None if it is not listed.
-            "denied": denied.map(|count| listed::denied_subject(count, names)),
+            "denied": denied.map(|count| report::denied_subject(count, names)),
             // None if it has no limit of its own.
             "override": report::override_of(names, &self.policy, &self.key),
             "counts": counts,
