@@ -16,45 +16,41 @@ use super::header::trim;
 /// The elements of one line of `X-Forwarded-For`, from right to left: an address, or `None` for what is unknown, obfuscated or
 /// malformed. No element left of it can be trusted.
 pub(super) fn x_forwarded_for(line: &HeaderValue) -> impl Iterator<Item = Option<IpAddr>> {
+    let last_comma = |line: &[u8]| line.iter().rposition(|byte| *byte == b',');
     from_the_right(line.as_bytes(), last_comma).map(|element| printable(element).and_then(address))
 }
 
 /// The elements of one line of `Forwarded` (RFC 7239 §4), from right to left.
 pub(super) fn forwarded(line: &HeaderValue) -> impl Iterator<Item = Option<IpAddr>> {
-    from_the_right(line.as_bytes(), last_comma_outside_quotes)
-        .map(|element| printable(element).and_then(|element| Element(element).parse()))
+    from_the_right(line.as_bytes(), |line| last_outside_quotes(line, b',')).map(client)
 }
 
 /// The elements of a line from right to left, without the empty ones (RFC 9110 §5.6.1.2).
-fn from_the_right(line: &[u8], last_delimiter: fn(&[u8]) -> Option<usize>) -> impl Iterator<Item = &[u8]> {
+fn from_the_right(line: &[u8], last_delimiter: impl Fn(&[u8]) -> Option<usize>) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(line);
     let elements = iter::from_fn(move || {
         let line = rest?;
-        let Some(comma) = last_delimiter(line) else {
+        let Some(delimiter) = last_delimiter(line) else {
             rest = None;
             return Some(line);
         };
-        rest = Some(&line[..comma]);
-        Some(&line[comma + 1..])
+        rest = Some(&line[..delimiter]);
+        Some(&line[delimiter + 1..])
     });
     elements.map(trim).filter(|element| !element.is_empty())
 }
 
-fn last_comma(line: &[u8]) -> Option<usize> {
-    line.iter().rposition(|byte| *byte == b',')
-}
-
-/// The last comma that is not in a quoted string, with the quotes paired from the right.
+/// The last delimiter that is not in a quoted string, with the quotes paired from the right.
 ///
 /// In a well-formed line these are the pairs that a parser from the left finds: an escaped quote has an odd number of
 /// backslashes before it, and the quote that begins a string has none.
-fn last_comma_outside_quotes(line: &[u8]) -> Option<usize> {
+fn last_outside_quotes(line: &[u8], delimiter: u8) -> Option<usize> {
     let mut quoted = false;
     for (position, byte) in line.iter().enumerate().rev() {
         match byte {
             b'"' if !quoted => quoted = true,
             b'"' if !ends_in_escape(&line[..position]) => quoted = false,
-            b',' if !quoted => return Some(position),
+            _ if *byte == delimiter && !quoted => return Some(position),
             _ => {}
         }
     }
@@ -113,69 +109,34 @@ fn printable(element: &[u8]) -> Option<&str> {
         .then_some(text)
 }
 
-/// The unparsed rest of an element of `Forwarded`, such as `for=192.0.2.60;proto=http;by=203.0.113.43`.
-struct Element<'a>(&'a str);
-
-impl Element<'_> {
-    /// The address of its only `for`.
-    fn parse(mut self) -> Option<IpAddr> {
-        let mut client = None;
-        loop {
-            self.skip_space();
-            if !matches!(self.peek(), None | Some(b';')) {
-                let name = self.token()?;
-                (self.next()? == b'=').then_some(())?;
-                let value = self.value()?;
-                if name.eq_ignore_ascii_case("for") && client.replace(node(&value)?).is_some() {
-                    return None;
-                }
-            }
-            self.skip_space();
-            match self.next() {
-                None => return client,
-                Some(b';') => {}
-                Some(_) => return None,
-            }
+/// The address of the only `for` of an element of `Forwarded`, such as `for=192.0.2.60;proto=http;by=203.0.113.43`.
+fn client(element: &[u8]) -> Option<IpAddr> {
+    let mut client = None;
+    for pair in from_the_right(element, |rest| last_outside_quotes(rest, b';')) {
+        let (name, value) = printable(pair)?.split_once('=')?;
+        let value = unquoted(value).filter(|_| is_token(name))?;
+        if name.eq_ignore_ascii_case("for") && client.replace(node(&value)?).is_some() {
+            return None;
         }
     }
+    client
+}
 
-    fn token(&mut self) -> Option<String> {
-        let end = self.0.bytes().position(|byte| !is_token(byte)).unwrap_or(self.0.len());
-        let (token, rest) = self.0.split_at_checked(end)?;
-        self.0 = rest;
-        (!token.is_empty()).then(|| token.to_owned())
-    }
-
-    fn value(&mut self) -> Option<String> {
-        if self.peek() != Some(b'"') {
-            return self.token();
-        }
-
-        // RFC 9110 §5.6.4
-        self.next();
-        let mut value = String::new();
-        loop {
-            match self.next()? {
-                b'"' => return Some(value),
-                b'\\' => value.push(char::from(self.next()?)),
-                byte => value.push(char::from(byte)),
-            }
+/// The text of a token, or of a quoted string (RFC 9110 §5.6.4).
+fn unquoted(value: &str) -> Option<String> {
+    let Some(quoted) = value.strip_prefix('"') else {
+        return is_token(value).then(|| value.to_owned());
+    };
+    let mut text = String::new();
+    let mut rest = quoted.strip_suffix('"')?.chars();
+    while let Some(next) = rest.next() {
+        match next {
+            '"' => return None,
+            '\\' => text.push(rest.next()?),
+            _ => text.push(next),
         }
     }
-
-    fn skip_space(&mut self) {
-        self.0 = self.0.trim_start_matches([' ', '\t']);
-    }
-
-    fn peek(&self) -> Option<u8> {
-        self.0.bytes().next()
-    }
-
-    fn next(&mut self) -> Option<u8> {
-        let next = self.peek()?;
-        self.0 = self.0.get(1..)?;
-        Some(next)
-    }
+    Some(text)
 }
 
 /// The address of a node (RFC 7239 §6), unless it is unknown or obfuscated.
@@ -193,8 +154,9 @@ fn node(text: &str) -> Option<IpAddr> {
     address(node).filter(|address| address.is_ipv4() || node.starts_with('['))
 }
 
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+fn is_token(text: &str) -> bool {
+    let is_of_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_of_token)
 }
 
 #[cfg(test)]
