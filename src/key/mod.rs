@@ -92,5 +92,5 @@ pub use self::{client_addr::ClientAddr, path::route};
 #[cfg(feature = "serde")]
 pub(crate) use self::{
     normalize::{Form, PathBytes, Segments, Spellings, decoded, normalized, trimmed},
-    text::{KeySpec, OneOrSeveral, Registered},
+    text::{KeySpec, Registered, one_or_several},
 };

@@ -5,7 +5,10 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 use http::HeaderName;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, IntoDeserializer, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+    de::{
+        Error, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
 };
 
 use super::{
@@ -190,7 +193,7 @@ impl<'de> Deserialize<'de> for KeySpec {
         const EXPECTED: &str = "a key such as `\"ip\"`, or a list of them such as `[\"ip\", \"path\"]`";
         const EMPTY: &str = "an empty list is not a key; one limit for all requests is `constant:all`";
 
-        let texts: Vec<String> = OneOrSeveral::read(deserializer, EXPECTED, EMPTY)?.into_list();
+        let texts: Vec<String> = one_or_several(deserializer, EXPECTED, EMPTY)?;
         if texts.len() > MAX_PARTS {
             return Err(D::Error::custom(format_args!("a list has at most {MAX_PARTS} keys")));
         }
@@ -199,57 +202,43 @@ impl<'de> Deserialize<'de> for KeySpec {
     }
 }
 
-/// A value in a file, or a list of them that is not empty.
-pub(crate) enum OneOrSeveral<T> {
-    One(T),
-    Several(Vec<T>),
-}
+/// Reads a value in a file, or a list of them that is not empty, with what is expected and why a list is not empty, for errors.
+pub(crate) fn one_or_several<'de, D, T>(
+    deserializer: D,
+    expected: &'static str,
+    empty: &'static str,
+) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct Read<T>(&'static str, &'static str, PhantomData<T>);
 
-impl<T> OneOrSeveral<T> {
-    pub(crate) fn into_list(self) -> Vec<T> {
-        match self {
-            Self::One(only) => vec![only],
-            Self::Several(all) => all,
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Read<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
+            Ok(vec![T::deserialize(text.into_deserializer())?])
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vec<T>, A::Error> {
+            Ok(vec![T::deserialize(MapAccessDeserializer::new(map))?])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<T>, A::Error> {
+            let all = Vec::deserialize(SeqAccessDeserializer::new(list))?;
+            match all.is_empty() {
+                true => Err(A::Error::custom(self.1)),
+                false => Ok(all),
+            }
         }
     }
 
-    /// Reads it, with what is expected and why a list is not empty, for errors.
-    pub(crate) fn read<'de, D>(deserializer: D, expected: &'static str, empty: &'static str) -> Result<Self, D::Error>
-    where
-        D: Deserializer<'de>,
-        T: Deserialize<'de>,
-    {
-        struct Read<T>(&'static str, &'static str, PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Read<T> {
-            type Value = OneOrSeveral<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.0)
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-                T::deserialize(text.into_deserializer()).map(OneOrSeveral::One)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map)).map(OneOrSeveral::One)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                let mut all = Vec::new();
-                while let Some(one) = list.next_element()? {
-                    all.push(one);
-                }
-                match all.is_empty() {
-                    true => Err(A::Error::custom(self.1)),
-                    false => Ok(OneOrSeveral::Several(all)),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(Read(expected, empty, PhantomData))
-    }
+    deserializer.deserialize_any(Read(expected, empty, PhantomData))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::{
     entry::{Name, PolicyEntry, Selector, Unique, yes},
     plans::{is_of_plan, join, policy_at},
     scope::{Routes, Scope, Spelling},
-    values::{ClientIp, Extensions, Requests},
+    values::{Extensions, Requests, client_ip},
 };
 use crate::{
     ConfigError, KeyExtractor,
@@ -48,7 +48,8 @@ pub(super) struct Config {
 struct FileFields {
     #[serde(default = "yes")]
     enabled: bool,
-    client_ip: Option<ClientIp>,
+    #[serde(default, deserialize_with = "client_ip")]
+    client_ip: Option<key::Ip>,
     #[serde(default)]
     skip: Requests,
     #[serde(default)]
@@ -63,22 +64,21 @@ impl TryFrom<FileFields> for Config {
     type Error = ConfigError;
 
     fn try_from(file: FileFields) -> Result<Self, ConfigError> {
-        let client_ip = file.client_ip.map(|ClientIp(client_ip)| client_ip);
         let (plans, policies) = join(file.policies, file.plans)?;
         for (place, entry) in &policies {
             if let Some(key) = &entry.fields.key {
-                key.validate(client_ip.as_ref())
+                key.validate(file.client_ip.as_ref())
                     .map_err(|error| error.of_policy(place))?;
             }
         }
         let listed = Access {
-            skipped: file.skip.conditions(client_ip.as_ref(), Spelling::Both)?,
-            blocked: file.block.conditions(client_ip.as_ref(), Spelling::Either)?,
+            skipped: file.skip.conditions(file.client_ip.as_ref(), Spelling::Both)?,
+            blocked: file.block.conditions(file.client_ip.as_ref(), Spelling::Either)?,
         };
         Ok(Self {
             enabled: file.enabled,
             listed: (!listed.is_empty()).then(|| Arc::new(listed)),
-            client_ip,
+            client_ip: file.client_ip,
             policies,
             plan: file.plan,
             plans,

@@ -1,6 +1,6 @@
 use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Arc};
 
-use http::{HeaderName, request::Parts};
+use http::{HeaderName, Method, request::Parts};
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor},
@@ -8,7 +8,7 @@ use serde::{
 
 use super::{
     scope::{Routes, Scope},
-    values::{Extensions, Length, Methods},
+    values::{Extensions, Length, methods, routes},
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
@@ -36,10 +36,10 @@ pub(super) struct PolicyFields {
     plan: Option<Selector>,
     plans: Option<Unique<String, Limit>>,
     pub(super) key: Option<KeySpec>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "routes")]
     pub(super) routes: Routes,
-    #[serde(default)]
-    pub(super) methods: Methods,
+    #[serde(default, deserialize_with = "methods")]
+    pub(super) methods: Vec<Method>,
     #[serde(default, deserialize_with = "cost")]
     pub(super) cost: Option<u64>,
     #[serde(default, deserialize_with = "failure_mode")]
@@ -71,7 +71,7 @@ impl PolicyFields {
     pub(super) fn scope(&self) -> Scope {
         Scope {
             routes: self.routes.clone(),
-            methods: self.methods.0.clone(),
+            methods: self.methods.clone(),
         }
     }
 }

@@ -53,7 +53,7 @@ pub(super) fn join(
                 if matches!(fields.routes, Routes::All) {
                     fields.routes = common.routes.clone();
                 }
-                if fields.methods.0.is_empty() {
+                if fields.methods.is_empty() {
                     fields.methods = common.methods.clone();
                 }
             }

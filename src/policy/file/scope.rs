@@ -1,7 +1,5 @@
 use http::{Method, request::Parts, uri::PathAndQuery};
-use serde::Deserialize;
 
-use super::values::Texts;
 use crate::{
     key,
     key::{Form, PathBytes, Segments, Spellings},
@@ -16,8 +14,7 @@ pub(super) struct Scope {
 }
 
 /// The routes of a scope.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(try_from = "Texts")]
+#[derive(Clone, Debug, Default)]
 pub(super) enum Routes {
     #[default]
     All,

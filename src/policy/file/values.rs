@@ -15,70 +15,50 @@ use crate::{
     ConfigError, KeyExtractor,
     decision::Condition,
     key,
-    key::{ClientIpSource, OneOrSeveral},
+    key::{ClientIpSource, one_or_several},
     limit::{deserialize_text, parse_length},
 };
 
 /// A text, or a list of texts that is not empty.
-pub(super) struct Texts(Vec<String>);
+fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    const EMPTY: &str = "an empty list is for no request; leave it out, for all requests";
 
-impl<'de> Deserialize<'de> for Texts {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        const EMPTY: &str = "an empty list is for no request; leave it out, for all requests";
-
-        OneOrSeveral::read(deserializer, "a text, or a list of texts", EMPTY).map(|texts| Self(texts.into_list()))
-    }
+    one_or_several(deserializer, "a text, or a list of texts", EMPTY)
 }
 
-impl TryFrom<Texts> for Routes {
-    type Error = String;
-
-    fn try_from(Texts(routes): Texts) -> Result<Self, String> {
-        if matches!(&routes[..], [only] if only == "others") {
-            return Ok(Self::Others(Vec::new()));
-        }
-        let parse = |route: &String| {
-            Template::parse(route).map_err(|fix| {
-                format!(
-                    "`{route}` is not a route: {fix}; one looks like `/login`, `/users/{{id}}` or, in gRPC, \
-                     `/shop.Accounts/SignIn`; `others` alone are those that no other policy has"
-                )
-            })
-        };
-        routes.iter().map(parse).collect::<Result<_, _>>().map(Self::These)
+/// The routes of requests.
+pub(super) fn routes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Routes, D::Error> {
+    let routes = texts(deserializer)?;
+    if matches!(&routes[..], [only] if only == "others") {
+        return Ok(Routes::Others(Vec::new()));
     }
+    let parse = |route: &String| {
+        Template::parse(route).map_err(|fix| {
+            D::Error::custom(format_args!(
+                "`{route}` is not a route: {fix}; one looks like `/login`, `/users/{{id}}` or, in gRPC, \
+                 `/shop.Accounts/SignIn`; `others` alone are those that no other policy has"
+            ))
+        })
+    };
+    routes.iter().map(parse).collect::<Result<_, _>>().map(Routes::These)
 }
 
 /// The networks of clients.
-#[derive(Clone, Default, Deserialize)]
-#[serde(try_from = "Texts")]
-pub(super) struct Networks(pub(super) Vec<String>);
-
-impl TryFrom<Texts> for Networks {
-    type Error = ConfigError;
-
-    fn try_from(Texts(networks): Texts) -> Result<Self, ConfigError> {
-        key::ip().within(&networks).map(|_| Self(networks))
-    }
+fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let networks = texts(deserializer)?;
+    let conditions = key::ip().within(&networks);
+    conditions.map(|_| networks).map_err(D::Error::custom)
 }
 
 /// The methods of requests.
-#[derive(Clone, Default, Deserialize)]
-#[serde(try_from = "Texts")]
-pub(super) struct Methods(pub(super) Vec<Method>);
-
-impl TryFrom<Texts> for Methods {
-    type Error = String;
-
-    fn try_from(Texts(names): Texts) -> Result<Self, String> {
-        // Methods are case-sensitive (RFC 9110 §9.1).
-        let parse = |name: &String| {
-            let is_upper = !name.bytes().any(|byte| byte.is_ascii_lowercase());
-            let method = Method::from_bytes(name.as_bytes()).ok().filter(|_| is_upper);
-            method.ok_or_else(|| format!("`{name}` is not a method; one looks like `POST`"))
-        };
-        names.iter().map(parse).collect::<Result<_, _>>().map(Self)
-    }
+pub(super) fn methods<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Method>, D::Error> {
+    // Methods are case-sensitive (RFC 9110 §9.1).
+    let parse = |name: &String| {
+        let is_upper = !name.bytes().any(|byte| byte.is_ascii_lowercase());
+        let method = Method::from_bytes(name.as_bytes()).ok().filter(|_| is_upper);
+        method.ok_or_else(|| D::Error::custom(format_args!("`{name}` is not a method; one looks like `POST`")))
+    };
+    texts(deserializer)?.iter().map(parse).collect()
 }
 
 /// A length of time, such as `10min`.
@@ -98,30 +78,29 @@ impl<'de> Deserialize<'de> for Length {
 }
 
 /// The client address as configuration describes it: the header, the networks whose header is read, and the number of proxies.
-#[derive(Clone, Deserialize)]
-#[serde(try_from = "ClientIpTable")]
-pub(super) struct ClientIp(pub(super) key::Ip);
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ClientIpTable {
+struct ClientIp {
     header: String,
     trusted: Trusted,
     hops: Option<usize>,
 }
 
-impl TryFrom<ClientIpTable> for ClientIp {
-    type Error = ConfigError;
+pub(super) fn client_ip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<key::Ip>, D::Error> {
+    let table = ClientIp::deserialize(deserializer)?;
+    table.rule().map(Some).map_err(D::Error::custom)
+}
 
-    fn try_from(table: ClientIpTable) -> Result<Self, ConfigError> {
-        let header = table.header.parse::<HeaderName>().map_err(|_| {
+impl ClientIp {
+    fn rule(self) -> Result<key::Ip, ConfigError> {
+        let header = self.header.parse::<HeaderName>().map_err(|_| {
             ConfigError::new(format!(
                 "`{}` is not the name of a header; one looks like `\"x-forwarded-for\"`",
-                table.header
+                self.header
             ))
         })?;
 
-        let source = match (header.as_str(), table.hops) {
+        let source = match (header.as_str(), self.hops) {
             ("x-forwarded-for", None) => ClientIpSource::XForwardedFor,
             ("x-forwarded-for", Some(0)) => {
                 return Err(ConfigError::new(
@@ -139,14 +118,18 @@ impl TryFrom<ClientIpTable> for ClientIp {
         };
 
         let client_ip = key::client_ip(source);
-        match table.trusted {
-            Trusted::AnyPeer => Ok(Self(client_ip.trust_any_peer())),
-            Trusted::UnixPeer => Ok(Self(client_ip.trust_unix_peer())),
+        match self.trusted {
+            Trusted::Peer(TrustedPeer::AnyPeer) => Ok(client_ip.trust_any_peer()),
+            Trusted::Peer(TrustedPeer::UnixPeer) => Ok(client_ip.trust_unix_peer()),
+            Trusted::Networks(networks) if networks.is_empty() => Err(ConfigError::new(
+                "an empty list trusts no proxy; write the networks of the proxies, such as `[\"10.0.0.0/8\"]`, \
+                 `\"unix-peer\"` or `\"any-peer\"`",
+            )),
             Trusted::Networks(networks) => {
                 let is_all =
                     |network: &&String| network.parse::<IpNet>().is_ok_and(|network| network.prefix_len() == 0);
                 match networks.iter().find(is_all) {
-                    None => client_ip.trusted(networks).map(Self),
+                    None => client_ip.trusted(networks),
                     Some(all) => Err(ConfigError::new(format!(
                         "`{all}` contains every address; for a server that only its proxy can reach, `trusted` is `\"any-peer\"`"
                     ))),
@@ -157,28 +140,22 @@ impl TryFrom<ClientIpTable> for ClientIp {
 }
 
 /// The peers whose header is read.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a list of networks such as `[\"10.0.0.0/8\"]`, `\"unix-peer\"` for a proxy on a Unix socket, or \
+                 `\"any-peer\"` for a server that only its proxy can reach"
+)]
 enum Trusted {
-    AnyPeer,
-    UnixPeer,
+    Peer(TrustedPeer),
     Networks(Vec<String>),
 }
 
-impl<'de> Deserialize<'de> for Trusted {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        const EXPECTED: &str = "a list of networks such as `[\"10.0.0.0/8\"]`, `\"unix-peer\"` for a proxy on a Unix socket, \
-                                or `\"any-peer\"` for a server that only its proxy can reach";
-        const EMPTY: &str = "an empty list trusts no proxy; write the networks of the proxies, such as `[\"10.0.0.0/8\"]`, \
-                             `\"unix-peer\"` or `\"any-peer\"`";
-
-        match OneOrSeveral::<String>::read(deserializer, EXPECTED, EMPTY)? {
-            OneOrSeveral::Several(networks) => Ok(Self::Networks(networks)),
-            OneOrSeveral::One(text) => match text.as_str() {
-                "any-peer" => Ok(Self::AnyPeer),
-                "unix-peer" => Ok(Self::UnixPeer),
-                _ => Err(D::Error::custom(format_args!("`{text}` is not {EXPECTED}"))),
-            },
-        }
-    }
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum TrustedPeer {
+    AnyPeer,
+    UnixPeer,
 }
 
 /// The requests that a file skips or blocks: those of each of these tables.
@@ -194,12 +171,12 @@ struct RequestMatcher(RequestFields);
 #[serde(deny_unknown_fields, expecting = "a table with `networks`, `routes` or `methods`")]
 struct RequestFields {
     clients: Option<Clients>,
-    #[serde(default)]
-    networks: Networks,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "networks")]
+    networks: Vec<String>,
+    #[serde(default, deserialize_with = "routes")]
     routes: Routes,
-    #[serde(default)]
-    methods: Methods,
+    #[serde(default, deserialize_with = "methods")]
+    methods: Vec<Method>,
 }
 
 /// Clients that have no network.
@@ -215,10 +192,10 @@ impl TryFrom<RequestFields> for RequestMatcher {
     fn try_from(fields: RequestFields) -> Result<Self, &'static str> {
         match &fields.routes {
             Routes::Others(_) => Err("the routes `others` are for a policy; list the routes of these requests"),
-            _ if fields.clients.is_some() && !fields.networks.0.is_empty() => {
+            _ if fields.clients.is_some() && !fields.networks.is_empty() => {
                 Err("an unknown client is in no network; use two tables, which are alternatives")
             }
-            Routes::All if fields.networks.0.is_empty() && fields.methods.0.is_empty() && fields.clients.is_none() => {
+            Routes::All if fields.networks.is_empty() && fields.methods.is_empty() && fields.clients.is_none() => {
                 Err("without `networks`, `clients`, `routes` or `methods` these would be all requests")
             }
             Routes::All | Routes::These(_) => Ok(Self(fields)),
@@ -236,7 +213,7 @@ impl Requests {
         let condition = |RequestMatcher(fields): &RequestMatcher| -> Result<Condition, ConfigError> {
             let scope = Scope {
                 routes: fields.routes.clone(),
-                methods: fields.methods.0.clone(),
+                methods: fields.methods.clone(),
             };
             let of_client = match (fields.clients, client_ip) {
                 (Some(Clients::Unknown), _) if spelling == Spelling::Both => {
@@ -248,12 +225,12 @@ impl Requests {
                     ));
                 }
                 (Some(Clients::Unknown), Some(client_ip)) => client_ip.clone().unknown(),
-                (None, _) if fields.networks.0.is_empty() => {
+                (None, _) if fields.networks.is_empty() => {
                     return Ok(Arc::new(move |parts| scope.contains(parts, spelling)));
                 }
                 (None, _) => {
                     let address = client_ip.cloned().unwrap_or_else(key::ip);
-                    address.within(&fields.networks.0)?
+                    address.within(&fields.networks)?
                 }
             };
             Ok(Arc::new(move |parts| {
@@ -269,7 +246,7 @@ impl<'de> Deserialize<'de> for Requests {
         const EXPECTED: &str = "a table with `networks`, `routes` or `methods`, or a list of such tables";
         const EMPTY: &str = "an empty list describes no request; leave it out";
 
-        OneOrSeveral::read(deserializer, EXPECTED, EMPTY).map(|tables| Self(tables.into_list()))
+        one_or_several(deserializer, EXPECTED, EMPTY).map(Self)
     }
 }
 
