@@ -3,7 +3,7 @@ use std::{error::Error, fmt, time::Duration};
 use super::{Limiter, LimiterRequest};
 use crate::{
     Decision, Denial, Denied, Key,
-    decision::{Waiting, turn_key},
+    decision::turn_key,
     error::one_of_errors,
     store::{Operation, StoreError},
 };
@@ -101,20 +101,8 @@ impl LimiterRequest<'_> {
     /// # Errors
     ///
     /// If a limit denies it, and as [`check`](Self::check).
-    pub async fn acquire(mut self) -> Result<Decision, AcquireError> {
-        let operation = self.operation(Operation::Wait);
-        let Self {
-            max_wait,
-            turn_key,
-            priority,
-            ..
-        } = self;
-        let wait = move |waiting: Waiting| Waiting {
-            fair: turn_key,
-            priority,
-            ..max_wait.map_or(waiting, |longest| waiting.up_to(longest))
-        };
-        let decision = self.perform(operation, wait).await?;
+    pub async fn acquire(self) -> Result<Decision, AcquireError> {
+        let decision = self.perform(Operation::Wait).await?;
         let is_line_full = decision
             .policies()
             .any(|policy| policy.denial() == Some(Denial::LineFull));

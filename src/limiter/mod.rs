@@ -4,7 +4,7 @@ mod acquire;
 mod exceptions;
 mod request;
 
-use std::{convert::identity, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
@@ -139,7 +139,6 @@ fn undecided_by(
     basis: &Basis<()>,
     operation: Operation,
     request: &LimiterRequest<'_>,
-    wait: impl Fn(Waiting) -> Waiting,
 ) -> Result<Undecided, StoreError> {
     let plan = request.plan_of(basis)?;
     let Basis { policies, context, .. } = basis;
@@ -158,7 +157,7 @@ fn undecided_by(
         let limit = limit.unwrap_or_else(|| own.clone());
         let waiting = match context.policies[position].observes(key) {
             true => Waiting::default(),
-            false => wait(context.policies[position].waiting),
+            false => request.waiting(context.policies[position].waiting),
         };
         PolicyDecision::undecided(context.clone(), position, limit, (key.clone(), cost), waiting)
     });
@@ -235,7 +234,7 @@ impl Limiter {
     ///
     /// If the store fails. The counts of this process are removed then too.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
-        self.request(key).perform(Operation::Reset, identity).await.map(drop)
+        self.request(key).perform(Operation::Reset).await.map(drop)
     }
 }
 

@@ -1,4 +1,4 @@
-use std::{convert::identity, time::Duration};
+use std::time::Duration;
 
 use super::{Limiter, undecided_by, unknown, unknown_plan};
 use crate::{
@@ -199,9 +199,8 @@ impl LimiterRequest<'_> {
     ///
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed), or if the limiter has no policy of a name that
     /// was given.
-    pub async fn check(mut self) -> Result<Decision, StoreError> {
-        let operation = self.operation(Operation::Check);
-        self.perform(operation, identity).await
+    pub async fn check(self) -> Result<Decision, StoreError> {
+        self.perform(Operation::Check).await
     }
 
     /// Counts the costs if all of them fit, as [`check`](Self::check) does, without a future: for code that is not
@@ -224,17 +223,17 @@ impl LimiterRequest<'_> {
     ///
     /// If the store does not reply at once, such as a `RedisStore`: then nothing is sent and nothing is counted. And as
     /// [`check`](Self::check).
-    pub fn check_now(mut self) -> Result<Decision, StoreError> {
+    pub fn check_now(self) -> Result<Decision, StoreError> {
         if !self.limiter.policies.newest().context.store.replies_at_once() {
             return Err(StoreError::new(
                 ErrorKind::Refused,
                 "the store does not reply at once; use `check(..).await`, or a `MemoryStore`",
             ));
         }
-        let (limiter, operation) = (self.limiter, self.operation(Operation::Check));
-        match self.begin(operation, identity)? {
-            Check::Decided(decision) => limiter.observe(operation, decision),
-            Check::Pending(_) => Err(StoreError::new(
+        let limiter = self.limiter;
+        match self.begin(Operation::Check)? {
+            (operation, Check::Decided(decision)) => limiter.observe(operation, decision),
+            (_, Check::Pending(_)) => Err(StoreError::new(
                 ErrorKind::Protocol,
                 "the store that replies at once has not replied",
             )),
@@ -284,7 +283,7 @@ impl LimiterRequest<'_> {
             _ => self.operation(Operation::Check),
         };
         self.units = if operation == Operation::Peek { 0 } else { units };
-        self.perform(operation, identity).await
+        self.perform(operation).await
     }
 
     /// Counts the costs unconditionally, even if they exceed the limits.
@@ -310,7 +309,7 @@ impl LimiterRequest<'_> {
     ///
     /// As [`check`](Self::check).
     pub async fn charge(self) -> Result<Decision, StoreError> {
-        self.perform(Operation::Charge, identity).await
+        self.perform(Operation::Charge).await
     }
 
     /// Returns what [`check`](Self::check) would return, and counts nothing.
@@ -318,38 +317,36 @@ impl LimiterRequest<'_> {
     /// # Errors
     ///
     /// As [`check`](Self::check).
-    pub async fn peek(mut self) -> Result<Decision, StoreError> {
-        let operation = self.operation(Operation::Peek);
-        self.perform(operation, identity).await
+    pub async fn peek(self) -> Result<Decision, StoreError> {
+        self.perform(Operation::Peek).await
     }
 
-    /// This operation, or a peek if it costs nothing.
-    pub(super) fn operation(&mut self, operation: Operation) -> Operation {
-        if self.cost == Some(0) && self.of_policies.iter().all(|of| of.cost.is_none()) {
+    /// This operation, or a peek if it would count nothing.
+    fn operation(&mut self, operation: Operation) -> Operation {
+        let is_free = self.cost == Some(0) && self.of_policies.iter().all(|of| of.cost.is_none());
+        if is_free && operation.requires_room() {
             self.cost = Some(1);
             return Operation::Peek;
         }
         operation
     }
 
-    pub(super) async fn perform(
-        self,
-        operation: Operation,
-        wait: impl Fn(Waiting) -> Waiting,
-    ) -> Result<Decision, StoreError> {
+    pub(super) async fn perform(self, operation: Operation) -> Result<Decision, StoreError> {
         let limiter = self.limiter;
-        let decision = match self.begin(operation, wait)? {
+        let (operation, check) = self.begin(operation)?;
+        let decision = match check {
             Check::Decided(decision) => decision,
             Check::Pending(check) => check.await,
         };
         limiter.observe(operation, decision)
     }
 
-    fn begin(mut self, operation: Operation, wait: impl Fn(Waiting) -> Waiting) -> Result<Check, StoreError> {
+    fn begin(mut self, operation: Operation) -> Result<(Operation, Check), StoreError> {
+        let operation = self.operation(operation);
         let keys = self.of_policies.iter_mut().filter_map(|of| of.key.as_mut());
         keys.chain([&mut self.key]).for_each(Key::bound);
-        let undecided = undecided_by(&self.limiter.policies.newest(), operation, &self, wait)?;
-        Ok(check::begin(operation, undecided))
+        let undecided = undecided_by(&self.limiter.policies.newest(), operation, &self)?;
+        Ok((operation, check::begin(operation, undecided)))
     }
 }
 
@@ -357,6 +354,15 @@ impl LimiterRequest<'_> {
 impl LimiterRequest<'_> {
     pub(super) fn key_for(&self, policy: &str) -> &Key {
         self.find(policy).and_then(|of| of.key.as_ref()).unwrap_or(&self.key)
+    }
+
+    /// How it waits for a policy whose requests wait so.
+    pub(super) fn waiting(&self, of_policy: Waiting) -> Waiting {
+        Waiting {
+            fair: self.turn_key,
+            priority: self.priority,
+            ..self.max_wait.map_or(of_policy, |longest| of_policy.up_to(longest))
+        }
     }
 
     pub(super) fn cost_for(&self, policy: &str) -> Option<u64> {

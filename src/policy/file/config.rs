@@ -16,10 +16,11 @@ use super::{
 };
 use crate::{
     ConfigError, KeyExtractor,
-    decision::{Condition, Cost, LongestWait, Settings},
+    decision::{Condition, Cost, LongestWait, PolicyFile, Settings},
     key,
     key::Registered,
     policy::{Policy, PolicyKey, limit::PolicyLimit, set::Access},
+    store::NamedLimit,
 };
 
 /// The content of a file. Keys of extensions are built later, when these are registered.
@@ -247,5 +248,19 @@ impl Config {
             },
             key: needs_key.then(|| self.key(place)).transpose()?,
         })
+    }
+}
+
+impl PolicyFile for FromFile {
+    fn number(&self) -> u64 {
+        self.file.number
+    }
+
+    fn newest_limit(&self) -> Option<Arc<NamedLimit>> {
+        let state = self.file.state();
+        let limit = state
+            .config
+            .switched(state.used.get(&*self.place)?.policy_limit.clone());
+        limit.choose.is_none().then_some(limit.fixed)
     }
 }

@@ -1,7 +1,5 @@
 //! A file that policies follow, and what the layers and limiters decide by that each load of it is applied to.
 
-#[cfg(feature = "file")]
-use std::path::Path;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -14,25 +12,24 @@ use std::{
 
 use arc_swap::{ArcSwap, Guard};
 
-use super::config::{Config, FilePolicy, FromFile};
-#[cfg(feature = "file")]
-use super::read::read;
+use super::{
+    Policies,
+    config::{Config, FilePolicy, FromFile},
+};
 use crate::{
     ConfigError,
-    decision::PolicyFile,
     limit::hash_text,
     observe::FileMetrics,
     policy::{Basis, Policy, PolicyKey},
-    store::NamedLimit,
     sync::lock,
 };
 
 /// A file, or the configuration of an application in place of one.
 pub(crate) struct File {
     /// Its number in the process.
-    number: u64,
+    pub(super) number: u64,
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "the feature reads files"))]
-    path: Option<PathBuf>,
+    pub(super) path: Option<PathBuf>,
     state: Mutex<State>,
     metrics: FileMetrics,
 }
@@ -40,15 +37,15 @@ pub(crate) struct File {
 pub(super) struct State {
     pub(super) config: Config,
     /// The text that it was read from.
-    text: Option<String>,
+    pub(super) text: Option<String>,
     /// The policies that the application has, each as of the last load that contains it.
-    used: BTreeMap<String, FilePolicy>,
+    pub(super) used: BTreeMap<String, FilePolicy>,
     subscribers: Vec<Weak<dyn Subscriber>>,
     loaded_at: Option<SystemTime>,
     /// Why the last load was refused.
     refused: Option<Fault>,
     /// Why changes are not seen.
-    unseen: Option<Fault>,
+    pub(super) unseen: Option<Fault>,
 }
 
 /// A layer or a limiter that follows files.
@@ -125,43 +122,10 @@ impl File {
         let described = state.take_up(name, true)?;
         Ok(described.policy((key, true), &state.config, self))
     }
-
-    #[cfg(feature = "file")]
-    pub(super) fn path(&self) -> Result<&Path, ConfigError> {
-        self.path.as_deref().ok_or_else(|| {
-            ConfigError::new(
-                "these policies have no file; use `Policies::replace`, or `Policies::from_file` to read one",
-            )
-        })
-    }
-
-    /// Whether anything but a task that watches the file uses it.
-    #[cfg(feature = "file")]
-    pub(super) fn is_used(self: &Arc<Self>) -> bool {
-        Arc::strong_count(self) > 1
-    }
-
-    #[cfg(feature = "file")]
-    pub(super) fn has_loaded(&self, text: &str) -> bool {
-        self.state().text.as_deref() == Some(text)
-    }
 }
 
 /// Loads.
 impl File {
-    /// Reads the file, and applies it.
-    #[cfg(feature = "file")]
-    pub(super) fn reload(&self) -> Result<(), ConfigError> {
-        let text = read(self.path()?);
-        self.note_outcome(text.and_then(|text| self.load(text)))
-    }
-
-    #[cfg(feature = "file")]
-    pub(super) fn load(&self, text: String) -> Result<(), ConfigError> {
-        let config = Config::parse(self.path()?, &text);
-        self.note_outcome(config.and_then(|config| self.replace(config, Some(text))))
-    }
-
     /// Applies these policies to all layers and limiters, or to none.
     pub(super) fn replace(&self, config: Config, text: Option<String>) -> Result<(), ConfigError> {
         self.note_outcome(self.try_replace(config, text))
@@ -216,12 +180,7 @@ impl File {
         applied
     }
 
-    #[cfg(feature = "file")]
-    pub(super) fn note_watch(&self, error: Option<String>) {
-        self.note(|state| state.unseen = error.map(|error| (SystemTime::now(), error)));
-    }
-
-    fn note(&self, change: impl FnOnce(&mut State)) {
+    pub(super) fn note(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state();
         change(&mut state);
         self.metrics.set_refused(state.fault().is_some());
@@ -244,25 +203,6 @@ impl State {
         self.refused.as_ref().or(self.unseen.as_ref())
     }
 
-    pub(super) fn unused(&self) -> Vec<String> {
-        let places = self.config.places();
-        places
-            .filter(|name| !self.used.contains_key(*name))
-            .map(str::to_owned)
-            .collect()
-    }
-
-    /// Logs the names of the unused policies, if there are any.
-    pub(super) fn warn_of_unused(&self) {
-        let unused = self.unused();
-        if !unused.is_empty() {
-            tracing::warn!(
-                policies = unused.join(", "),
-                "policies of a file of limits are not used: no layer or limiter has them"
-            );
-        }
-    }
-
     /// What the configuration has about one that the application uses from now on.
     fn take_up(&mut self, name: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
         let has_key = self.used.get(name).is_some_and(|used| used.key.is_some());
@@ -272,17 +212,107 @@ impl State {
     }
 }
 
-impl PolicyFile for FromFile {
-    fn number(&self) -> u64 {
-        self.file.number
+/// Policies that limit nothing.
+impl Policies {
+    /// The names of the policies of the last load that neither [`get`](Self::get), [`unkeyed`](Self::unkeyed) nor [`layer`](Self::layer) of this
+    /// value or a clone of it has returned: they are configured, and limit nothing. Look at it when all layers are built.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policies};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let policies = Policies::from_toml(
+    ///     "policies.mails.limit = 'sliding-log 3/h'
+    ///      policies.logins.limit = 'sliding-log 5/min'",
+    /// )?;
+    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
+    /// assert_eq!(policies.unused(), ["logins"]);
+    /// # let _ = mails;
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn unused(&self) -> Vec<String> {
+        let state = self.file.state();
+        let unused = state.config.places().filter(|name| !state.used.contains_key(*name));
+        unused.map(str::to_owned).collect()
     }
 
-    fn newest_limit(&self) -> Option<Arc<NamedLimit>> {
-        let state = self.file.state();
-        let limit = state
-            .config
-            .switched(state.used.get(&*self.place)?.policy_limit.clone());
-        limit.choose.is_none().then_some(limit.fixed)
+    /// Logs the names of the [unused](Self::unused) policies as one warning, if there are any.
+    ///
+    /// Call it when all layers are built, before the application serves requests. [`reload_on_change`](Self::reload_on_change) does so
+    /// by itself after its first interval.
+    ///
+    /// ```
+    /// use tower_quota::Policies;
+    ///
+    /// let policies: Policies = serde_json::from_str(r#"{"policies": {"mails": {"limit": "sliding-log 3/h"}}}"#)?;
+    /// assert_eq!(policies.unused(), ["mails"]);
+    /// policies.warn_of_unused(); // of `mails`
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn warn_of_unused(&self) {
+        let unused = self.unused();
+        if !unused.is_empty() {
+            tracing::warn!(
+                policies = unused.join(", "),
+                "policies of a file of limits are not used: no layer or limiter has them"
+            );
+        }
+    }
+}
+
+/// Other policies while a service runs.
+impl Policies {
+    /// Replaces all policies, for an application that has them in its own configuration.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policies};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policies = Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?;
+    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
+    ///
+    /// policies.replace(&Policies::from_toml("policies.mails.limit = 'sliding-log 10/h'")?)?;
+    /// assert_eq!(mails.check("42").await?.limit(), 10);
+    /// # Ok(())
+    /// # }
+    /// # main().unwrap();
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If a policy that [`get`](Self::get) has returned has no key anymore, or if a policy
+    /// [contradicts](Self#what-a-reload-changes) a layer or limiter. Nothing is changed then.
+    pub fn replace(&self, policies: &Self) -> Result<(), ConfigError> {
+        self.file.replace(policies.file.config(), None)
+    }
+
+    /// Why the newest content of the file is not applied, or changes of it are not followed anymore; none in order.
+    ///
+    /// It is the error of the last load, whether by [`reload`](Self::reload), [`replace`](Self::replace) or
+    /// [`reload_on_change`](Self::reload_on_change), until another load succeeds. An [`Admin`](crate::Admin) has it as
+    /// `refused_reload` (feature `admin`).
+    ///
+    /// ```
+    /// use tower_quota::Policies;
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let policies = Policies::from_toml("policies.mails = { limit = 'sliding-log 3/h', key = 'ip' }")?;
+    /// let _mails = policies.get("mails")?;
+    /// assert_eq!(policies.fault(), None);
+    ///
+    /// assert!(policies.replace(&Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?).is_err());
+    /// assert!(policies.fault().unwrap().contains("`mails`"));
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        self.file.refused_reload().map(|(_, error)| error)
     }
 }
 

@@ -6,7 +6,6 @@ mod follow;
 mod plans;
 #[cfg(feature = "file")]
 mod read;
-mod reload;
 mod scope;
 mod values;
 

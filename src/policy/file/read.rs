@@ -1,7 +1,7 @@
-//! Policies from text and from files, and the task that reloads a file.
+//! Policies from text and from files, reloads, and the task that reloads a file when it has changed.
 
 use std::{
-    fs, io,
+    fs,
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -105,30 +105,22 @@ impl Config {
     }
 
     /// Parses the content of a file.
-    pub(super) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let parsed = parser_of(path)?(text);
+    fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let parsed = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("toml") => Self::from_toml(text),
+            Some("json") => Self::from_json(text),
+            _ => Err(ConfigError::new(
+                "the name of a file of limits ends in `.toml` or `.json`",
+            )),
+        };
         parsed.map_err(|error| ConfigError::new(format!("`{}`: {error}", path.display())))
     }
 }
 
 /// Reads a file of limits.
-pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
-    parser_of(path)?;
+fn read(path: &Path) -> Result<String, ConfigError> {
     read_text(path)
         .map_err(|error| ConfigError::because(format!("`{}` cannot be read: {error}", path.display()), error))
-}
-
-type Parser = fn(&str) -> Result<Config, ConfigError>;
-
-fn parser_of(path: &Path) -> Result<Parser, ConfigError> {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("toml") => Ok(Config::from_toml),
-        Some("json") => Ok(Config::from_json),
-        _ => {
-            let fault = "the name of a file of limits ends in `.toml` or `.json`";
-            Err(ConfigError::new(format!("`{}`: {fault}", path.display())))
-        }
-    }
 }
 
 /// The shortest time for which a content is the same before it is applied, at shorter intervals than this.
@@ -137,105 +129,162 @@ const QUIET: Duration = Duration::from_secs(1);
 /// The time after which a reading is reported that does not end, such as one on a network that fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The content of a file, or the reason why it cannot be read.
-type Content = Result<String, String>;
-
-/// Reloads a file whenever its content has changed, in a task.
-pub(super) fn follow(file: Arc<File>, interval: Duration) -> Result<(), ConfigError> {
-    let path: Arc<Path> = file.path()?.into();
-    if interval.is_zero() {
-        return Err(ConfigError::new(
-            "an interval is above zero, such as `Duration::from_secs(5)`",
-        ));
+/// Reloads.
+impl Policies {
+    /// Reads the file again. See [above](Self#what-a-reload-changes) for what that changes.
+    ///
+    /// A handler of `SIGHUP` calls it. It reads the file on the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or does not describe policies; the message shows the place. Or if
+    /// [`replace`](Self::replace) would refuse the policies. Or if the policies are not from a file: `replace` changes them
+    /// then. Nothing is changed by an error.
+    pub fn reload(&self) -> Result<(), ConfigError> {
+        let text = self.path().and_then(read);
+        self.file.note_outcome(text.and_then(|text| self.load(text)))
     }
-    let runtime = Handle::try_current().map_err(|error| {
-        ConfigError::because(
-            "`reload_on_change` spawns a task, so it is called in a tokio runtime",
-            error,
-        )
-    })?;
 
-    file.note_watch(None);
-    let watch = Watch(file);
-    runtime.spawn(async move {
-        let mut ticks = time::interval(interval);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut changes = Changes::default();
-        let mut ticked = 0_u32;
-        while watch.0.is_used() {
-            let at = ticks.tick().await;
-            // The first tick is at once, when the application may still build its layers.
-            ticked = ticked.saturating_add(1);
-            if ticked == 2 {
-                watch.0.state().warn_of_unused();
-            }
-            let path = path.clone();
-            let mut reading = spawn_blocking(move || Reading::of(&path));
-            let reading = match time::timeout(PATIENCE, &mut reading).await {
-                Ok(reading) => reading,
-                Err(_) => {
-                    let error = "a reading of the file does not end";
-                    changes.refuse(&watch.0, Err(error.to_owned()), error.to_owned());
-                    reading.await
-                }
-            };
-            changes.see(
-                &watch.0,
-                at,
-                reading.unwrap_or_else(|error| Reading::failed(error.to_string())),
-            );
+    /// Reloads the file whenever its content has changed: a task of the current tokio runtime reads it at this interval.
+    ///
+    /// The content is compared rather than the time of the last change, which has a granularity of up to 2 seconds, and the
+    /// path is opened anew each time. So a change is seen however it is made: an editor that writes a new file in place of the
+    /// old one, or Kubernetes, which redirects a symbolic link to the folder of a `ConfigMap`. A file that cannot be applied is
+    /// logged as a warning once, changes nothing, and is the [`fault`](Self::fault).
+    ///
+    /// A file is not applied while it is written. It is applied when content, length and time of the last change are the same
+    /// in two readings in a row, and for at least 1 second: one to two intervals after the change, for intervals of 1 second and
+    /// longer. A writer that pauses for longer writes another file, and renames it to this one.
+    ///
+    /// A path that is not a regular file, such as a FIFO, is not read, and is a fault too; it is followed again when it is a
+    /// regular file.
+    ///
+    /// The task ends when no policy, layer or limiter of these is left. If it ends before, since its runtime shuts down, a
+    /// warning is logged, and it is the fault.
+    ///
+    /// # Errors
+    ///
+    /// If there is no file, no tokio runtime, or the interval is zero.
+    ///
+    /// ```
+    /// # #[cfg(feature = "file")] {
+    /// use std::{fs, time::Duration};
+    /// use tower_quota::Policies;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let file = folder.path().join("limits.toml");
+    /// fs::write(&file, "policies.mails.limit = 'sliding-log 3/h'")?;
+    /// let policies = Policies::from_file(&file)?;
+    /// let mails = policies.unkeyed("mails")?;
+    ///
+    /// let runtime = tokio::runtime::Runtime::new()?;
+    /// let _in_runtime = runtime.enter();
+    /// policies.reload_on_change(Duration::from_secs(1))?;
+    /// assert_eq!(policies.fault(), None);
+    /// # drop(_in_runtime);
+    ///
+    /// runtime.shutdown_timeout(Duration::from_secs(60));
+    /// assert!(policies.fault().unwrap().contains("are not followed anymore"));
+    /// # Ok(())
+    /// # }
+    /// # main().unwrap();
+    /// # }
+    /// ```
+    pub fn reload_on_change(&self, interval: Duration) -> Result<(), ConfigError> {
+        let path: Arc<Path> = self.path()?.into();
+        if interval.is_zero() {
+            return Err(ConfigError::new(
+                "an interval is above zero, such as `Duration::from_secs(5)`",
+            ));
         }
-    });
-    Ok(())
+        let runtime = Handle::try_current().map_err(|error| {
+            ConfigError::because(
+                "`reload_on_change` spawns a task, so it is called in a tokio runtime",
+                error,
+            )
+        })?;
+
+        self.file.note(|state| state.unseen = None);
+        let watch = Watch(self.clone());
+        runtime.spawn(async move {
+            let mut ticks = time::interval(interval);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut changes = Changes::default();
+            let mut ticked = 0_u32;
+            while watch.is_used() {
+                let at = ticks.tick().await;
+                // The first tick is at once, when the application may still build its layers.
+                ticked = ticked.saturating_add(1);
+                if ticked == 2 {
+                    watch.0.warn_of_unused();
+                }
+                let path = path.clone();
+                let mut reading = spawn_blocking(move || read_stamped(&path));
+                let reading = match time::timeout(PATIENCE, &mut reading).await {
+                    Ok(reading) => reading,
+                    Err(_) => {
+                        let error = "a reading of the file does not end";
+                        changes.refuse(&watch.0, Err(error.to_owned()), error.to_owned());
+                        reading.await
+                    }
+                };
+                changes.see(
+                    &watch.0,
+                    at,
+                    reading.unwrap_or_else(|error| (Err(error.to_string()), None)),
+                );
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Policies {
+    fn path(&self) -> Result<&Path, ConfigError> {
+        self.file.path.as_deref().ok_or_else(|| {
+            ConfigError::new(
+                "these policies have no file; use `Policies::replace`, or `Policies::from_file` to read one",
+            )
+        })
+    }
+
+    fn load(&self, text: String) -> Result<(), ConfigError> {
+        let config = Config::parse(self.path()?, &text)?;
+        self.file.replace(config, Some(text))
+    }
 }
 
 /// Reports when the task ends although the policies are used: if its runtime shuts down, or if it panics.
-struct Watch(Arc<File>);
+struct Watch(Policies);
+
+impl Watch {
+    /// Whether anything but the task uses the policies.
+    fn is_used(&self) -> bool {
+        Arc::strong_count(&self.0.file) > 1
+    }
+}
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if self.0.is_used() {
+        if self.is_used() {
             let error = "changes of the file are not followed anymore: the task of `reload_on_change` has ended";
-            self.0.note_watch(Some(error.to_owned()));
+            let fault = (SystemTime::now(), error.to_owned());
+            self.0.file.note(|state| state.unseen = Some(fault));
             tracing::warn!("changes of a file of limits are not followed anymore");
         }
     }
 }
 
-/// What one reading of a file has found.
-#[derive(PartialEq)]
-struct Reading {
-    content: Content,
-    /// Its length and the time of its last change, unless they have changed while it was read.
-    stamp: Option<(u64, Option<SystemTime>)>,
-}
+/// The content of a file, or the reason why it cannot be read.
+type Content = Result<String, String>;
 
-impl Reading {
-    fn of(path: &Path) -> Self {
-        let stamp = || -> io::Result<_> {
-            let file = fs::metadata(path)?;
-            Ok((file.len(), file.modified().ok()))
-        };
-        let before = stamp();
-        let content = read(path).map_err(|error| error.to_string());
-        let is_same = |(before, after)| (before == after).then_some(after);
-        Self {
-            content,
-            stamp: before.ok().zip(stamp().ok()).and_then(is_same),
-        }
-    }
+/// The content, and the time of the last change before it was read.
+type Reading = (Content, Option<SystemTime>);
 
-    fn failed(error: String) -> Self {
-        Self {
-            content: Err(error),
-            stamp: None,
-        }
-    }
-
-    /// Whether the file may be complete, rather than be written while it was read.
-    fn is_stable(&self) -> bool {
-        self.stamp.is_some() || self.content.is_err()
-    }
+fn read_stamped(path: &Path) -> Reading {
+    let changed_at = fs::metadata(path).and_then(|file| file.modified());
+    (read(path).map_err(|error| error.to_string()), changed_at.ok())
 }
 
 /// What was seen in a file that is not applied.
@@ -248,35 +297,30 @@ struct Changes {
 }
 
 impl Changes {
-    fn see(&mut self, file: &File, at: Instant, reading: Reading) {
-        if reading.content.as_ref().is_ok_and(|text| file.has_loaded(text)) {
+    fn see(&mut self, policies: &Policies, at: Instant, reading: Reading) {
+        let (content, _) = &reading;
+        if content.is_ok() && policies.file.state().text.as_ref() == content.as_ref().ok() {
             if self.refused.is_some() {
-                let _ = file.note_outcome::<String>(Ok(()));
+                let _ = policies.file.note_outcome::<String>(Ok(()));
             }
             *self = Self::default();
             return;
         }
-        let since = self
-            .last
-            .take()
-            .filter(|(last, _)| *last == reading)
-            .map(|(_, since)| since);
-        let is_complete = reading.is_stable() && since.is_some_and(|since| at - since >= QUIET);
-        if is_complete && self.refused.as_ref() != Some(&reading.content) {
-            let loaded = reading
-                .content
-                .clone()
-                .and_then(|text| file.load(text).map_err(|error| error.to_string()));
+        let same = self.last.take().filter(|(last, _)| *last == reading);
+        let since = same.map_or(at, |(_, since)| since);
+        if at - since >= QUIET && self.refused.as_ref() != Some(content) {
+            let text = content.clone();
+            let loaded = text.and_then(|text| policies.load(text).map_err(|error| error.to_string()));
             if let Err(error) = loaded {
-                self.refuse(file, reading.content.clone(), error);
+                self.refuse(policies, content.clone(), error);
             }
         }
-        self.last = Some((reading, since.unwrap_or(at)));
+        self.last = Some((reading, since));
     }
 
-    fn refuse(&mut self, file: &File, content: Content, error: String) {
+    fn refuse(&mut self, policies: &Policies, content: Content, error: String) {
         tracing::warn!(error, "a changed file of limits is not applied");
-        let _ = file.note_outcome(Err(error));
+        let _ = policies.file.note_outcome(Err(error));
         self.refused = Some(content);
     }
 }
