@@ -7,6 +7,7 @@ for _, command in ipairs({
   { 'SET', key, '0', 'PXAT', expires },
   { 'SETRANGE', key, '0', '1' },
   { 'GET', key },
+  { 'GETRANGE', key, '0', '0' },
   { 'PTTL', key },
   { 'UNLINK', key },
   { 'ZADD', key, '1', 'member' },

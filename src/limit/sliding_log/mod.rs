@@ -79,7 +79,8 @@ pub(crate) use self::rule::{BUDGET, FEW};
 ///
 /// Entries that are ahead of the clock by more than a second (or one window, if that is less) are removed before a request is
 /// denied because of them. So a clock that is set back delays a request by at most a window and that second, and admits at
-/// most one quota more. Until then `remaining` counts these entries, and `reset_after` is one window at most.
+/// most one quota more. Until then `remaining` counts these entries, and `reset_after` is one window at most. With a precision all
+/// entries are removed then, at once; otherwise an admission is added to the newest entry that is ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingLog {
@@ -119,7 +120,7 @@ impl SlidingLog {
     /// use std::time::Duration;
     /// use tower_quota::{Policy, SlidingLog};
     ///
-    /// // A million in any 10 seconds, each counted at most 10 ms too long, in 120 KB.
+    /// // A million in any 10 seconds, each counted at most 10 ms too long, in 100 KB.
     /// let limit = SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000);
     /// assert!(Policy::new("ingest", limit).validate().is_ok());
     /// ```

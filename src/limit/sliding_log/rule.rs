@@ -159,10 +159,15 @@ impl Rule for SlidingLog {
 
     fn read(&self, log: &mut Log, now: u64, needed: u64) -> u64 {
         let window = self.window_us();
+        let ahead = now + SLACK.min(window);
+        // With a precision the last entry decides whether any counts.
+        let counts = |newest| newest + window > now && newest <= ahead;
+        if self.grain_us() > 0 && !log.back().is_some_and(counts) {
+            *log = Log::default();
+        }
         (log.newest, log.budget) = (None, BUDGET);
         log.remove_expired(window, now);
         if log.total + needed > self.quota {
-            let ahead = now + SLACK.min(window);
             log.newest = Some(log.back().filter(|_| log.total > 0).unwrap_or(now));
             if log.newest > Some(ahead) {
                 log.remove_gone(ahead, now);
@@ -174,7 +179,9 @@ impl Rule for SlidingLog {
     fn add(&self, log: &mut Log, now: u64, weight: u64, count: u64) {
         let grain = self.grain_us();
         if grain > 0 {
-            return log.merge(now, weight, now - now % grain, false);
+            // Where the clock was set back, the last entry goes on.
+            let time = log.back().map_or(now, |newest| newest.max(now));
+            return log.merge(time, weight, time - time % grain, false);
         }
         let is_beyond = log.total > 0 && log.total >= self.quota;
         let are_alike = weight == count && count <= FEW && (!log.is_weighted || log.total == 0);
@@ -217,9 +224,9 @@ impl Rule for SlidingLog {
     fn give_back(&self, log: &mut Log, now: u64, at: u64, weight: u64) -> bool {
         let expired = now.checked_sub(self.window_us());
         let counts = expired.is_none_or(|expired| at > expired);
-        let (step, grain) = (self.step(), self.grain_us());
+        let step = self.step();
         log.newest = None;
-        let left = match grain {
+        let left = match self.grain_us() {
             0 if !counts => weight,
             0 => match log.take_back(at, at..=at, weight) {
                 0 => 0,
@@ -228,7 +235,8 @@ impl Rule for SlidingLog {
             // An admission that is older than the window may count in an entry that is not.
             _ => {
                 let from = expired.map_or(at, |expired| at.max(expired + 1));
-                log.take_back(at, from..=at - at % grain + grain - 1, weight)
+                let entry = log.entries.get(log.before(from));
+                log.take_back(at, from..=entry.map_or(from, |entry| entry.at), weight)
             }
         };
         left < weight

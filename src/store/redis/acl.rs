@@ -1,8 +1,8 @@
 //! The permissions that a store requires in Redis, and the errors that name a missing one.
 
 /// The commands that the script calls.
-const COMMANDS: &str = "time get set setrange unlink pexpireat pttl zadd zcard zcount zincrby zrange zrangebyscore \
-                        zrevrangebyscore zrem zremrangebyrank zremrangebyscore zrevrank zscore";
+const COMMANDS: &str = "time get set getrange setrange unlink pexpireat pttl zadd zcard zcount zincrby zrange \
+                        zrangebyscore zrevrangebyscore zrem zremrangebyrank zremrangebyscore zrevrank zscore";
 
 /// The commands for the messages that wake requests which wait. A store works without them.
 const MESSAGES: &str = "publish subscribe";

@@ -63,7 +63,7 @@ macro_rules! lua {
 /// The name of each rule in a call, that of its functions, and the files that it needs.
 pub(super) const RULES: [(&str, &str, [&str; 2]); 6] = [
     ("log", "log", [lua!("members"), lua!("log")]),
-    ("precise", "precise", [lua!("members"), lua!("precise")]),
+    ("precise", "precise", [lua!("precise"), ""]),
     ("counter", "counter", [lua!("numbers"), lua!("counter")]),
     ("fixed", "window", [lua!("numbers"), lua!("window")]),
     ("bucket", "bucket", [lua!("numbers"), lua!("bucket")]),

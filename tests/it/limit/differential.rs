@@ -256,6 +256,36 @@ fn bursts(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     step.boxed()
 }
 
+/// One request after the other within microseconds, so that a log with grains of one has more entries than one call may read.
+fn dense(window: Duration, policies: usize) -> BoxedStrategy<Step> {
+    let span = window.as_micros() as i64;
+    let moves = prop_oneof![
+        400 => 0..=3i64,
+        2 => span - span / 5..=span,
+        1 => -3..=0i64,
+    ];
+    let operations = prop_oneof![
+        12 => Just(Operation::Check),
+        1 => Just(Operation::Charge),
+        1 => Just(Operation::Peek),
+        3 => Just(Operation::Refund { admitted_at: Duration::ZERO }),
+    ];
+    let costs = prop_oneof![24 => 1..=4u64, 1 => 1_000..=3_000u64];
+    let admission = prop_oneof![Just(0), 0..1_500usize];
+    let planned = (operations, admission, 0..policies, costs);
+    let step = (moves, planned).prop_map(|(moves, (operation, admission, policy, cost))| Step {
+        moves,
+        requests: std::vec![Planned {
+            operation,
+            admission,
+            key: 0,
+            charges: std::vec![(policy, cost, None)],
+            callers: 1,
+        }],
+    });
+    step.boxed()
+}
+
 /// Of how many steps the expiry times of one are compared.
 const EXPIRY_EVERY: usize = 8;
 
@@ -681,6 +711,8 @@ async fn logs_of_more_entries_than_a_call_may_read_decide_alike_in_rust_and_in_l
         SlidingLog::new(3_000, WINDOW * 3).into(),
     ];
     agree_on(steps() / 10, bursts, WINDOW, &[&versions]).await;
+    let fine = SlidingLog::new(4_000, WINDOW).precision(10_000).into();
+    agree_on(2 * steps(), dense, WINDOW, &[&[fine]]).await;
 }
 
 #[tokio::test]
