@@ -1,11 +1,15 @@
 //! The address of a transport peer, its canonical form, and the networks whose addresses share a key.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use http::request::Parts;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::key::Key;
+use super::{client_ip::parse_networks, ip::Ip, key::Key};
+use crate::ConfigError;
 
 /// The address of the transport peer, as a request extension.
 ///
@@ -50,25 +54,17 @@ pub(super) enum Peer {
 
 /// The client of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Client {
-    /// Its address; of an unknown client, the nearest hop that is known, which is a proxy.
-    pub(super) address: Peer,
-    /// Whether a trusted proxy has recorded no address that can be read.
-    pub(super) is_unknown: bool,
+pub(super) enum Client {
+    Known(Peer),
+    /// A trusted proxy has recorded no address that can be read. This is the nearest hop that is known, which is a proxy.
+    Behind(Peer),
 }
 
 impl Client {
-    pub(super) fn known(address: Peer) -> Self {
-        Self {
-            address,
-            is_unknown: false,
-        }
-    }
-
-    pub(super) fn behind(proxy: Peer) -> Self {
-        Self {
-            address: proxy,
-            is_unknown: true,
+    /// The address that it is counted by.
+    pub(super) fn address(self) -> Peer {
+        match self {
+            Self::Known(address) | Self::Behind(address) => address,
         }
     }
 }
@@ -170,8 +166,19 @@ impl Grouping {
         }
     }
 
+    /// Networks in the form that is compared with canonical addresses, unless one contains every address. The error ends in the fix.
+    pub(super) fn canonical_networks(&self, given: &[IpNet], fix: &str) -> Result<Vec<IpNet>, ConfigError> {
+        let networks = given.iter().map(|given| match self.canonical_network(*given) {
+            network if network.prefix_len() == 0 => {
+                Err(ConfigError::new(format!("`{given}` contains every address; {fix}")))
+            }
+            network => Ok(network),
+        });
+        networks.collect()
+    }
+
     /// The IPv4 network that an IPv6 network maps, or the network itself. It is compared with canonical addresses.
-    pub(super) fn canonical_network(&self, network: IpNet) -> IpNet {
+    fn canonical_network(&self, network: IpNet) -> IpNet {
         let IpNet::V6(v6) = network else {
             return network;
         };
@@ -208,5 +215,115 @@ impl Grouping {
                 Key::plain("ip", network.unwrap_or(address.into()))
             }
         }
+    }
+}
+
+/// Conditions on addresses.
+impl Ip {
+    /// The condition that the address is in one of these networks, such as `10.0.0.0/8`, `fd00::/8` or `192.0.2.1`.
+    ///
+    /// It is for [`RateLimitLayer::skip`](crate::RateLimitLayer::skip), [`RateLimitLayer::block`](crate::RateLimitLayer::block)
+    /// and [`Policy::apply_if`](crate::Policy::apply_if). With [`client_ip`](super::client_ip()) it is on the address that a
+    /// trusted proxy recorded. The whole address is compared, however addresses are grouped as keys.
+    ///
+    /// A peer on a Unix socket is in no network. Neither is an [unknown client](Self::unknown), which has the key of its proxy,
+    /// nor a request without a peer address; the first one is logged as an error. The networks are compared one after the
+    /// other.
+    ///
+    /// # Errors
+    ///
+    /// If an element is not a network, or contains every address.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::key::{self, ClientIpSource, PeerAddr};
+    ///
+    /// let internal = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"])?.within(["192.0.2.0/24"])?;
+    ///
+    /// for (peer, forwarded_for, is_internal) in [
+    ///     ("10.0.0.2:80", "192.0.2.7", true),
+    ///     ("10.0.0.2:80", "198.51.100.9", false),
+    ///     // Not a trusted proxy.
+    ///     ("203.0.113.7:80", "192.0.2.7", false),
+    ///     // The proxy has not recorded the client.
+    ///     ("10.0.0.2:80", "unknown", false),
+    /// ] {
+    ///     let request = Request::get("/").extension(PeerAddr(peer.parse()?)).header("x-forwarded-for", forwarded_for);
+    ///     let (parts, ()) = request.body(())?.into_parts();
+    ///     assert_eq!(internal(&parts), is_internal);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// ```
+    /// use tower_quota::key;
+    ///
+    /// assert!(key::ip().within(["10.0.0.0/8"]).is_ok());
+    /// let error = key::ip().within(["10.0.0.0/33"]).err().map(|error| error.to_string());
+    /// assert_eq!(error.unwrap(), "`10.0.0.0/33` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`");
+    /// ```
+    #[expect(clippy::type_complexity, reason = "an alias would hide that it is a closure")]
+    pub fn within<N: AsRef<str>>(
+        self,
+        networks: impl IntoIterator<Item = N>,
+    ) -> Result<Box<dyn Fn(&Parts) -> bool + Send + Sync>, ConfigError> {
+        let given = parse_networks(networks)?;
+        let networks = self
+            .grouping
+            .canonical_networks(&given, "list the networks of the clients")?;
+        Ok(self.of_client(false, move |client| match client {
+            Client::Known(Peer::Address(address)) => networks.iter().any(|network| network.contains(&address)),
+            Client::Known(Peer::Unix) | Client::Behind(_) => false,
+        }))
+    }
+
+    /// The condition that the client is unknown: a trusted proxy sent the request, but its header is absent, is there twice
+    /// although it holds one address, or cannot be read up to the client.
+    ///
+    /// Such a client has the key of the nearest hop that is known, which is a proxy. It is [within](Self::within) no network, so
+    /// it is not skipped by one. Pass this condition to [`RateLimitLayer::block`](crate::RateLimitLayer::block) to reject it.
+    ///
+    /// A request without a peer address is of an unknown client, too; the first one is logged as an error. With
+    /// [`ip`](super::ip()), which reads no header, each client with a peer address is known.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::key::{self, ClientIpSource, PeerAddr};
+    ///
+    /// let unknown = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"])?.unknown();
+    ///
+    /// for (peer, forwarded_for, is_unknown) in [
+    ///     ("10.0.0.2:80", "198.51.100.9", false),
+    ///     ("10.0.0.2:80", "unknown", true),
+    ///     ("10.0.0.2:80", "", true),
+    ///     // The peer is the client.
+    ///     ("203.0.113.7:80", "unknown", false),
+    /// ] {
+    ///     let request = Request::get("/").extension(PeerAddr(peer.parse()?)).header("x-forwarded-for", forwarded_for);
+    ///     let (parts, ()) = request.body(())?.into_parts();
+    ///     assert_eq!(unknown(&parts), is_unknown, "{peer} {forwarded_for}");
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn unknown(self) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
+        self.of_client(true, |client| matches!(client, Client::Behind(_)))
+    }
+
+    /// Whether a condition holds for the client of a request, or this if the request has no peer address.
+    fn of_client(
+        self,
+        without_peer: bool,
+        holds: impl Fn(Client) -> bool + Send + Sync + 'static,
+    ) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
+        let logged = AtomicBool::new(false);
+        Box::new(move |parts| match self.client(parts) {
+            Some(client) => holds(client),
+            None => {
+                if !logged.swap(true, Ordering::Relaxed) {
+                    tracing::error!(error = NO_PEER, "the client of a request is unknown");
+                }
+                without_peer
+            }
+        })
     }
 }

@@ -98,8 +98,7 @@ impl ClientIp {
     /// ```
     // Networks are text, as configuration has them, so that no crate for networks is part of the public API.
     pub fn trusted<N: AsRef<str>>(mut self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
-        let networks = networks.into_iter().map(|text| network(text.as_ref()));
-        self.0.given = networks.collect::<Result<_, _>>()?;
+        self.0.given = parse_networks(networks)?;
         self.0.group_by(&Grouping::default())?;
         Ok(Ip::behind(self.0))
     }
@@ -203,13 +202,8 @@ pub(super) struct Proxies {
 impl Proxies {
     /// Compares networks and addresses by these NAT64 prefixes.
     pub(super) fn group_by(&mut self, grouping: &Grouping) -> Result<(), ConfigError> {
-        let networks = self.given.iter().map(|given| match grouping.canonical_network(*given) {
-            network if network.prefix_len() == 0 => Err(ConfigError::new(format!(
-                "`{given}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`"
-            ))),
-            network => Ok(network),
-        });
-        self.networks = networks.collect::<Result<_, _>>()?;
+        let fix = "for a server that only its proxy can reach, use `trust_any_peer()`";
+        self.networks = grouping.canonical_networks(&self.given, fix)?;
         Ok(())
     }
 
@@ -242,26 +236,26 @@ impl Proxies {
             }
         };
         match recorded {
-            Some(address) => Client::known(Peer::Address(grouping.canonical(address))),
-            None => Client::behind(peer),
+            Some(address) => Client::Known(Peer::Address(grouping.canonical(address))),
+            None => Client::Behind(peer),
         }
     }
 
     /// Goes from the nearest hop outward, past trusted hops.
     fn walk(&self, peer: Peer, mut hops: impl Iterator<Item = Option<IpAddr>>, grouping: &Grouping) -> Client {
-        let mut last = Client::behind(peer);
+        let mut last = Client::Behind(peer);
         for hop in hops.by_ref().take(MAX_HOPS) {
             let Some(address) = hop else {
-                return Client::behind(last.address);
+                return Client::Behind(last.address());
             };
-            last = Client::known(Peer::Address(grouping.canonical(address)));
-            if !self.trusts(last.address) {
+            last = Client::Known(Peer::Address(grouping.canonical(address)));
+            if !self.trusts(last.address()) {
                 return last;
             }
         }
         // The first element is the peer of the first proxy, which is the client, unless elements are left.
         match hops.next() {
-            Some(_) => Client::behind(last.address),
+            Some(_) => Client::Behind(last.address()),
             None => last,
         }
     }
@@ -280,16 +274,17 @@ pub(super) fn are_forwarding(headers: &HeaderMap) -> bool {
     headers.contains_key(&X_FORWARDED_FOR) || headers.contains_key(&FORWARDED)
 }
 
-/// Parses a network.
-pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
-    let parsed = text
-        .parse::<IpNet>()
-        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-    parsed.map_err(|_| {
-        ConfigError::new(format!(
-            "`{text}` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`"
-        ))
-    })
+pub(super) fn parse_networks<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Vec<IpNet>, ConfigError> {
+    let networks = networks.into_iter().map(|text| {
+        let text = text.as_ref();
+        let address = || text.parse::<IpAddr>().map(IpNet::from);
+        text.parse().or_else(|_| address()).map_err(|_| {
+            ConfigError::new(format!(
+                "`{text}` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`"
+            ))
+        })
+    });
+    networks.collect()
 }
 
 #[cfg(test)]
@@ -323,8 +318,8 @@ mod tests {
     #[test]
     fn a_mapped_network_is_the_ipv4_network() {
         for text in ["::ffff:10.0.0.0/104", "64:ff9b::10.0.0.0/104"] {
-            let network = Grouping::default().canonical_network(network(text).unwrap());
-            assert_eq!(network.to_string(), "10.0.0.0/8");
+            let networks = Grouping::default().canonical_networks(&parse_networks([text]).unwrap(), "");
+            assert_eq!(networks.unwrap()[0].to_string(), "10.0.0.0/8");
         }
     }
 }

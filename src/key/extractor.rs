@@ -156,19 +156,14 @@ struct NeverFound(AtomicU32);
 
 impl NeverFound {
     const LOGGED_AT: u32 = 1_000;
-    const FOUND: u32 = u32::MAX;
 
     fn observe(&self, result: &Result<Option<Key>, KeyError>) {
-        let count = self.0.load(Ordering::Relaxed);
-        if count >= Self::LOGGED_AT {
+        if self.0.load(Ordering::Relaxed) >= Self::LOGGED_AT {
             return;
         }
         match result {
             Err(error) if error.is_misconfigured() => {
-                let counted = self
-                    .0
-                    .compare_exchange(count, count + 1, Ordering::Relaxed, Ordering::Relaxed);
-                if counted.is_ok() && count + 1 == Self::LOGGED_AT {
+                if self.0.fetch_add(1, Ordering::Relaxed) + 1 == Self::LOGGED_AT {
                     tracing::warn!(
                         error = error.to_string(),
                         requests = Self::LOGGED_AT,
@@ -176,7 +171,8 @@ impl NeverFound {
                     );
                 }
             }
-            Ok(Some(_)) => self.0.store(Self::FOUND, Ordering::Relaxed),
+            // It is found.
+            Ok(Some(_)) => self.0.store(Self::LOGGED_AT, Ordering::Relaxed),
             Ok(None) | Err(_) => {}
         }
     }

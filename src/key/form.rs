@@ -59,12 +59,9 @@ impl KeyForm {
 
     fn several(forms: impl IntoIterator<Item = Self>, several: fn(Vec<Self>) -> Self) -> Self {
         let mut forms: Vec<_> = forms.into_iter().collect();
-        match forms.pop() {
-            Some(only) if forms.is_empty() => only,
-            last => {
-                forms.extend(last);
-                several(forms)
-            }
+        match forms.len() {
+            1 => forms.remove(0),
+            _ => several(forms),
         }
     }
 }

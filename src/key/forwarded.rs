@@ -11,8 +11,6 @@ use std::{
 
 use http::HeaderValue;
 
-use super::header::trim;
-
 /// The elements of one line of `X-Forwarded-For`, from right to left: an address, or `None` for what is unknown, obfuscated or
 /// malformed. No element left of it can be trusted.
 pub(super) fn x_forwarded_for(line: &HeaderValue) -> impl Iterator<Item = Option<IpAddr>> {
@@ -37,7 +35,7 @@ fn from_the_right(line: &[u8], last_delimiter: impl Fn(&[u8]) -> Option<usize>) 
         rest = Some(&line[..delimiter]);
         Some(&line[delimiter + 1..])
     });
-    elements.map(trim).filter(|element| !element.is_empty())
+    elements.map(<[u8]>::trim_ascii).filter(|element| !element.is_empty())
 }
 
 /// The last delimiter that is not in a quoted string, with the quotes paired from the right.
@@ -65,7 +63,7 @@ fn ends_in_escape(line: &[u8]) -> bool {
 
 /// The address in a header that holds one.
 pub(super) fn single(line: &HeaderValue) -> Option<IpAddr> {
-    address(printable(trim(line.as_bytes()))?)
+    address(printable(line.as_bytes().trim_ascii())?)
 }
 
 /// `IPv4[:port]`, `IPv6`, `[IPv6]` or `[IPv6]:port`, the IPv6 ones with an optional `%zone`.

@@ -82,7 +82,8 @@ pub(super) fn of_header(name: HeaderName) -> Extractor {
             )));
         }
 
-        let value = trim(value.as_bytes());
+        // Optional white space (RFC 9110 §5.6.3).
+        let value = value.as_bytes().trim_ascii();
         if value.len() > MAX_VALUE {
             return Err(KeyError::malformed(format!(
                 "the header `{name}` is longer than {MAX_VALUE} bytes"
@@ -110,7 +111,7 @@ impl Key {
     /// assert!(key.to_string().starts_with("header:x-api-key=hash:"));
     /// ```
     pub fn header(name: &str, value: impl AsRef<[u8]>) -> Self {
-        Self::of_header(&name.to_ascii_lowercase(), trim(value.as_ref()))
+        Self::of_header(&name.to_ascii_lowercase(), value.as_ref().trim_ascii())
     }
 
     /// The key of a header whose name is in lower case.
@@ -151,14 +152,6 @@ pub(super) fn is_readable_credential(name: &str, value: &[u8]) -> bool {
         digits.len() == 32 && digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
     });
     holds_credentials(name) && !is_hash
-}
-
-/// Without optional white space (RFC 9110 §5.6.3).
-pub(super) fn trim(mut value: &[u8]) -> &[u8] {
-    while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
-        value = rest;
-    }
-    value
 }
 
 /// The method of the request.

@@ -283,7 +283,7 @@ impl Key {
 
 impl KeyExtractor for Ip {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        match self.client(parts).map(|client| client.address) {
+        match self.client(parts).map(Client::address) {
             Some(Peer::Address(address)) => Ok(Some(self.grouping.key(address))),
             Some(Peer::Unix) => Ok(Some(Key::unix_peer())),
             None => Err(KeyError::misconfigured(NO_PEER)),
@@ -317,7 +317,7 @@ impl Ip {
     ///
     /// If the request has no peer address, or the peer is on a Unix socket and no proxy has recorded an address.
     pub fn address(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
-        match self.client(parts).map(|client| client.address) {
+        match self.client(parts).map(Client::address) {
             Some(Peer::Address(address)) => Ok(address),
             Some(Peer::Unix) => Err(KeyError::absent("a peer on a Unix socket has no address")),
             None => Err(KeyError::misconfigured(NO_PEER)),
@@ -340,7 +340,7 @@ impl Ip {
                 if !self.warned.load(Ordering::Relaxed) && self.is_forwarded(&parts.headers) {
                     self.warn_of_forwarding(peer);
                 }
-                Client::known(peer)
+                Client::Known(peer)
             }
         })
     }

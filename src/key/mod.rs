@@ -67,16 +67,14 @@ mod normalize;
 mod path;
 #[cfg(feature = "admin")]
 mod search;
-mod secret;
 #[cfg(feature = "serde")]
 mod text;
-mod within;
 
 #[cfg(feature = "admin")]
 pub(crate) use self::form::KeyForm;
+pub(crate) use self::key::Secret;
 #[cfg(feature = "admin")]
 pub(crate) use self::search::{FoundKey, Search};
-pub(crate) use self::secret::Secret;
 pub use self::{
     address::{PeerAddr, UnixPeer},
     client_ip::{ClientIp, ClientIpSource, client_ip},

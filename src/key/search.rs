@@ -139,8 +139,8 @@ impl KeyForm {
         }
         let mut found = self.filled(&search.values);
         found.retain(|filled| filled.values == (1 << search.values.len()) - 1);
-        if found.iter().any(|filled| filled.missing == 0) {
-            found.retain(|filled| filled.missing == 0);
+        if found.iter().any(Filled::is_complete) {
+            found.retain(Filled::is_complete);
         }
         found.truncate(MOST);
         found.into_iter().map(FoundKey::from).collect()
@@ -153,33 +153,31 @@ struct Filled {
     components: Vec<Result<Key, String>>,
     /// The values that it has, as bits.
     values: u32,
-    missing: usize,
 }
 
 impl Filled {
     fn of(component: Result<Key, String>, values: u32) -> Self {
         Self {
-            missing: usize::from(component.is_err()),
             components: vec![component],
             values,
         }
     }
 
+    fn is_complete(&self) -> bool {
+        self.components.iter().all(Result::is_ok)
+    }
+
     /// Both, one after the other, unless they have a value in common.
     fn and(&self, other: &Self) -> Option<Self> {
-        let mut components = self.components.clone();
-        components.extend_from_slice(&other.components);
-        (self.values & other.values == 0).then(|| Self {
-            components,
-            values: self.values | other.values,
-            missing: self.missing + other.missing,
-        })
+        let components = [&self.components[..], &other.components[..]].concat();
+        let values = self.values | other.values;
+        (self.values & other.values == 0).then_some(Self { components, values })
     }
 }
 
 impl From<Filled> for FoundKey {
     fn from(filled: Filled) -> Self {
-        if filled.missing == 0 {
+        if filled.is_complete() {
             let keys = filled.components.into_iter().flatten();
             return Self::Key(keys.fold(Key::empty(), Key::and));
         }
