@@ -178,6 +178,11 @@ impl StoreError {
         }
     }
 
+    /// A refusal of a request that cannot be sent as it is.
+    pub(crate) fn refused(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::Refused, message)
+    }
+
     /// Adds the cause of the error, for [`source`](Error::source).
     ///
     /// ```

@@ -11,8 +11,8 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::Value;
 
 use super::{
+    Admin,
     message::{AdminError, Input, json},
-    router::AdminState,
     selected::Selected,
     subject,
 };
@@ -47,7 +47,7 @@ struct AuditLine {
 }
 
 /// `POST /reset`, `/override` and `/end-override`.
-pub(super) async fn change(State(shared): State<Arc<AdminState>>, request: Request) -> Result<Response, AdminError> {
+pub(super) async fn change(State(shared): State<Arc<Admin>>, request: Request) -> Result<Response, AdminError> {
     let (parts, body) = request.into_parts();
     let mut line = AuditLine {
         action: match parts.uri.path() {
@@ -76,7 +76,7 @@ pub(super) async fn change(State(shared): State<Arc<AdminState>>, request: Reque
     changed.map(|subject| json(&subject))
 }
 
-async fn perform(shared: &AdminState, request: Request, line: &mut AuditLine) -> Result<Value, AdminError> {
+async fn perform(shared: &Admin, request: Request, line: &mut AuditLine) -> Result<Value, AdminError> {
     let path = request.uri().path().to_owned();
     let input = Input::from_request(request, &()).await?;
     let new_limit = (path == "/override").then(|| input.new_limit());
@@ -84,7 +84,7 @@ async fn perform(shared: &AdminState, request: Request, line: &mut AuditLine) ->
         line.setting = Some(format!("{limit} for {} s", lasts.as_secs()));
     }
     let selected = Selected::find(shared, &input)?;
-    line.policy.clone_from(&selected.policy.name);
+    selected.policy.name().clone_into(&mut line.policy);
     line.subject = shared.names.hash(&selected.key);
     match path.as_str() {
         "/reset" => subject::reset(&selected).await?,

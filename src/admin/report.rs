@@ -9,8 +9,8 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
+    Admin,
     message::{Input, unix_seconds},
-    router::AdminState,
     selected::{WatchedPolicy, all_policies},
     subject,
     subject::SubjectNames,
@@ -26,9 +26,9 @@ use crate::{
 const MOST: usize = 20;
 
 /// The response to `GET /report`.
-pub(super) async fn report(shared: &AdminState, input: &Input) -> Value {
-    let (watched, names) = (&shared.watched, &shared.names);
-    let policies = all_policies(watched);
+pub(super) async fn report(shared: &Admin, input: &Input) -> Value {
+    let names = &shared.names;
+    let policies = all_policies(shared);
     let stores = policies.iter().map(|policy| policy.store).max().unwrap_or_default();
     let (mut store_reports, mut overrides) = (Vec::new(), Vec::new());
     for number in 1..=stores {
@@ -63,7 +63,7 @@ pub(super) async fn report(shared: &AdminState, input: &Input) -> Value {
 /// The override of a key that is [bound](Key::bound), if the key has one.
 pub(super) fn override_of(names: &SubjectNames, policy: &WatchedPolicy, key: &Key) -> Option<Value> {
     let overrides = policy.context.overrides.as_ref()?;
-    let found = overrides.of(&policy.name, key)?;
+    let found = overrides.of(policy.name(), key)?;
     Some(report_override(names, &found, policy.store, overrides.now()))
 }
 
@@ -72,7 +72,7 @@ fn report_overrides(store: usize, policies: &[&WatchedPolicy], names: &SubjectNa
         return Vec::new();
     };
     let (now, mut list) = (overrides.now(), overrides.list());
-    list.retain(|one| policies.iter().any(|policy| *policy.name == *one.policy));
+    list.retain(|one| policies.iter().any(|policy| policy.name() == &*one.policy));
     list.iter().map(|one| report_override(names, one, store, now)).collect()
 }
 
@@ -144,7 +144,7 @@ async fn report_policy(
     names: &SubjectNames,
     input: &Input,
 ) -> Value {
-    let context = policy.policy();
+    let context = policy.in_context();
     let limits = policy.limits.iter().take(MOST).map(|limit| {
         json!({
             "limit": limit.limit.to_string(),
@@ -154,19 +154,19 @@ async fn report_policy(
             "window_seconds": limit.limit.window().map(|window| window.as_secs_f64()),
         })
     });
-    let refused_reload = policy.unkeyed.refused_reload();
+    let refused_reload = policy.policy.refused_reload();
     let refused_reload = refused_reload.map(|(at, error)| json!({ "since": unix_seconds(at), "error": error }));
     let denials = denials_of(policies, policy);
     let (waiting, lines) = report_lines(policy, names);
     json!({
-        "policy": policy.name,
+        "policy": policy.name(),
         // None if it applies to requests of all plans.
-        "plan": policy.unkeyed.plan_name().map(ToString::to_string),
+        "plan": policy.policy.plan_name().map(ToString::to_string),
         "store": policy.store,
         // What its keys are made of.
         "key": key_forms(policies, policy),
         // None if it is chosen for each request.
-        "limit": policy.unkeyed.limit().map(ToString::to_string),
+        "limit": policy.policy.limit().map(ToString::to_string),
         // The limits that are known, with the numbers of each.
         "limits": limits.collect::<Vec<_>>(),
         // None unless another layer or limiter has the policy with this limit.
@@ -179,7 +179,7 @@ async fn report_policy(
         "enforced_share": context.settings.enforced.fraction(),
         "ban": policy.ban(),
         "since": unix_seconds(policy.context.built_at),
-        "reloaded_at": policy.unkeyed.reloaded_at().map(unix_seconds),
+        "reloaded_at": policy.policy.reloaded_at().map(unix_seconds),
         // Since when a change of its file is not applied, and why.
         "refused_reload": refused_reload,
         // None if no limit of it has slots.
@@ -198,7 +198,7 @@ async fn report_policy(
 /// What the keys of a policy are made of, in all layers and limiters that share its counts.
 pub(super) fn key_forms(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> String {
     let same = policies.iter().filter(|other| other.shares_counts(policy));
-    let mut forms: Vec<_> = same.map(|policy| policy.key_form.to_string()).collect();
+    let mut forms: Vec<_> = same.map(|policy| policy.key_form().to_string()).collect();
     forms.sort_unstable();
     forms.dedup();
     forms.join(" or ")
@@ -284,7 +284,7 @@ fn report_slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<Valu
     if !policy.limits.iter().any(|limit| limit.limit.is_held()) {
         return None;
     }
-    let mut held: Vec<_> = policy.context.keeper.held_of(&policy.name).into_iter().collect();
+    let mut held: Vec<_> = policy.context.keeper.held_of(policy.name()).into_iter().collect();
     held.sort_by_key(|(_, held)| Reverse((held.slots, held.longest)));
     let reports = held.iter().take(MOST_SLOTS).map(|(key, held)| {
         json!({
@@ -299,7 +299,7 @@ fn report_slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<Valu
 
 /// The number of requests that wait for a policy, and the subjects with most of them.
 fn report_lines(policy: &WatchedPolicy, names: &SubjectNames) -> (usize, Vec<Value>) {
-    let waiting = waiting_by_key(policy.context.store.id(), &policy.name);
+    let waiting = waiting_by_key(policy.context.store.id(), policy.name());
     let lines = waiting
         .iter()
         .map(|(key, requests)| (Reverse(*requests), names.name(key)));

@@ -3,14 +3,12 @@
 use std::sync::{Arc, LazyLock};
 
 use super::{
-    NamesOfUnused,
-    audit::{FindActor, change},
+    Admin,
+    audit::change,
     message::{AdminError, Input, json},
     report, selected,
-    selected::{Selected, Watched},
-    subject::SubjectNames,
+    selected::Selected,
 };
-use crate::decision::DenialWatch;
 use axum::{
     Router,
     extract::{DefaultBodyLimit, State},
@@ -20,22 +18,10 @@ use axum::{
     routing::{get, post},
 };
 
-/// What the routes share.
-pub(super) struct AdminState {
-    pub(super) watched: Vec<Watched>,
-    /// The names of unused policies of each file.
-    pub(super) files: Vec<NamesOfUnused>,
-    pub(super) instance: String,
-    pub(super) names: SubjectNames,
-    pub(super) actor: FindActor,
-    /// Denials are counted for as long as there is a router.
-    pub(super) _denials: Vec<DenialWatch>,
-}
-
 /// The most bytes of a body. A key has at most some thousands.
 const MOST: usize = 16 << 10;
 
-pub(super) fn router(shared: AdminState) -> Router {
+pub(super) fn router(shared: Admin) -> Router {
     Router::new()
         .route("/", get(page))
         .route("/report", get(report))
@@ -84,16 +70,16 @@ async fn protect(mut response: Response) -> Response {
     response
 }
 
-async fn report(State(shared): State<Arc<AdminState>>, input: Input) -> Response {
+async fn report(State(shared): State<Arc<Admin>>, input: Input) -> Response {
     json(&report::report(&shared, &input).await)
 }
 
-async fn subject(State(shared): State<Arc<AdminState>>, input: Input) -> Result<Response, AdminError> {
+async fn subject(State(shared): State<Arc<Admin>>, input: Input) -> Result<Response, AdminError> {
     let selected = Selected::find(&shared, &input)?;
     Ok(json(&selected.peek(&shared).await?))
 }
 
-async fn search(State(shared): State<Arc<AdminState>>, input: Input) -> Result<Response, AdminError> {
+async fn search(State(shared): State<Arc<Admin>>, input: Input) -> Result<Response, AdminError> {
     Ok(json(&selected::search(&shared, &input).await?))
 }
 

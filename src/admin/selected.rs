@@ -7,53 +7,44 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
+    Admin,
     message::{AdminError, Input, missing},
-    report,
-    router::AdminState,
-    subject,
+    report, subject,
 };
 use crate::{
     Key, Policy,
-    decision::{CheckContext, DenialWatch, PolicyContext},
+    decision::{CheckContext, PolicyContext},
     key::{FoundKey, KeyForm, Search},
-    policy::Basis,
     store::{NamedLimit, Store},
 };
 
-/// The policies of a layer or a limiter after the last reload, in their order.
-pub(super) type Watched = Arc<dyn Fn() -> Vec<WatchedPolicy> + Send + Sync>;
-
-/// All policies, with the numbers of their stores.
-pub(super) fn all_policies(watched: &[Watched]) -> Arc<[WatchedPolicy]> {
-    let mut policies: Vec<_> = watched.iter().flat_map(|policies| policies()).collect();
+/// All policies after the last reloads, in their order, with the numbers of their stores.
+pub(super) fn all_policies(admin: &Admin) -> Arc<[WatchedPolicy]> {
+    let mut policies = Vec::new();
     let mut stores = Vec::new();
-    for policy in &mut policies {
-        let store = policy.context.store.id();
-        if !stores.contains(&store) {
+    for set in &admin.watched {
+        let newest = set.newest();
+        let context = newest.context.here();
+        let store = context.store.id();
+        if !stores.contains(&store) && !newest.policies.is_empty() {
             stores.push(store);
         }
-        policy.store = stores.iter().take_while(|other| **other != store).count() + 1;
+        let number = stores.iter().take_while(|other| **other != store).count() + 1;
+        policies.extend(
+            newest
+                .policies
+                .iter()
+                .enumerate()
+                .map(|(position, policy)| WatchedPolicy {
+                    context: context.clone(),
+                    position,
+                    store: number,
+                    limits: policy.known_limits(),
+                    policy: policy.clone(),
+                }),
+        );
     }
     policies.into()
-}
-
-/// Counts the denials of a layer or a limiter, each policy those of so many keys.
-pub(super) fn watch(policies: &[WatchedPolicy], keys: usize) -> Option<DenialWatch> {
-    Some(policies.first()?.context.denials.watch(policies.len(), keys))
-}
-
-pub(super) fn policies<K: Clone>(newest: &Basis<K>, key_form: fn(&Policy<K>) -> KeyForm) -> Vec<WatchedPolicy> {
-    let policies = newest.policies.iter().enumerate();
-    let watched = policies.map(|(position, policy)| WatchedPolicy {
-        context: newest.context.here().clone(),
-        position,
-        store: 0,
-        name: policy.name().to_owned(),
-        limits: policy.known_limits(),
-        key_form: key_form(policy),
-        unkeyed: policy.clone().without_key(),
-    });
-    watched.collect()
 }
 
 /// A policy of a layer or a limiter.
@@ -63,36 +54,42 @@ pub(super) struct WatchedPolicy {
     pub(super) position: usize,
     /// The number of its store in a report.
     pub(super) store: usize,
-    pub(super) name: String,
     /// The limits that are known.
     pub(super) limits: Vec<Arc<NamedLimit>>,
-    /// What its keys are made of.
-    pub(super) key_form: KeyForm,
-    pub(super) unkeyed: Policy<()>,
+    pub(super) policy: Policy,
 }
 
 impl WatchedPolicy {
     /// Whether both have the same counts.
     pub(super) fn shares_counts(&self, other: &Self) -> bool {
-        self.name == other.name && self.store == other.store
+        self.name() == other.name() && self.store == other.store
     }
 
     /// The limit of a key that is [bound](Key::bound) in place of this limit, if an override applies.
     pub(super) fn overriding(&self, limit: &NamedLimit, key: &Key) -> Option<Arc<NamedLimit>> {
-        self.unkeyed.overriding(&self.context, &limit.limit, key)
+        self.policy.overriding(&self.context, &limit.limit, key)
     }
 
     /// Whether it only observes.
     pub(super) fn is_observed(&self) -> bool {
-        self.policy().settings.enforced.is_none()
+        self.in_context().settings.enforced.is_none()
     }
 
     /// The settings of its bans as text, if it has bans.
     pub(super) fn ban(&self) -> Option<String> {
-        self.policy().ban.as_ref().map(ToString::to_string)
+        self.in_context().ban.as_ref().map(ToString::to_string)
     }
 
-    pub(super) fn policy(&self) -> &PolicyContext {
+    pub(super) fn name(&self) -> &str {
+        self.policy.name()
+    }
+
+    /// What its keys are made of.
+    pub(super) fn key_form(&self) -> KeyForm {
+        self.policy.extractor().form()
+    }
+
+    pub(super) fn in_context(&self) -> &PolicyContext {
         &self.context.policies[self.position]
     }
 }
@@ -106,31 +103,28 @@ pub(super) struct Selected {
 }
 
 impl Selected {
-    pub(super) fn find(shared: &AdminState, input: &Input) -> Result<Self, AdminError> {
+    pub(super) fn find(shared: &Admin, input: &Input) -> Result<Self, AdminError> {
         let name = input.policy.as_ref().ok_or_else(|| missing("policy", "api"))?;
         let text = input.key.as_ref().ok_or_else(|| missing("key", "ip=203.0.113.7"))?;
         let text = text.trim();
         let mut key = Key::parse(text)?;
 
-        let policies = all_policies(&shared.watched);
-        let mut of_name: Vec<_> = policies.iter().filter(|policy| policy.name == *name).collect();
+        let policies = all_policies(shared);
+        let mut of_name: Vec<_> = policies.iter().filter(|policy| policy.name() == name).collect();
         of_name.sort_by_key(|policy| policy.store);
         of_name.dedup_by_key(|policy| policy.store);
-        let found = match (&of_name[..], input.store) {
-            ([], _) => {
-                let mut names: Vec<_> = policies.iter().map(|policy| policy.name.as_str()).collect();
-                names.sort_unstable();
-                names.dedup();
-                return Err(AdminError::new(
-                    StatusCode::NOT_FOUND,
-                    format!("there is no policy of this name; those are `{}`", names.join("`, `")),
-                ));
-            }
-            ([only], None) => Some(only),
-            (several, Some(number)) => several.iter().find(|policy| policy.store == number),
-            (_, None) => None,
-        };
-        let Some(policy) = found else {
+        if of_name.is_empty() {
+            let mut names: Vec<_> = policies.iter().map(WatchedPolicy::name).collect();
+            names.sort_unstable();
+            names.dedup();
+            return Err(AdminError::new(
+                StatusCode::NOT_FOUND,
+                format!("there is no policy of this name; those are `{}`", names.join("`, `")),
+            ));
+        }
+        let of_store = |policy: &&&WatchedPolicy| input.store.is_none_or(|store| policy.store == store);
+        let found: Vec<_> = of_name.iter().filter(of_store).collect();
+        let [policy] = found[..] else {
             let numbers: Vec<_> = of_name.iter().map(|policy| policy.store.to_string()).collect();
             return Err(AdminError::bad_request(format!(
                 "select the store of this policy by its number in the report, as in `store={}`",
@@ -149,14 +143,14 @@ impl Selected {
     }
 
     /// The response to `/subject` and to all changes of a subject.
-    pub(super) async fn peek(&self, shared: &AdminState) -> Result<Value, AdminError> {
+    pub(super) async fn peek(&self, shared: &Admin) -> Result<Value, AdminError> {
         let (names, counts) = (&shared.names, subject::peek(self).await?);
         let denials = report::denials_of(&self.policies, &self.policy);
         let counted = denials.iter().flat_map(|(_, summary)| &summary.counts);
         let denied = counted.into_iter().find(|count| count.item == self.key);
         Ok(json!({
             "instance": shared.instance,
-            "policy": self.policy.name,
+            "policy": self.policy.name(),
             "store": self.policy.store,
             "key": self.key.readable(),
             // The name in the lists of the report.
@@ -173,11 +167,11 @@ impl Selected {
 /// Refuses a key that no request of the policy has: its counts would be empty without a reason.
 fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, text: &str) -> Result<(), AdminError> {
     let mut same = policies.iter().filter(|other| other.shares_counts(policy));
-    if same.clone().any(|policy| policy.key_form.has(key)) {
+    if same.clone().any(|policy| policy.key_form().has(key)) {
         return Ok(());
     }
     let search = Search::parse(text)?;
-    let meant = same.find_map(|policy| policy.key_form.keys_with(&search).into_iter().next());
+    let meant = same.find_map(|policy| policy.key_form().keys_with(&search).into_iter().next());
     let fix = match meant {
         Some(key @ FoundKey::Key(_)) => format!("; use `{key}`"),
         Some(key @ FoundKey::Incomplete(_)) => format!("; use one such as `{key}`"),
@@ -186,21 +180,21 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
     Err(AdminError::bad_request(format!(
         "no request has the key `{}` in the policy `{}`: its keys are made of `{}`{fix}",
         key.readable(),
-        policy.name,
+        policy.name(),
         report::key_forms(policies, policy),
     )))
 }
 
 /// The response to `/search`.
-pub(super) async fn search(shared: &AdminState, input: &Input) -> Result<Value, AdminError> {
+pub(super) async fn search(shared: &Admin, input: &Input) -> Result<Value, AdminError> {
     let search = Search::parse(input.text()?)?;
-    let policies = all_policies(&shared.watched);
+    let policies = all_policies(shared);
     let (mut found, mut incomplete, mut failed) = (Vec::new(), Vec::new(), Vec::new());
     let mut known = Vec::new();
     for policy in &*policies {
-        let other = |key| json!({ "policy": policy.name, "store": policy.store, "key": key });
-        for key in policy.key_form.keys_with(&search) {
-            let identity = (policy.name.clone(), policy.store, key.to_string());
+        let other = |key| json!({ "policy": policy.name(), "store": policy.store, "key": key });
+        for key in policy.key_form().keys_with(&search) {
+            let identity = (policy.name().to_owned(), policy.store, key.to_string());
             if known.contains(&identity) {
                 continue;
             }

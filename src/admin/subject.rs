@@ -64,10 +64,10 @@ pub(super) async fn set_override(selected: &Selected, limit: Option<(Limit, Dura
     let missing = |error: StoreError| AdminError::new(StatusCode::CONFLICT, error.to_string());
     let overrides = policy.context.require_overrides().map_err(missing)?;
     if let Some((limit, _)) = &limit {
-        let valid = Policy::accept_override(selected.sharing().map(|of| &of.unkeyed), limit);
+        let valid = Policy::accept_override(selected.sharing().map(|of| &of.policy), limit);
         valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
     }
-    let set = overrides.set(&policy.name, &selected.key, limit).await;
+    let set = overrides.set(policy.name(), &selected.key, limit).await;
     set.map_err(|error| {
         let message = format!("the store has not confirmed the change of the override: {error}");
         AdminError::new(StatusCode::SERVICE_UNAVAILABLE, message)
@@ -136,7 +136,7 @@ pub(super) async fn banned(policy: &WatchedPolicy, key: &Key) -> Option<PolicyDe
 }
 
 fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Undecided {
-    let cost = policy.policy().settings.fixed_cost().unwrap_or(1).max(1);
+    let cost = policy.in_context().settings.fixed_cost().unwrap_or(1).max(1);
     let (context, key) = (policy.context.clone(), key.clone());
     let undecided = PolicyDecision::undecided(context, policy.position, limit.clone(), (key, cost), Waiting::default());
     Undecided::new(SmallVec::from_buf([undecided]))

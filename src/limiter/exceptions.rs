@@ -6,7 +6,7 @@ use crate::{
     check::send_bans,
     limit::LengthText,
     observe::notify,
-    store::{ErrorKind, Override, Overrides, StoreError},
+    store::{Override, Overrides, StoreError},
 };
 
 /// Bans by hand.
@@ -42,7 +42,7 @@ impl Limiter {
     ///
     /// If the store fails: the key is banned in this process then, for the time in which it counts by itself. And if no policy has
     /// bans, or the [longest](crate::Ban::longest) ban of one is shorter: then no policy bans the key, and the
-    /// [kind](StoreError::kind) is [`Refused`](ErrorKind::Refused).
+    /// [kind](StoreError::kind) is [`Refused`](crate::store::ErrorKind::Refused).
     ///
     /// ```
     /// use std::time::Duration;
@@ -73,14 +73,12 @@ impl Limiter {
         };
         if let Some(longest) = longest.filter(|longest| length.as_micros() > longest.as_micros()) {
             let longest = LengthText(longest);
-            return Err(StoreError::new(
-                ErrorKind::Refused,
-                format!("a policy of the limiter bans for at most {longest}; set `.longest(..)` of its bans"),
-            ));
+            return Err(StoreError::refused(format!(
+                "a policy of the limiter bans for at most {longest}; set `.longest(..)` of its bans"
+            )));
         }
         let Some(response) = send_bans(&decision, length, |_| true) else {
-            return Err(StoreError::new(
-                ErrorKind::Refused,
+            return Err(StoreError::refused(
                 "no policy of the limiter has bans; set `.ban(Ban::by_hand())`",
             ));
         };
@@ -179,7 +177,7 @@ impl Limiter {
             }
             if let Some((limit, _)) = &limit {
                 let valid = Policy::accept_override(named, limit);
-                valid.map_err(|error| StoreError::new(ErrorKind::Refused, error.to_string()))?;
+                valid.map_err(|error| StoreError::refused(error.to_string()))?;
             }
             overrides
         };

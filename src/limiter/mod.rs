@@ -11,8 +11,8 @@ use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision,
     decision::{CheckContext, Undecided, Waiting, response::ResponseFormat},
     observe::{Observer, PolicyOutcome, notify},
-    policy::{Basis, PlanChoice, PolicySet},
-    store::{ErrorKind, Operation, Store, StoreError},
+    policy::{Basis, PlanChoice, PolicySet, validate_for_limiter},
+    store::{Operation, Store, StoreError},
 };
 
 /// A rate limiter without HTTP: for a job, a mail sender or a GraphQL resolver.
@@ -38,7 +38,7 @@ use crate::{
 #[derive(Clone)]
 #[must_use]
 pub struct Limiter {
-    pub(crate) policies: PolicySet<()>,
+    pub(crate) policies: PolicySet,
     on_decision: Observer<Decision>,
     on_failure: Observer<StoreError>,
 }
@@ -92,9 +92,9 @@ impl Limiter {
     }
 
     fn build<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
-        let policies = policies.into_policies().into_iter().map(Policy::without_key);
+        let policies = policies.into_policies().into_iter().map(Policy::for_limiter);
         Ok(Self {
-            policies: PolicySet::new(store, policies.collect())?,
+            policies: PolicySet::new(store, policies.collect(), validate_for_limiter)?,
             on_decision: None,
             on_failure: None,
         })
@@ -119,27 +119,17 @@ impl Limiter {
 fn unknown(policy: &str, context: &CheckContext) -> StoreError {
     let names = context.policies.iter().map(|policy| &*policy.limit.name);
     let names = names.collect::<Vec<_>>().join("`, `");
-    StoreError::new(
-        ErrorKind::Refused,
-        format!("the limiter has no policy `{policy}`; it has `{names}`"),
-    )
+    StoreError::refused(format!("the limiter has no policy `{policy}`; it has `{names}`"))
 }
 
 #[cold]
 fn unknown_plan(plan: &str, plans: Option<&PlanChoice>) -> StoreError {
     let known = plans.map_or("no plans".to_owned(), PlanChoice::list);
-    StoreError::new(
-        ErrorKind::Refused,
-        format!("the limiter has no plan `{plan}`; it has {known}"),
-    )
+    StoreError::refused(format!("the limiter has no plan `{plan}`; it has {known}"))
 }
 
 /// The policies that apply to a request, with their keys and costs.
-fn undecided_by(
-    basis: &Basis<()>,
-    operation: Operation,
-    request: &LimiterRequest<'_>,
-) -> Result<Undecided, StoreError> {
+fn undecided_by(basis: &Basis, operation: Operation, request: &LimiterRequest<'_>) -> Result<Undecided, StoreError> {
     let plan = request.plan_of(basis)?;
     let Basis { policies, context, .. } = basis;
     let context = context.here();

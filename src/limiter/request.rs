@@ -225,8 +225,7 @@ impl LimiterRequest<'_> {
     /// [`check`](Self::check).
     pub fn check_now(self) -> Result<Decision, StoreError> {
         if !self.limiter.policies.newest().context.store.replies_at_once() {
-            return Err(StoreError::new(
-                ErrorKind::Refused,
+            return Err(StoreError::refused(
                 "the store does not reply at once; use `check(..).await`, or a `MemoryStore`",
             ));
         }
@@ -273,8 +272,7 @@ impl LimiterRequest<'_> {
             policies.all(|policy| policy.ban.is_none() && !policy.limit.limit.is_held())
         };
         if !counts {
-            return Err(StoreError::new(
-                ErrorKind::Refused,
+            return Err(StoreError::refused(
                 "units are taken one by one from policies with slots or bans; use `check`",
             ));
         }
@@ -376,7 +374,7 @@ impl LimiterRequest<'_> {
 
     /// The position of its plan. Refuses a name that no plan or none of the policies has.
     #[inline]
-    pub(super) fn plan_of(&self, Basis { context, plans, .. }: &Basis<()>) -> Result<usize, StoreError> {
+    pub(super) fn plan_of(&self, Basis { context, plans, .. }: &Basis) -> Result<usize, StoreError> {
         let position = |name| plans.as_ref().and_then(|plans| plans.position(name));
         let plan = self.plan.map_or(Ok(0), |name| {
             position(name).ok_or_else(|| unknown_plan(name, plans.as_deref()))

@@ -106,7 +106,7 @@ impl CheckMetrics {
     /// twice would take longer than all other metrics of a request.
     #[inline]
     pub(crate) fn end(&self, began: Option<Instant>) {
-        self.record(|handles| {
+        self.0.record(Arc::default, |handles| {
             let duration = began.map_or(0.0, |began| began.elapsed().as_secs_f64());
             handles.duration.record(duration);
         });
@@ -114,22 +114,18 @@ impl CheckMetrics {
 
     /// Registers the series.
     pub(crate) fn register() {
-        let _ = CheckHandles::new();
+        let _ = CheckHandles::default();
     }
 
     pub(crate) fn failed(&self, kind: ErrorKind) {
-        self.record(|handles| handles.store_errors[kind as usize].increment(1));
-    }
-
-    #[inline]
-    fn record(&self, record: impl FnOnce(&Arc<CheckHandles>)) {
-        self.0.record(|| Arc::new(CheckHandles::new()), record);
+        let record = |handles: &Arc<CheckHandles>| handles.store_errors[kind as usize].increment(1);
+        self.0.record(Arc::default, record);
     }
 }
 
-impl CheckHandles {
+impl Default for CheckHandles {
     #[cold]
-    fn new() -> Self {
+    fn default() -> Self {
         describe();
         // They are 0 from the first check on, so that the first increment is one.
         let _ = (counter!(LOST_SETTLEMENTS), counter!(EVICTIONS));
@@ -221,29 +217,20 @@ impl MemoryMetrics {
     }
 }
 
-/// The metrics of a file of limits, or of the configuration of an application in place of one.
-pub(crate) struct FileMetrics {
-    path: String,
+/// Records a load of a content with this hash from a file of limits, or from the configuration of an application in place of one.
+pub(crate) fn file_loaded(path: Option<&Path>, at: SystemTime, hash: u64) {
+    let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    gauge!(FILE_LOADED, "file" => text_of(path)).set(at.as_secs_f64());
+    gauge!(FILE_HASH, "file" => text_of(path)).set(exact(hash));
 }
 
-impl FileMetrics {
-    pub(crate) fn new(path: Option<&Path>) -> Self {
-        Self {
-            path: path.map(|path| path.display().to_string()).unwrap_or_default(),
-        }
-    }
+/// Records whether the newest content of the same is refused.
+pub(crate) fn file_refused(path: Option<&Path>, is_refused: bool) {
+    gauge!(FILE_REFUSED, "file" => text_of(path)).set(f64::from(u8::from(is_refused)));
+}
 
-    /// Records a load of a content with this hash.
-    pub(crate) fn loaded(&self, at: SystemTime, hash: u64) {
-        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        gauge!(FILE_LOADED, "file" => self.path.clone()).set(at.as_secs_f64());
-        gauge!(FILE_HASH, "file" => self.path.clone()).set(exact(hash));
-    }
-
-    /// Records whether the newest content is refused.
-    pub(crate) fn set_refused(&self, is_refused: bool) {
-        gauge!(FILE_REFUSED, "file" => self.path.clone()).set(f64::from(u8::from(is_refused)));
-    }
+fn text_of(path: Option<&Path>) -> String {
+    path.map(|path| path.display().to_string()).unwrap_or_default()
 }
 
 /// The upper 48 bits of a hash, which a recorder keeps exactly.

@@ -18,8 +18,6 @@ use http::request::Parts;
 use self::file::FromFile;
 #[cfg(feature = "serde")]
 pub use self::file::Policies;
-#[cfg(feature = "serde")]
-use self::set::PolicyKey;
 #[cfg(test)]
 pub(crate) use self::set::context;
 use self::{
@@ -28,12 +26,13 @@ use self::{
 };
 pub(crate) use self::{
     plans::PlanChoice,
-    set::{Access, Basis, PolicySet},
+    set::{Access, Basis, PolicySet, validate_for_limiter},
 };
 pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{
     ConfigError, Key, KeyExtractor, Limit,
     decision::{CheckContext, Cost, LongestWait, PolicyFile, Settings},
+    key,
     key::KeyError,
     store::{NamedLimit, Overrides},
 };
@@ -206,9 +205,16 @@ impl<K> Policy<K> {
         None
     }
 
-    /// The same policy without its key.
-    pub(crate) fn without_key(self) -> Policy<()> {
-        self.with_key(())
+    /// The same policy for a limiter, which is given the keys.
+    pub(crate) fn for_limiter(self) -> Policy {
+        let policy = self.with_key::<Arc<dyn KeyExtractor>>(Arc::new(key::from_fn(|_| None::<Key>)));
+        #[cfg(feature = "serde")]
+        return Policy {
+            from_file: policy.from_file.map(FromFile::without_key),
+            ..policy
+        };
+        #[cfg(not(feature = "serde"))]
+        policy
     }
 
     fn with_key<L>(self, extractor: L) -> Policy<L> {

@@ -68,10 +68,10 @@ impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
 }
 
 /// Refuses policies that are not valid, or of which two would share their counts.
-pub(super) fn validate_policies<K: PolicyKey>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
+fn validate_policies(policies: &[Policy], validate: Validate) -> Result<(), ConfigError> {
     for (position, policy) in policies.iter().enumerate() {
         policy.validate()?;
-        let in_one_plan = |earlier: &&Policy<K>| match (&earlier.plan, &policy.plan) {
+        let in_one_plan = |earlier: &&Policy| match (&earlier.plan, &policy.plan) {
             (Some(one), Some(other)) => one.position == other.position,
             _ => true,
         };
@@ -82,7 +82,7 @@ pub(super) fn validate_policies<K: PolicyKey>(policies: &[Policy<K>]) -> Result<
                 policy.name(),
             )));
         }
-        K::validate(policy)?;
+        validate(policy)?;
     }
     Ok(())
 }
@@ -93,7 +93,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
 }
 
 /// The part of that context that depends on the policies.
-pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
+fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
     let contexts = policies.iter().map(|policy| {
         let (limit, settings) = (policy.policy_limit.fixed.clone(), policy.all_settings());
         PolicyContext {
@@ -123,9 +123,9 @@ fn hash_limits<K>(policies: &[Policy<K>], name: &str) -> u64 {
 
 /// The requests that the files of these policies list as skipped or blocked.
 #[cfg(feature = "serde")]
-pub(super) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
+fn listed(policies: &[Policy]) -> Vec<Arc<Access>> {
     let mut files = Vec::<Arc<Access>>::new();
-    let listed = |policy: &'_ Policy<K>| policy.from_file.as_ref()?.listed.clone();
+    let listed = |policy: &'_ Policy| policy.from_file.as_ref()?.listed.clone();
     for listed in policies.iter().filter_map(listed) {
         if !files.iter().any(|file| Arc::ptr_eq(file, &listed)) {
             files.push(listed);
@@ -134,85 +134,66 @@ pub(super) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
     files
 }
 
-/// A type parameter of [`Policy`], by which the policies of a layer and of a limiter differ.
-pub(crate) trait PolicyKey: Clone + Send + Sync + 'static {
-    /// Refuses a policy that does not fit the layer or the limiter.
-    fn validate(_: &Policy<Self>) -> Result<(), ConfigError> {
-        Ok(())
-    }
+/// Refuses a policy that a layer or a limiter does not take.
+pub(super) type Validate = fn(&Policy) -> Result<(), ConfigError>;
 
-    /// Replaces it by the key of a file, if it is one.
-    #[cfg(feature = "serde")]
-    fn replace(&mut self, _: &Arc<dyn KeyExtractor>) {}
-}
-
-impl PolicyKey for Arc<dyn KeyExtractor> {
-    #[cfg(feature = "serde")]
-    fn replace(&mut self, key: &Arc<dyn KeyExtractor>) {
-        *self = key.clone();
-    }
-}
-
-/// The policies of a limiter.
-impl PolicyKey for () {
-    /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
-    /// their place.
-    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError> {
-        let settings = policy.all_settings();
-        let for_requests = "leave it out, and call the limiter for the requests that the policy is for";
-        let (setting, instead) = if policy.policy_limit.choose.is_some() {
-            (
-                "`Policy::with_limit_fn`",
-                "make a limiter of `Plans`, and use `.request(key).plan(..)`",
-            )
-        } else if matches!(settings.cost, Some(Cost::Computed(_))) {
-            (
-                "`.cost_fn(..)`",
-                "use `.cost(..)`, and `.request(key).cost(..)` for other costs",
-            )
-        } else if matches!(settings.longest_wait, Some(LongestWait::Computed(_))) {
-            (
-                "`.wait_up_to_fn(..)`",
-                "use `.wait_up_to(..)`, and `max_wait` for other waits",
-            )
-        } else if settings.wait_order.fair_by.is_some() {
-            ("`.fair_by(..)`", "leave it out, and use `fair_by` of each request")
-        } else if settings.wait_order.priority.is_some() {
-            ("`.priority_fn(..)`", "leave it out, and use `priority` of each request")
-        } else if settings.scope.is_some() {
-            ("the setting `routes` or `methods`", for_requests)
-        } else if settings.applies.is_some() {
-            ("`.apply_if(..)`", for_requests)
-        } else if settings.learns {
-            (
-                "`.learn_from_responses()`",
-                "leave it out, set `.ban(Ban::by_hand())`, and `ban` the key when a response asks for a pause",
-            )
-        } else if settings.refund_if.is_some() {
-            ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
-        } else {
-            return Ok(());
-        };
-        Err(ConfigError::new(format!(
-            "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",
-            policy.name(),
-        )))
-    }
+/// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in their
+/// place.
+pub(crate) fn validate_for_limiter(policy: &Policy) -> Result<(), ConfigError> {
+    let settings = policy.all_settings();
+    let for_requests = "leave it out, and call the limiter for the requests that the policy is for";
+    let (setting, instead) = if policy.policy_limit.choose.is_some() {
+        (
+            "`Policy::with_limit_fn`",
+            "make a limiter of `Plans`, and use `.request(key).plan(..)`",
+        )
+    } else if matches!(settings.cost, Some(Cost::Computed(_))) {
+        (
+            "`.cost_fn(..)`",
+            "use `.cost(..)`, and `.request(key).cost(..)` for other costs",
+        )
+    } else if matches!(settings.longest_wait, Some(LongestWait::Computed(_))) {
+        (
+            "`.wait_up_to_fn(..)`",
+            "use `.wait_up_to(..)`, and `max_wait` for other waits",
+        )
+    } else if settings.wait_order.fair_by.is_some() {
+        ("`.fair_by(..)`", "leave it out, and use `fair_by` of each request")
+    } else if settings.wait_order.priority.is_some() {
+        ("`.priority_fn(..)`", "leave it out, and use `priority` of each request")
+    } else if settings.scope.is_some() {
+        ("the setting `routes` or `methods`", for_requests)
+    } else if settings.applies.is_some() {
+        ("`.apply_if(..)`", for_requests)
+    } else if settings.learns {
+        (
+            "`.learn_from_responses()`",
+            "leave it out, set `.ban(Ban::by_hand())`, and `ban` the key when a response asks for a pause",
+        )
+    } else if settings.refund_if.is_some() {
+        ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
+    } else {
+        return Ok(());
+    };
+    Err(ConfigError::new(format!(
+        "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",
+        policy.name(),
+    )))
 }
 
 /// The policies of a layer or a limiter.
 #[derive(Clone)]
-pub(crate) enum PolicySet<K = Arc<dyn KeyExtractor>> {
-    Fixed(Arc<Basis<K>>),
+pub(crate) enum PolicySet {
+    Fixed(Arc<Basis>),
     /// They follow files.
     #[cfg(feature = "serde")]
-    Live(Arc<Live<K>>),
+    Live(Arc<Live>),
 }
 
 /// What a layer or a limiter decides requests by.
 #[derive(Clone)]
-pub(crate) struct Basis<K = Arc<dyn KeyExtractor>> {
-    pub(crate) policies: Vec<Policy<K>>,
+pub(crate) struct Basis {
+    pub(crate) policies: Vec<Policy>,
     pub(crate) context: PerThread<CheckContext>,
     /// How the plan of a request is found, if there are plans.
     pub(crate) plans: Option<Arc<PlanChoice>>,
@@ -222,14 +203,14 @@ pub(crate) struct Basis<K = Arc<dyn KeyExtractor>> {
     own_access: Access,
 }
 
-impl<K: PolicyKey> PolicySet<K> {
+impl PolicySet {
     /// The policies, or the reason why they are not valid.
-    pub(crate) fn new(store: impl Store, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
+    pub(crate) fn new(store: impl Store, policies: Vec<Policy>, validate: Validate) -> Result<Self, ConfigError> {
         #[cfg(feature = "serde")]
         if policies.iter().any(|policy| policy.from_file.is_some()) {
-            return Live::new(policies, |policies| Basis::new(store, policies)).map(Self::Live);
+            return Live::new(store, policies, validate).map(Self::Live);
         }
-        Basis::new(store, policies).map(Arc::new).map(Self::Fixed)
+        Basis::new(store, policies, validate).map(Arc::new).map(Self::Fixed)
     }
 
     /// Refuses policies that another layer or limiter on the store has with another limit.
@@ -244,7 +225,7 @@ impl<K: PolicyKey> PolicySet<K> {
 
     /// What requests are decided by now.
     #[inline(always)]
-    pub(crate) fn newest(&self) -> Newest<'_, K> {
+    pub(crate) fn newest(&self) -> Newest<'_> {
         match self {
             Self::Fixed(basis) => Newest::Fixed(basis),
             #[cfg(feature = "serde")]
@@ -265,7 +246,7 @@ impl<K: PolicyKey> PolicySet<K> {
         });
     }
 
-    fn change(&mut self, change: impl FnOnce(&mut Basis<K>)) {
+    fn change(&mut self, change: impl FnOnce(&mut Basis)) {
         match self {
             Self::Fixed(basis) => change(Arc::make_mut(basis)),
             #[cfg(feature = "serde")]
@@ -275,17 +256,17 @@ impl<K: PolicyKey> PolicySet<K> {
 }
 
 /// A basis, which a reload does not replace meanwhile.
-pub(crate) enum Newest<'a, K> {
-    Fixed(&'a Basis<K>),
+pub(crate) enum Newest<'a> {
+    Fixed(&'a Basis),
     #[cfg(feature = "serde")]
-    Live(Guard<Arc<Basis<K>>>),
+    Live(Guard<Arc<Basis>>),
 }
 
-impl<K> Deref for Newest<'_, K> {
-    type Target = Basis<K>;
+impl Deref for Newest<'_> {
+    type Target = Basis;
 
     #[inline(always)]
-    fn deref(&self) -> &Basis<K> {
+    fn deref(&self) -> &Basis {
         match self {
             Self::Fixed(basis) => basis,
             #[cfg(feature = "serde")]
@@ -294,9 +275,9 @@ impl<K> Deref for Newest<'_, K> {
     }
 }
 
-impl<K: PolicyKey> Basis<K> {
-    fn new(store: impl Store, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
-        validate_policies(&policies)?;
+impl Basis {
+    pub(super) fn new(store: impl Store, policies: Vec<Policy>, validate: Validate) -> Result<Self, ConfigError> {
+        validate_policies(&policies, validate)?;
         let context = context(store, &policies);
         context.register_metrics();
         Ok(Self::of(context, Access::default(), policies))
@@ -304,16 +285,16 @@ impl<K: PolicyKey> Basis<K> {
 
     /// The same with other limits of its policies.
     #[cfg(feature = "serde")]
-    pub(super) fn renewed(&self, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
+    pub(super) fn renewed(&self, policies: Vec<Policy>, validate: Validate) -> Result<Self, ConfigError> {
         for policy in &policies {
             policy.validate_settings()?;
-            K::validate(policy)?;
+            validate(policy)?;
         }
         let context = self.context.with_policies(contexts(&policies));
         Ok(Self::of(context, self.own_access.clone(), policies))
     }
 
-    fn of(context: CheckContext, own_access: Access, policies: Vec<Policy<K>>) -> Self {
+    fn of(context: CheckContext, own_access: Access, policies: Vec<Policy>) -> Self {
         Self {
             context: PerThread::new(context),
             #[cfg(feature = "serde")]

@@ -249,7 +249,7 @@ impl RateLimitLayer {
     }
 
     fn build(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
-        let policies = PolicySet::new(store, policies.into_policies())?;
+        let policies = PolicySet::new(store, policies.into_policies(), |_| Ok(()))?;
         if let Some(plans) = policies.newest().plans.as_ref().filter(|plans| plans.is_forgotten()) {
             return Err(ConfigError::new(format!(
                 "each request would have the first of the plans {}; set `.by(|parts| ..)`, which names the plan of a request",

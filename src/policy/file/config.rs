@@ -19,7 +19,7 @@ use crate::{
     decision::{Condition, Cost, LongestWait, PolicyFile, Settings},
     key,
     key::Registered,
-    policy::{Policy, PolicyKey, limit::PolicyLimit, set::Access},
+    policy::{Policy, limit::PolicyLimit, set::Access},
     store::NamedLimit,
 };
 
@@ -168,12 +168,16 @@ pub(in crate::policy) struct FromFile {
     has_key: bool,
 }
 
+impl FromFile {
+    pub(in crate::policy) fn without_key(self) -> Self {
+        Self { has_key: false, ..self }
+    }
+}
+
 impl FilePolicy {
     /// The policy, which follows the file, with this key.
     pub(super) fn policy<K>(self, (key, is_of_file): (K, bool), config: &Config, file: &Arc<File>) -> Policy<K> {
         Policy {
-            policy_limit: config.switched(self.policy_limit),
-            settings: Settings::default(),
             from_file: Some(FromFile {
                 settings: self.settings,
                 listed: config.listed(),
@@ -181,18 +185,17 @@ impl FilePolicy {
                 file: file.clone(),
                 has_key: is_of_file,
             }),
-            plan: None,
-            extractor: key,
+            ..Policy::of_limit(config.switched(self.policy_limit)).with_key(key)
         }
     }
 
     /// Replaces what a policy has of its file.
-    pub(super) fn renew<K: PolicyKey>(&self, policy: &mut Policy<K>, config: &Config) {
+    pub(super) fn renew(&self, policy: &mut Policy, config: &Config) {
         let Some(from_file) = &mut policy.from_file else { return };
         from_file.listed = config.listed();
         from_file.settings = self.settings.clone();
         if let Some(key) = self.key.as_ref().filter(|_| from_file.has_key) {
-            policy.extractor.replace(key);
+            policy.extractor = key.clone();
         }
         policy.policy_limit = config.switched(self.policy_limit.clone());
     }
@@ -202,21 +205,20 @@ impl Config {
     /// What the file has about a policy, with its key if that is needed.
     pub(super) fn describe(&self, place: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
         let PolicyEntry { fields, plans } = self.entry(place)?;
-        let without_plan = fields.limit.clone();
         let name: Arc<str> = policy_at(place).into();
-        let mut policy_limit = match plans {
-            None => PolicyLimit::new(name, without_plan),
+        let policy_limit = match plans {
+            None => PolicyLimit::new(name, fields.limit.clone()),
             Some(plans) => {
-                let choose = plans.choose(without_plan, &self.extensions);
-                PolicyLimit::chosen(name, choose.map_err(|error| error.of_policy(place))?)
+                let choose = plans.choose(fields.limit.clone(), &self.extensions);
+                PolicyLimit {
+                    of_plans: plans.limits.values().chain([&fields.limit]).cloned().collect(),
+                    ..PolicyLimit::chosen(name, choose.map_err(|error| error.of_policy(place))?)
+                }
             }
         };
         let valid = fields.limit.validate_wait(fields.wait.0);
         valid.map_err(|error| error.of_policy(place))?;
         policy_limit.fixed.limit.validate()?;
-        if let Some(plans) = plans {
-            policy_limit.of_plans = plans.limits().chain([&fields.limit]).cloned().collect();
-        }
         // An operator can reset the counts of all plans before a request of each was here.
         #[cfg(feature = "admin")]
         for limit in &policy_limit.of_plans {

@@ -283,9 +283,4 @@ impl Plans {
             planned.unwrap_or(&without).clone()
         }))
     }
-
-    /// The limits of the plans.
-    pub(super) fn limits(&self) -> impl Iterator<Item = &Limit> {
-        self.limits.values()
-    }
 }

@@ -19,8 +19,9 @@ use super::{
 use crate::{
     ConfigError,
     limit::hash_text,
-    observe::FileMetrics,
-    policy::{Basis, Policy, PolicyKey},
+    observe::{file_loaded, file_refused},
+    policy::{Basis, Policy, set::Validate},
+    store::Store,
     sync::lock,
 };
 
@@ -28,10 +29,8 @@ use crate::{
 pub(crate) struct File {
     /// Its number in the process.
     pub(super) number: u64,
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "the feature reads files"))]
     pub(super) path: Option<PathBuf>,
     state: Mutex<State>,
-    metrics: FileMetrics,
 }
 
 pub(super) struct State {
@@ -40,18 +39,12 @@ pub(super) struct State {
     pub(super) text: Option<String>,
     /// The policies that the application has, each as of the last load that contains it.
     pub(super) used: BTreeMap<String, FilePolicy>,
-    subscribers: Vec<Weak<dyn Subscriber>>,
+    subscribers: Vec<Weak<Live>>,
     loaded_at: Option<SystemTime>,
     /// Why the last load was refused.
     refused: Option<Fault>,
     /// Why changes are not seen.
     pub(super) unseen: Option<Fault>,
-}
-
-/// A layer or a limiter that follows files.
-trait Subscriber: Send + Sync {
-    /// Builds what is decided by after a load; the returned function applies it.
-    fn prepare(self: Arc<Self>, load: Load<'_>) -> Result<Box<dyn FnOnce()>, ConfigError>;
 }
 
 /// A file, and what it has about the policies that the application uses.
@@ -77,13 +70,11 @@ impl File {
     pub(super) fn new(config: Config, file: Option<(PathBuf, String)>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let (path, text) = file.unzip();
-        let metrics = FileMetrics::new(path.as_deref());
         if path.is_some() {
-            metrics.loaded(SystemTime::now(), hash_file(text.as_deref()));
-            metrics.set_refused(false);
+            file_loaded(path.as_deref(), SystemTime::now(), hash_file(text.as_deref()));
+            file_refused(path.as_deref(), false);
         }
         Self {
-            metrics,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             path,
             state: Mutex::new(State {
@@ -144,8 +135,12 @@ impl File {
 
         let load = (self, &config, &used);
         let subscribers = state.subscribers.iter().filter_map(Weak::upgrade);
-        let prepared: Result<Vec<_>, _> = subscribers.map(|subscriber| subscriber.prepare(load)).collect();
-        prepared?.into_iter().for_each(|apply| apply());
+        let renewed = subscribers.map(|live| Ok((live.renewed(load)?, live)));
+        for (basis, live) in renewed.collect::<Result<Vec<_>, ConfigError>>()? {
+            basis.context.register_metrics();
+            basis.context.log_conflict();
+            live.basis.store(Arc::new(basis));
+        }
 
         for place in used.keys().filter(|place| config.nearest(place).is_none()) {
             tracing::warn!(
@@ -159,12 +154,12 @@ impl File {
         state.used = used;
         let now = SystemTime::now();
         state.loaded_at = Some(now);
-        self.metrics.loaded(now, hash_file(state.text.as_deref()));
+        file_loaded(self.path.as_deref(), now, hash_file(state.text.as_deref()));
         Ok(())
     }
 
     /// Lets a layer or a limiter follow the file.
-    fn subscribe(&self, subscriber: Weak<dyn Subscriber>) {
+    fn subscribe(&self, subscriber: Weak<Live>) {
         let subscribers = &mut self.state().subscribers;
         subscribers.retain(|other| other.strong_count() > 0);
         subscribers.push(subscriber);
@@ -183,7 +178,7 @@ impl File {
     pub(super) fn note(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state();
         change(&mut state);
-        self.metrics.set_refused(state.fault().is_some());
+        file_refused(self.path.as_deref(), state.fault().is_some());
     }
 
     /// The last load, if it was refused, or why changes are not seen.
@@ -317,66 +312,62 @@ impl Policies {
 }
 
 /// The [`Basis`] of a layer or a limiter with policies that follow files. A load of a file replaces it.
-pub(crate) struct Live<K> {
-    basis: ArcSwap<Basis<K>>,
+pub(crate) struct Live {
+    basis: ArcSwap<Basis>,
+    validate: Validate,
 }
 
-impl<K: PolicyKey> Live<K> {
+impl Live {
     /// Builds it of the policies as of the last loads of their files.
     pub(crate) fn new(
-        mut policies: Vec<Policy<K>>,
-        build: impl FnOnce(Vec<Policy<K>>) -> Result<Basis<K>, ConfigError>,
+        store: impl Store,
+        mut policies: Vec<Policy>,
+        validate: Validate,
     ) -> Result<Arc<Self>, ConfigError> {
         let _loads = lock_loads();
         for file in files(&policies) {
             let state = file.state();
             renew(&mut policies, (&*file, &state.config, &state.used));
         }
-        build(policies).map(Self::follow)
+        Ok(Self::follow(Basis::new(store, policies, validate)?, validate))
     }
 
     /// Another one with a change. This one stays as it is, for clones of its layer.
-    pub(crate) fn changed(&self, change: impl FnOnce(&mut Basis<K>)) -> Arc<Self> {
+    pub(crate) fn changed(&self, change: impl FnOnce(&mut Basis)) -> Arc<Self> {
         let _loads = lock_loads();
         let mut basis = Basis::clone(&self.basis.load());
         change(&mut basis);
-        Self::follow(basis)
+        Self::follow(basis, self.validate)
     }
 
-    fn follow(basis: Basis<K>) -> Arc<Self> {
+    fn follow(basis: Basis, validate: Validate) -> Arc<Self> {
         let files = files(&basis.policies);
         let live = Arc::new(Self {
             basis: ArcSwap::from_pointee(basis),
+            validate,
         });
         for file in files {
-            let subscriber: Weak<Self> = Arc::downgrade(&live);
-            file.subscribe(subscriber);
+            file.subscribe(Arc::downgrade(&live));
         }
         live
     }
 
+    /// What is decided by after a load.
+    fn renewed(&self, load: Load<'_>) -> Result<Basis, ConfigError> {
+        let newest = self.basis.load();
+        let mut policies = newest.policies.clone();
+        renew(&mut policies, load);
+        newest.renewed(policies, self.validate)
+    }
+
     #[inline]
-    pub(crate) fn newest(&self) -> Guard<Arc<Basis<K>>> {
+    pub(crate) fn newest(&self) -> Guard<Arc<Basis>> {
         self.basis.load()
     }
 }
 
-impl<K: PolicyKey> Subscriber for Live<K> {
-    fn prepare(self: Arc<Self>, load: Load<'_>) -> Result<Box<dyn FnOnce()>, ConfigError> {
-        let newest = self.basis.load();
-        let mut policies = newest.policies.clone();
-        renew(&mut policies, load);
-        let renewed = newest.renewed(policies)?;
-        Ok(Box::new(move || {
-            renewed.context.register_metrics();
-            renewed.context.log_conflict();
-            self.basis.store(Arc::new(renewed));
-        }))
-    }
-}
-
 /// The files that policies follow, each of them once.
-fn files<K>(policies: &[Policy<K>]) -> Vec<Arc<File>> {
+fn files(policies: &[Policy]) -> Vec<Arc<File>> {
     let mut files = Vec::<Arc<File>>::new();
     for FromFile { file, .. } in policies.iter().filter_map(|policy| policy.from_file.as_ref()) {
         if !files.iter().any(|other| Arc::ptr_eq(other, file)) {
@@ -387,7 +378,7 @@ fn files<K>(policies: &[Policy<K>]) -> Vec<Arc<File>> {
 }
 
 /// Gives those of the policies that follow the file what it has about them.
-fn renew<K: PolicyKey>(policies: &mut [Policy<K>], (file, config, used): Load<'_>) {
+fn renew(policies: &mut [Policy], (file, config, used): Load<'_>) {
     for policy in policies {
         let from_file = policy.from_file.as_ref().filter(|from| std::ptr::eq(&*from.file, file));
         if let Some(described) = from_file.and_then(|from| used.get(&*from.place)) {

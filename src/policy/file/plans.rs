@@ -164,26 +164,20 @@ impl Config {
         names: impl IntoIterator<Item = N>,
         get: impl Fn(&str) -> Result<Policy<K>, ConfigError>,
     ) -> Result<Plans<K>, ConfigError> {
+        let names: Vec<N> = names.into_iter().collect();
         let others = self.plans.iter().map(String::as_str).filter(|plan| *plan != DEFAULT);
-        let plans = [DEFAULT].into_iter().chain(others);
-        let mut places: Vec<(&str, Vec<Policy<K>>)> = plans.map(|plan| (plan, Vec::new())).collect();
-        for name in names {
-            let name = name.as_ref();
-            let mut is_known = false;
-            for (plan, policies) in &mut places {
-                if let Some(place) = self.nearest(&place_of(plan, name)) {
-                    policies.push(get(place)?);
-                    is_known = true;
-                }
-            }
-            if !is_known {
-                self.entry(name)?;
+        let mut plans = Plans::new(DEFAULT, Vec::new());
+        for plan in [DEFAULT].into_iter().chain(others) {
+            let places = names.iter().map(|name| place_of(plan, name.as_ref()));
+            let policies = places.filter_map(|place| self.nearest(&place).map(&get));
+            plans = plans.plan(plan, policies.collect::<Result<Vec<_>, _>>()?);
+        }
+        for name in &names {
+            if self.places().all(|place| policy_at(place) != name.as_ref()) {
+                self.entry(name.as_ref())?;
             }
         }
-        let none = Plans::new(DEFAULT, Vec::new());
-        Ok(places
-            .into_iter()
-            .fold(none, |plans, (plan, policies)| plans.plan(plan, policies)))
+        Ok(plans)
     }
 
     /// The plans with what the file selects one by.
