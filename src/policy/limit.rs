@@ -238,7 +238,21 @@ impl<K> Policy<K> {
     /// Refuses settings that contradict the limits, as far as these are known before a request.
     pub(super) fn validate_settings(&self) -> Result<(), ConfigError> {
         self.limit().map_or(Ok(()), |limit| self.validate_slots(limit))?;
+        self.validate_prefetch()?;
         self.validate_cost()
+    }
+
+    /// Refuses units that are taken ahead where each request is decided by Redis.
+    fn validate_prefetch(&self) -> Result<(), ConfigError> {
+        let settings = self.all_settings();
+        let decided_by_redis = settings.longest_wait.is_some() || settings.bans().is_some();
+        match self.limit().and_then(Limit::prefetch_time) {
+            Some(_) if decided_by_redis => Err(ConfigError::new(format!(
+                "`prefetch` of the policy `{}` has no effect: with waits or bans Redis decides each request; leave one of them out",
+                self.name(),
+            ))),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Refuses settings by which a request is counted when it has ended, if it holds slots until then.

@@ -26,7 +26,7 @@ use self::{
 };
 pub(crate) use self::{
     plans::PlanChoice,
-    set::{Access, Basis, PolicySet, validate_for_limiter},
+    set::{Access, Basis, PolicySet, validate_for_layer, validate_for_limiter},
 };
 pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{

@@ -137,6 +137,27 @@ fn listed(policies: &[Policy]) -> Vec<Arc<Access>> {
 /// Refuses a policy that a layer or a limiter does not take.
 pub(super) type Validate = fn(&Policy) -> Result<(), ConfigError>;
 
+/// Refuses settings about requests that wait, if none does.
+pub(crate) fn validate_for_layer(policy: &Policy) -> Result<(), ConfigError> {
+    let settings = policy.all_settings();
+    let order = &settings.wait_order;
+    let setting = match settings.longest_wait {
+        Some(_) => None,
+        None if order.fair_by.is_some() => Some("`.fair_by(..)`"),
+        None if order.priority.is_some() => Some("`.priority_fn(..)`"),
+        None => settings
+            .max_waiting
+            .map(|_| "`.max_waiting(..)`, in files `max-waiting`,"),
+    };
+    setting.map_or(Ok(()), |setting| {
+        Err(ConfigError::new(format!(
+            "{setting} of the policy `{}` has no effect, since none of its requests waits; add `.wait_up_to(..)`, in files `wait`, \
+             or leave it out",
+            policy.name(),
+        )))
+    })
+}
+
 /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in their
 /// place.
 pub(crate) fn validate_for_limiter(policy: &Policy) -> Result<(), ConfigError> {

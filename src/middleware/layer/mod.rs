@@ -6,7 +6,12 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::enforce::Enforcer;
 #[cfg(feature = "serde")]
 use crate::Policies;
-use crate::{ConfigError, IntoPolicies, decision::CheckContext, policy::PolicySet, store::Store};
+use crate::{
+    ConfigError, IntoPolicies,
+    decision::CheckContext,
+    policy::{PolicySet, validate_for_layer},
+    store::Store,
+};
 
 /// Layer that limits how often a caller may use a service.
 ///
@@ -249,7 +254,7 @@ impl RateLimitLayer {
     }
 
     fn build(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
-        let policies = PolicySet::new(store, policies.into_policies(), |_| Ok(()))?;
+        let policies = PolicySet::new(store, policies.into_policies(), validate_for_layer)?;
         if let Some(plans) = policies.newest().plans.as_ref().filter(|plans| plans.is_forgotten()) {
             return Err(ConfigError::new(format!(
                 "each request would have the first of the plans {}; set `.by(|parts| ..)`, which names the plan of a request",

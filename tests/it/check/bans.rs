@@ -892,7 +892,7 @@ async fn in_a_cluster_a_ban_lies_beside_its_count() {
             hourly("by-address", 100).ban(ban()).key(key::header("x-address")),
         ],
     );
-    let service = layer.layer(service_fn(respond));
+    let service = layer.response_extensions(true).layer(service_fn(respond));
     let addresses = Limiter::new(store, hourly("by-address", 100));
     for number in 0..10 {
         let (user, address) = (format!("user-{number}"), format!("address-{number}"));

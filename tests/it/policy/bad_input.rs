@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use http::{HeaderName, Request};
 use tower_quota::{
-    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Plans, Policy, RateLimitLayer, RedisStore, SlidingLog,
+    Ban, FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Plans, Policy, RateLimitLayer, RedisStore, SlidingLog,
+    TokenBucket,
     key::{self, ClientIpSource},
     limit::Limit,
 };
@@ -133,6 +134,40 @@ fn a_cost_above_the_limit() {
         Policy::new("export", Limit::Unlimited).key(key::ip()).cost(6),
     ] {
         assert!(right.validate().is_ok(), "{right:?}");
+    }
+}
+
+#[test]
+fn an_order_of_waiting_without_waits() {
+    for (wrong, setting) in [
+        (policy("export").fair_by(key::ip()), "`.fair_by(..)`"),
+        (policy("export").priority_fn(|_| 1), "`.priority_fn(..)`"),
+        (policy("export").max_waiting(9), "`.max_waiting(..)`"),
+    ] {
+        let error = RateLimitLayer::try_new(MemoryStore::new(), wrong.clone()).unwrap_err();
+        assert_contains(error, &["the policy `export`", setting, "`.wait_up_to(..)`"]);
+        let right = wrong.wait_up_to(Duration::from_secs(60));
+        assert!(RateLimitLayer::try_new(MemoryStore::new(), right).is_ok());
+    }
+    // Its requests wait by `acquire`.
+    assert!(Limiter::try_new(MemoryStore::new(), policy("export").max_waiting(9)).is_ok());
+}
+
+#[test]
+fn units_taken_ahead_of_a_policy_that_redis_decides() {
+    let ahead = TokenBucket::per_second(500).prefetch(Duration::from_millis(5));
+    let ahead = || Policy::new("export", ahead).key(key::ip());
+    assert!(ahead().validate().is_ok());
+    for wrong in [
+        ahead().wait_up_to(Duration::from_secs(1)),
+        ahead().wait_up_to_fn(|_| Duration::from_secs(1)),
+        ahead().ban(Ban::by_hand()),
+        ahead().learn_from_responses(),
+    ] {
+        assert_contains(
+            wrong.validate().unwrap_err(),
+            &["`prefetch` of the policy `export`", "waits or bans"],
+        );
     }
 }
 

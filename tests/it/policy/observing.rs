@@ -208,7 +208,8 @@ async fn several_observe_apart_from_each_other(bench: Bench) {
 
 fn app(layers: impl IntoIterator<Item = RateLimitLayer>) -> Router {
     let app = Router::new().route("/", route(async || "hi"));
-    layers.into_iter().fold(app, Router::layer)
+    let layers = layers.into_iter().map(|layer| layer.response_extensions(true));
+    layers.fold(app, Router::layer)
 }
 
 async fn it_is_charged_once_in_nested_layers(bench: Bench) {
