@@ -46,6 +46,15 @@ impl ConfigError {
     }
 }
 
+/// What a constructor returns whose setting cannot work: a panic with the message.
+#[track_caller]
+pub(crate) fn or_panic<T>(result: Result<T, impl fmt::Display>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}
+
 /// By the message.
 impl PartialEq for ConfigError {
     fn eq(&self, other: &Self) -> bool {

@@ -77,7 +77,7 @@
 //! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] and limits in the configuration of an application, which can change while it runs |
 //! | `file` | | [`Policies`] from files in TOML or JSON |
-//! | `admin` | | [`Admin`]: a page and JSON for operators, behind the authentication of the application |
+//! | `admin` | | [`Admin`]: a page and JSON for operators, behind the authentication of the application. It turns on `axum` and `serde` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name: counters, gauges and histograms |
 //!
 //! # Guide

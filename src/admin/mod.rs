@@ -10,9 +10,7 @@ use std::{env, fmt, process, sync::Arc};
 use http::request::Parts;
 
 use self::{audit::FindActor, subject::SubjectNames};
-#[cfg(feature = "serde")]
-use crate::Policies;
-use crate::{ConfigError, Limiter, RateLimitLayer, decision::DenialWatch, key::Secret, policy::PolicySet};
+use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decision::DenialWatch, key::Secret, policy::PolicySet};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
 /// to read, to reset, and to [override](crate::Limiter::override_limit) for a time.
@@ -177,8 +175,7 @@ use crate::{ConfigError, Limiter, RateLimitLayer, decision::DenialWatch, key::Se
 #[must_use]
 pub struct Admin {
     watched: Vec<PolicySet>,
-    /// The names of the policies of a file that no layer or limiter has now.
-    files: Vec<Arc<dyn Fn() -> Vec<String> + Send + Sync>>,
+    files: Vec<Policies>,
     instance: String,
     names: SubjectNames,
     actor: FindActor,
@@ -246,10 +243,8 @@ impl Admin {
     /// # let _ = admin;
     /// # Ok::<(), serde_json::Error>(())
     /// ```
-    #[cfg(feature = "serde")]
     pub fn policies(mut self, policies: &Policies) -> Self {
-        let policies = policies.clone();
-        self.files.push(Arc::new(move || policies.unused()));
+        self.files.push(policies.clone());
         self
     }
 

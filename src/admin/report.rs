@@ -16,7 +16,7 @@ use super::{
     subject::SubjectNames,
 };
 use crate::{
-    Key,
+    Key, Policies,
     check::waiting_by_key,
     decision::{Count, Summary},
     store::{Charge, NodeStatus, Operation, Override, Store, StoreRequest, StoreStatus, summary},
@@ -56,7 +56,7 @@ pub(super) async fn report(shared: &Admin, input: &Input) -> Value {
         // Those of these policies, by policy and key.
         "overrides": overrides,
         // The names of policies of files that no layer or limiter has.
-        "unused_policies": shared.files.iter().flat_map(|unused| unused()).collect::<Vec<_>>(),
+        "unused_policies": shared.files.iter().flat_map(Policies::unused).collect::<Vec<_>>(),
     })
 }
 

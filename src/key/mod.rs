@@ -63,6 +63,10 @@ mod header;
 mod ip;
 #[expect(clippy::module_inception, reason = "the type `Key` is where a reader looks for it")]
 mod key;
+#[cfg_attr(
+    not(feature = "serde"),
+    expect(dead_code, reason = "files of policies compare spellings")
+)]
 mod normalize;
 mod path;
 #[cfg(feature = "admin")]

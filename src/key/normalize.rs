@@ -15,7 +15,6 @@ pub(super) fn whole_path(parts: &Parts) -> &str {
 }
 
 /// How a path, or the template of one, is spelled.
-#[cfg(feature = "serde")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// As it is in the request.
@@ -29,13 +28,11 @@ pub(crate) enum Form {
 }
 
 /// The spellings of the path of a request.
-#[cfg(feature = "serde")]
 pub(crate) struct Spellings<'a> {
     written: &'a [u8],
     others: SmallVec<[(Form, PathBytes); 3]>,
 }
 
-#[cfg(feature = "serde")]
 impl<'a> Spellings<'a> {
     pub(crate) fn of(parts: &'a Parts) -> Self {
         Self::of_path(whole_path(parts))
@@ -80,7 +77,6 @@ impl<'a> Spellings<'a> {
 }
 
 /// The path without trailing slashes, and with one leading slash, as of `NormalizePathLayer`.
-#[cfg(feature = "serde")]
 pub(crate) fn trimmed(path: &[u8]) -> &[u8] {
     let is_slash = |byte: &u8| *byte == b'/';
     let end = path.iter().rposition(|byte| !is_slash(byte)).map_or(1, |last| last + 1);
@@ -90,7 +86,6 @@ pub(crate) fn trimmed(path: &[u8]) -> &[u8] {
 }
 
 /// Whether all spellings of a path are this one.
-#[cfg(feature = "serde")]
 fn is_normal(path: &[u8]) -> bool {
     let is_plain = |byte: &u8| !byte.is_ascii_uppercase() && !matches!(byte, b'%' | b';' | b'\\');
     let has_odd_segment = || path.windows(2).any(|pair| pair == b"//" || pair == b"/.");
@@ -99,7 +94,6 @@ fn is_normal(path: &[u8]) -> bool {
 }
 
 /// What is done first with the segments of a path. Services differ in it: `/a//../b` becomes `/b` or `/a/b`.
-#[cfg(feature = "serde")]
 #[derive(Clone, Copy)]
 pub(crate) enum Segments {
     /// Empty segments are removed.
@@ -113,7 +107,6 @@ pub(crate) enum Segments {
 /// `%2F` and `\` are slashes, a segment ends at its parameters (`;v=1`), the path ends at a decoded `?` or `#`, the case of ASCII
 /// does not matter, and there are no empty segments, dot segments and trailing slashes. An empty path is `/`
 /// (RFC 9110 §4.2.3).
-#[cfg(feature = "serde")]
 pub(crate) fn normalized(decoded: &[u8], first: Segments) -> PathBytes {
     // `*` too: a layer that appends slashes makes `/*/` of it.
     let mut path = PathBytes::from_slice(b"/");

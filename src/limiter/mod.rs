@@ -10,6 +10,7 @@ pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision,
     decision::{CheckContext, Undecided, Waiting, response::ResponseFormat},
+    error::or_panic,
     observe::{Observer, PolicyOutcome, notify},
     policy::{Basis, PlanChoice, PolicySet, validate_for_limiter},
     store::{Operation, Store, StoreError},
@@ -59,13 +60,9 @@ impl Limiter {
     /// `methods` in its file. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
-        match Self::build(store, policies) {
-            Ok(limiter) => {
-                limiter.policies.log_conflict();
-                limiter
-            }
-            Err(error) => panic!("{error}"),
-        }
+        let limiter = or_panic(Self::build(store, policies));
+        limiter.policies.log_conflict();
+        limiter
     }
 
     /// A limiter that counts in this store, or the reason why the policies do not fit together.

@@ -1,7 +1,7 @@
 //! Settings of what a policy does with requests that its limit does not admit.
 
 use super::Policy;
-use crate::{Ban, decision::EnforcedShare, store::FailureMode};
+use crate::{Ban, decision::EnforcedShare, error::or_panic, store::FailureMode};
 
 /// What is done with a request above the limit.
 impl<K> Policy<K> {
@@ -88,10 +88,7 @@ impl<K> Policy<K> {
     /// If the share is not from 0 to 1.
     #[track_caller]
     pub fn enforce_share(mut self, share: f64) -> Self {
-        match EnforcedShare::new(share) {
-            Ok(share) => self.settings.enforced = share,
-            Err(error) => panic!("{error}"),
-        }
+        self.settings.enforced = or_panic(EnforcedShare::new(share));
         self
     }
 
@@ -187,9 +184,7 @@ impl<K> Policy<K> {
     /// If a number of the ban is out of range, or its first length is above the longest one.
     #[track_caller]
     pub fn ban(mut self, ban: Ban) -> Self {
-        if let Err(error) = ban.validate() {
-            panic!("{error}");
-        }
+        or_panic(ban.validate());
         self.settings.ban = Some(ban);
         self
     }

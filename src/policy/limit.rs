@@ -8,6 +8,7 @@ use super::Policy;
 use crate::{
     ConfigError, Limit,
     decision::{policy_item, response::violates},
+    error::or_panic,
     key::KeyError,
     limit::ChooseLimit,
     store::NamedLimit,
@@ -71,9 +72,7 @@ pub(super) fn validate_name(name: &str) -> Result<(), ConfigError> {
 #[track_caller]
 pub(super) fn valid_name(name: impl Into<Arc<str>>) -> Arc<str> {
     let name = name.into();
-    if let Err(error) = validate_name(&name) {
-        panic!("{error}");
-    }
+    or_panic(validate_name(&name));
     name
 }
 

@@ -32,6 +32,7 @@ pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{
     ConfigError, Key, KeyExtractor, Limit,
     decision::{CheckContext, Cost, LongestWait, PolicyFile, Settings},
+    error::or_panic,
     key,
     key::KeyError,
     store::{NamedLimit, Overrides},
@@ -96,10 +97,8 @@ impl Policy<()> {
     /// [`validate`](Self::validate).
     #[track_caller]
     pub fn new(name: impl Into<Arc<str>>, limit: impl TryInto<Limit, Error: fmt::Display>) -> Self {
-        match limit.try_into() {
-            Ok(limit) => Self::of_limit(PolicyLimit::new(valid_name(name), limit)),
-            Err(error) => panic!("{error}"),
-        }
+        let limit = or_panic(limit.try_into());
+        Self::of_limit(PolicyLimit::new(valid_name(name), limit))
     }
 
     fn of_limit(policy_limit: PolicyLimit) -> Self {
@@ -340,18 +339,12 @@ impl<K> Policy<K> {
 
     /// When the file of the policy was last loaded again.
     pub(crate) fn reloaded_at(&self) -> Option<SystemTime> {
-        #[cfg(feature = "serde")]
-        return self.from_file.as_ref()?.file.reloaded_at();
-        #[cfg(not(feature = "serde"))]
-        None
+        self.from_file.as_ref()?.file.reloaded_at()
     }
 
     /// Why the file is not applied as it is.
     pub(crate) fn refused_reload(&self) -> Option<(SystemTime, String)> {
-        #[cfg(feature = "serde")]
-        return self.from_file.as_ref()?.file.refused_reload();
-        #[cfg(not(feature = "serde"))]
-        None
+        self.from_file.as_ref()?.file.refused_reload()
     }
 }
 

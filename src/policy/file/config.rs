@@ -150,7 +150,7 @@ pub(super) struct FilePolicy {
     /// Where it is in the file.
     place: Arc<str>,
     pub(super) policy_limit: PolicyLimit,
-    settings: Settings,
+    pub(super) settings: Settings,
     pub(super) key: Option<Arc<dyn KeyExtractor>>,
 }
 
@@ -165,7 +165,7 @@ pub(in crate::policy) struct FromFile {
     pub(super) place: Arc<str>,
     pub(in crate::policy) file: Arc<File>,
     /// Whether the key of the policy is that of the file.
-    has_key: bool,
+    pub(super) has_key: bool,
 }
 
 impl FromFile {
@@ -187,17 +187,6 @@ impl FilePolicy {
             }),
             ..Policy::of_limit(config.switched(self.policy_limit)).with_key(key)
         }
-    }
-
-    /// Replaces what a policy has of its file.
-    pub(super) fn renew(&self, policy: &mut Policy, config: &Config) {
-        let Some(from_file) = &mut policy.from_file else { return };
-        from_file.listed = config.listed();
-        from_file.settings = self.settings.clone();
-        if let Some(key) = self.key.as_ref().filter(|_| from_file.has_key) {
-            policy.extractor = key.clone();
-        }
-        policy.policy_limit = config.switched(self.policy_limit.clone());
     }
 }
 

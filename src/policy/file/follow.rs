@@ -380,9 +380,18 @@ fn files(policies: &[Policy]) -> Vec<Arc<File>> {
 /// Gives those of the policies that follow the file what it has about them.
 fn renew(policies: &mut [Policy], (file, config, used): Load<'_>) {
     for policy in policies {
-        let from_file = policy.from_file.as_ref().filter(|from| std::ptr::eq(&*from.file, file));
-        if let Some(described) = from_file.and_then(|from| used.get(&*from.place)) {
-            described.renew(policy, config);
+        let from_file = policy.from_file.as_mut();
+        let Some(from_file) = from_file.filter(|from| std::ptr::eq(&*from.file, file)) else {
+            continue;
+        };
+        let Some(described) = used.get(&*from_file.place) else {
+            continue;
+        };
+        from_file.listed = config.listed();
+        from_file.settings = described.settings.clone();
+        if let Some(key) = described.key.as_ref().filter(|_| from_file.has_key) {
+            policy.extractor = key.clone();
         }
+        policy.policy_limit = config.switched(described.policy_limit.clone());
     }
 }
