@@ -77,55 +77,34 @@ pub(crate) fn write_with_cause(
     }
 }
 
-macro_rules! message_and_source {
-    ($($error:ident)+) => {
-        $(
-            impl fmt::Debug for $error {
-                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    write_with_cause(f, &self.message, self.source())
-                }
-            }
-
-            impl fmt::Display for $error {
-                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    f.write_str(&self.message)
-                }
-            }
-
-            impl Error for $error {
-                fn source(&self) -> Option<&(dyn Error + 'static)> {
-                    self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
-                }
-            }
-        )+
-    };
-}
-
-message_and_source!(ConfigError StoreError);
-
-/// The impls of an error that is one of several, which its method `error` returns.
-macro_rules! one_of_errors {
-    ($one:ident) => {
-        impl fmt::Debug for $one {
+/// The impls of an error, by its text and its source.
+macro_rules! impl_error {
+    ($error:ident, $this:ident => $text:expr, $source:expr) => {
+        impl fmt::Debug for $error {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 $crate::error::write_with_cause(f, &self.to_string(), self.source())
             }
         }
 
-        impl fmt::Display for $one {
+        impl fmt::Display for $error {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(self.error(), f)
+                let $this = self;
+                fmt::Display::fmt($text, f)
             }
         }
 
-        impl Error for $one {
+        impl Error for $error {
             fn source(&self) -> Option<&(dyn Error + 'static)> {
-                self.error().source()
+                let $this = self;
+                $source
             }
         }
     };
 }
-pub(crate) use one_of_errors;
+pub(crate) use impl_error;
+
+impl_error!(ConfigError, error => &error.message, error.source.as_ref().map(|source| &**source as _));
+impl_error!(StoreError, error => &error.message, error.source.as_ref().map(|source| &**source as _));
 
 /// The failure of a store.
 ///

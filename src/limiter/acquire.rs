@@ -4,7 +4,7 @@ use super::{Limiter, LimiterRequest};
 use crate::{
     Decision, Denial, Denied, Key,
     decision::turn_key,
-    error::one_of_errors,
+    error::impl_error,
     store::{Operation, StoreError},
 };
 
@@ -165,7 +165,7 @@ impl AcquireError {
     }
 }
 
-one_of_errors!(AcquireError);
+impl_error!(AcquireError, error => error.error(), error.error().source());
 
 #[cfg(feature = "tonic")]
 impl From<AcquireError> for tonic::Status {

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     ConfigError,
-    error::one_of_errors,
+    error::impl_error,
     store::{ErrorKind, StoreError},
 };
 
@@ -301,7 +301,7 @@ impl ConnectError {
     }
 }
 
-one_of_errors!(ConnectError);
+impl_error!(ConnectError, error => error.error(), error.error().source());
 
 #[cfg(test)]
 mod tests {
