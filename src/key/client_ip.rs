@@ -202,7 +202,8 @@ pub(super) struct Proxies {
 impl Proxies {
     /// Compares networks and addresses by these NAT64 prefixes.
     pub(super) fn group_by(&mut self, grouping: &Grouping) -> Result<(), ConfigError> {
-        let fix = "for a server that only its proxy can reach, use `trust_any_peer()`";
+        let fix =
+            "for a server that only its proxy can reach, use `trust_any_peer`; in a file, `trusted` is `\"any-peer\"`";
         self.networks = grouping.canonical_networks(&self.given, fix)?;
         Ok(())
     }

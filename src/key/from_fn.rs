@@ -51,7 +51,7 @@ where
     F: Fn(&Parts) -> R + Send + Sync + 'static,
     R: IntoKey,
 {
-    Extractor::new(R::form(), move |parts| f(parts).into_key())
+    Extractor::new(KeyForm::Any, move |parts| f(parts).into_key())
 }
 
 /// The return types of functions for [`from_fn`].
@@ -88,17 +88,6 @@ pub trait IntoKey: Sized {
     ///
     /// If the request is refused.
     fn into_key(self) -> Result<Option<Key>, KeyError>;
-
-    #[doc(hidden)]
-    fn form() -> KeyForm {
-        KeyForm::Any
-    }
-}
-
-impl IntoKey for Key {
-    fn into_key(self) -> Result<Option<Key>, KeyError> {
-        Ok(Some(self))
-    }
 }
 
 macro_rules! values {
@@ -108,34 +97,22 @@ macro_rules! values {
                 fn into_key(self) -> Result<Option<Key>, KeyError> {
                     Ok(Some(self.into()))
                 }
-
-                fn form() -> KeyForm {
-                    KeyForm::of("key", "", Value::Text)
-                }
             }
         )+
     };
 }
 
-values!(String u64);
+values!(Key String u64);
 
 impl<T: IntoKey> IntoKey for Option<T> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         self.map_or(Ok(None), T::into_key)
-    }
-
-    fn form() -> KeyForm {
-        T::form()
     }
 }
 
 impl<T: IntoKey> IntoKey for Result<T, KeyError> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         self?.into_key()
-    }
-
-    fn form() -> KeyForm {
-        T::form()
     }
 }
 

@@ -206,14 +206,7 @@ impl<K> Policy<K> {
 
     /// The same policy for a limiter, which is given the keys.
     pub(crate) fn for_limiter(self) -> Policy {
-        let policy = self.with_key::<Arc<dyn KeyExtractor>>(Arc::new(key::from_fn(|_| None::<Key>)));
-        #[cfg(feature = "serde")]
-        return Policy {
-            from_file: policy.from_file.map(FromFile::without_key),
-            ..policy
-        };
-        #[cfg(not(feature = "serde"))]
-        policy
+        self.with_key(Arc::new(key::from_fn(|_| None::<Key>)))
     }
 
     fn with_key<L>(self, extractor: L) -> Policy<L> {
@@ -221,7 +214,7 @@ impl<K> Policy<K> {
             policy_limit: self.policy_limit,
             settings: self.settings,
             #[cfg(feature = "serde")]
-            from_file: self.from_file,
+            from_file: self.from_file.map(FromFile::without_key),
             plan: self.plan,
             extractor,
         }

@@ -121,17 +121,16 @@ fn hash_limits<K>(policies: &[Policy<K>], name: &str) -> u64 {
     hash_text(&limits.join("\n"))
 }
 
-/// The requests that the files of these policies list as skipped or blocked.
+/// Each of these once.
 #[cfg(feature = "serde")]
-fn listed(policies: &[Policy]) -> Vec<Arc<Access>> {
-    let mut files = Vec::<Arc<Access>>::new();
-    let listed = |policy: &'_ Policy| policy.from_file.as_ref()?.listed.clone();
-    for listed in policies.iter().filter_map(listed) {
-        if !files.iter().any(|file| Arc::ptr_eq(file, &listed)) {
-            files.push(listed);
+pub(super) fn distinct<T>(all: impl Iterator<Item = Arc<T>>) -> Vec<Arc<T>> {
+    let mut distinct = Vec::<Arc<T>>::new();
+    for one in all {
+        if !distinct.iter().any(|other| Arc::ptr_eq(other, &one)) {
+            distinct.push(one);
         }
     }
-    files
+    distinct
 }
 
 /// Refuses a policy that a layer or a limiter does not take.
@@ -316,10 +315,14 @@ impl Basis {
     }
 
     fn of(context: CheckContext, own_access: Access, policies: Vec<Policy>) -> Self {
+        #[cfg(feature = "serde")]
+        let listed = policies
+            .iter()
+            .filter_map(|policy| policy.from_file.as_ref()?.listed.clone());
         Self {
             context: PerThread::new(context),
             #[cfg(feature = "serde")]
-            access: own_access.joined(&listed(&policies)),
+            access: own_access.joined(&distinct(listed)),
             #[cfg(not(feature = "serde"))]
             access: None,
             own_access,

@@ -67,7 +67,7 @@ impl TryFrom<FileFields> for Config {
     fn try_from(file: FileFields) -> Result<Self, ConfigError> {
         let (plans, policies) = join(file.policies, file.plans)?;
         for (place, entry) in &policies {
-            if let Some(key) = &entry.fields.key {
+            if let Some(key) = &entry.key {
                 key.validate(file.client_ip.as_ref())
                     .map_err(|error| error.of_policy(place))?;
             }
@@ -101,7 +101,7 @@ impl Config {
 
     /// What the policies are for that are for some requests only, apart from those that are for the others.
     pub(super) fn scopes(&self) -> Vec<Scope> {
-        let scopes = self.policies.values().map(|entry| entry.fields.scope());
+        let scopes = self.policies.values().map(PolicyEntry::scope);
         scopes
             .filter(|scope| !matches!(scope.routes, Routes::Others(_)) && !scope.is_everything())
             .collect()
@@ -130,7 +130,7 @@ impl Config {
 impl Config {
     /// The key of a policy.
     pub(super) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
-        let Some(key) = &self.entry(name)?.fields.key else {
+        let Some(key) = &self.entry(name)?.key else {
             return Err(ConfigError::new(format!(
                 "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
                  policy that `unkeyed` returns"
@@ -138,7 +138,7 @@ impl Config {
         };
         let registered = Registered {
             client_ip: self.client_ip.as_ref(),
-            extension: &|name| self.extensions.key(name),
+            extension: &|name| Ok(self.extensions.get(name)?.key.clone()),
         };
         key.extractor(&registered).map_err(|error| error.of_policy(name))
     }
@@ -169,6 +169,7 @@ pub(in crate::policy) struct FromFile {
 }
 
 impl FromFile {
+    /// The same for a policy that has another key.
     pub(in crate::policy) fn without_key(self) -> Self {
         Self { has_key: false, ..self }
     }
@@ -193,27 +194,34 @@ impl FilePolicy {
 impl Config {
     /// What the file has about a policy, with its key if that is needed.
     pub(super) fn describe(&self, place: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
-        let PolicyEntry { fields, plans } = self.entry(place)?;
+        let entry = self.entry(place)?;
+        let of_policy = |error: ConfigError| error.of_policy(place);
         let name: Arc<str> = policy_at(place).into();
-        let policy_limit = match plans {
-            None => PolicyLimit::new(name, fields.limit.clone()),
-            Some(plans) => {
-                let choose = plans.choose(fields.limit.clone(), &self.extensions);
+        let policy_limit = match entry.plans().map_err(of_policy)? {
+            None => PolicyLimit::new(name, entry.limit.clone()),
+            Some((selector, limits)) => {
+                let select = selector.select(&self.extensions).map_err(of_policy)?;
+                let (limits, without) = (limits.clone(), entry.limit.clone());
                 PolicyLimit {
-                    of_plans: plans.limits.values().chain([&fields.limit]).cloned().collect(),
-                    ..PolicyLimit::chosen(name, choose.map_err(|error| error.of_policy(place))?)
+                    of_plans: limits.values().chain([&without]).cloned().collect(),
+                    ..PolicyLimit::chosen(
+                        name,
+                        Arc::new(move |parts| {
+                            let planned = select(parts).and_then(|plan| limits.get(&*plan));
+                            planned.unwrap_or(&without).clone()
+                        }),
+                    )
                 }
             }
         };
-        let valid = fields.limit.validate_wait(fields.wait.0);
-        valid.map_err(|error| error.of_policy(place))?;
+        entry.limit.validate_wait(entry.wait.0).map_err(of_policy)?;
         policy_limit.fixed.limit.validate()?;
         // An operator can reset the counts of all plans before a request of each was here.
         #[cfg(feature = "admin")]
         for limit in &policy_limit.of_plans {
             let _ = policy_limit.chosen.of(limit.clone());
         }
-        let mut scope = fields.scope();
+        let mut scope = entry.scope();
         if let Routes::Others(others) = &mut scope.routes {
             *others = self.scopes();
         }
@@ -222,19 +230,19 @@ impl Config {
 
         Ok(FilePolicy {
             place: place.into(),
-            policy_limit: if fields.enabled {
+            policy_limit: if entry.enabled {
                 policy_limit
             } else {
                 policy_limit.switched_off()
             },
             settings: Settings {
-                cost: fields.cost.map(Cost::Fixed),
+                cost: entry.cost.map(Cost::Fixed),
                 scope,
-                failure_mode: Some(fields.failure_mode),
-                enforced: fields.enforced(),
-                ban: fields.ban,
-                longest_wait: Some(LongestWait::Fixed(fields.wait.0)),
-                max_waiting: fields.max_waiting,
+                failure_mode: Some(entry.failure_mode),
+                enforced: entry.enforced(),
+                ban: entry.ban,
+                longest_wait: Some(LongestWait::Fixed(entry.wait.0)),
+                max_waiting: entry.max_waiting,
                 ..Settings::default()
             },
             key: needs_key.then(|| self.key(place)).transpose()?,

@@ -1,4 +1,4 @@
-use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
 use http::{HeaderName, Method, request::Parts};
 use serde::{
@@ -14,24 +14,24 @@ use crate::{
     Ban, ConfigError, FailureMode, Limit,
     decision::{EnforcedShare, POSSIBLE_WAITING},
     key::KeySpec,
-    limit::ChooseLimit,
     policy::{
         limit::validate_name,
         settings::{COST_FAULT, WAITING_FAULT},
     },
 };
 
+/// The limits of a policy by the plan of a request.
+type ByPlan = BTreeMap<String, Limit>;
+
 /// A policy as configuration describes it.
 #[derive(Clone, Deserialize)]
-#[serde(try_from = "PolicyFields")]
+#[serde(
+    remote = "Self",
+    deny_unknown_fields,
+    rename_all = "kebab-case",
+    expecting = "a table with a `limit`"
+)]
 pub(super) struct PolicyEntry {
-    pub(super) fields: PolicyFields,
-    pub(super) plans: Option<Plans>,
-}
-
-#[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with a `limit`")]
-pub(super) struct PolicyFields {
     pub(super) limit: Limit,
     plan: Option<Selector>,
     plans: Option<Unique<String, Limit>>,
@@ -58,12 +58,35 @@ pub(super) struct PolicyFields {
     pub(super) enabled: bool,
 }
 
-impl PolicyFields {
+impl<'de> Deserialize<'de> for PolicyEntry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The derived function, which `remote` makes inherent.
+        let entry = Self::deserialize(deserializer)?;
+        entry.plans().map_err(D::Error::custom)?;
+        Ok(entry)
+    }
+}
+
+impl PolicyEntry {
     /// The keys that the policy is enforced for.
     pub(super) fn enforced(&self) -> EnforcedShare {
         match self.mode {
             Mode::Enforce => self.enforce_share,
             Mode::Observe => EnforcedShare::NONE,
+        }
+    }
+
+    /// What selects the plan of a request, and the limits by plan, if the policy has them.
+    pub(super) fn plans(&self) -> Result<Option<(&Selector, &ByPlan)>, ConfigError> {
+        match (&self.plan, &self.plans) {
+            (None, None) => Ok(None),
+            (Some(selector), Some(Unique(by_plan))) => Ok(Some((selector, by_plan))),
+            (None, Some(_)) => Err(ConfigError::new(
+                "`plans` need a `plan`, which selects one, such as `\"extension:plan\"`",
+            )),
+            (Some(_), None) => Err(ConfigError::new(
+                "a `plan` is selected of `plans`, which are limits by name",
+            )),
         }
     }
 
@@ -73,20 +96,6 @@ impl PolicyFields {
             routes: self.routes.clone(),
             methods: self.methods.clone(),
         }
-    }
-}
-
-impl TryFrom<PolicyFields> for PolicyEntry {
-    type Error = &'static str;
-
-    fn try_from(mut fields: PolicyFields) -> Result<Self, &'static str> {
-        let plans = match (fields.plan.take(), fields.plans.take()) {
-            (None, None) => None,
-            (Some(selector), Some(Unique(limits))) => Some(Plans { selector, limits }),
-            (None, Some(_)) => return Err("`plans` need a `plan`, which selects one, such as `\"extension:plan\"`"),
-            (Some(_), None) => return Err("a `plan` is selected of `plans`, which are limits by name"),
-        };
-        Ok(Self { fields, plans })
     }
 }
 
@@ -249,7 +258,7 @@ impl Selector {
     pub(super) fn select(&self, extensions: &Extensions) -> Result<Select, ConfigError> {
         match self {
             Self::Extension(name) => {
-                let text = extensions.text(name)?;
+                let text = extensions.get(name)?.text.clone();
                 Ok(Box::new(move |parts| text(parts).map(Cow::Owned)))
             }
             Self::Header(name) => {
@@ -263,24 +272,5 @@ impl Selector {
                 }))
             }
         }
-    }
-}
-
-/// The limits of a policy by the plan of a request.
-#[derive(Clone)]
-pub(super) struct Plans {
-    pub(super) selector: Selector,
-    pub(super) limits: BTreeMap<String, Limit>,
-}
-
-impl Plans {
-    /// The limit of each request: that of its plan, or this one if it has none of them.
-    pub(super) fn choose(&self, without: Limit, extensions: &Extensions) -> Result<ChooseLimit, ConfigError> {
-        let select = self.selector.select(extensions)?;
-        let limits = self.limits.clone();
-        Ok(Arc::new(move |parts| {
-            let planned = select(parts).and_then(|plan| limits.get(&*plan));
-            planned.unwrap_or(&without).clone()
-        }))
     }
 }

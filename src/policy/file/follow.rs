@@ -14,13 +14,16 @@ use arc_swap::{ArcSwap, Guard};
 
 use super::{
     Policies,
-    config::{Config, FilePolicy, FromFile},
+    config::{Config, FilePolicy},
 };
 use crate::{
     ConfigError,
     limit::hash_text,
     observe::{file_loaded, file_refused},
-    policy::{Basis, Policy, set::Validate},
+    policy::{
+        Basis, Policy,
+        set::{Validate, distinct},
+    },
     store::Store,
     sync::lock,
 };
@@ -368,13 +371,11 @@ impl Live {
 
 /// The files that policies follow, each of them once.
 fn files(policies: &[Policy]) -> Vec<Arc<File>> {
-    let mut files = Vec::<Arc<File>>::new();
-    for FromFile { file, .. } in policies.iter().filter_map(|policy| policy.from_file.as_ref()) {
-        if !files.iter().any(|other| Arc::ptr_eq(other, file)) {
-            files.push(file.clone());
-        }
-    }
-    files
+    distinct(
+        policies
+            .iter()
+            .filter_map(|policy| Some(policy.from_file.as_ref()?.file.clone())),
+    )
 }
 
 /// Gives those of the policies that follow the file what it has about them.

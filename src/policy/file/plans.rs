@@ -47,14 +47,13 @@ pub(super) fn join(
             )));
         }
         for (Name(name), mut entry) in policies {
-            if let Some(PolicyEntry { fields: common, .. }) = places.get(&name) {
-                let fields = &mut entry.fields;
-                fields.key = fields.key.take().or_else(|| common.key.clone());
-                if matches!(fields.routes, Routes::All) {
-                    fields.routes = common.routes.clone();
+            if let Some(common) = places.get(&name) {
+                entry.key = entry.key.take().or_else(|| common.key.clone());
+                if matches!(entry.routes, Routes::All) {
+                    entry.routes = common.routes.clone();
                 }
-                if fields.methods.is_empty() {
-                    fields.methods = common.methods.clone();
+                if entry.methods.is_empty() {
+                    entry.methods = common.methods.clone();
                 }
             }
             places.insert(place_of(&plan, &name), entry);
@@ -114,7 +113,13 @@ impl Policies {
     pub fn plans<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Plans, ConfigError> {
         let config = self.file.config();
         let plans = config.plans_with(names, |place| self.get(place))?;
-        config.choosing(plans)
+        match &config.plan {
+            Some(selector) => Ok(plans.chosen_by(selector.select(&config.extensions)?.into())),
+            None if config.plans.is_empty() => Ok(plans),
+            None => Err(ConfigError::new(
+                "`plans` need a `plan` at the top of the file, which selects one, such as `\"extension:plan\"`",
+            )),
+        }
     }
 
     /// The same without keys, for a limiter, which [chooses the plan](crate::LimiterRequest::plan) of each request.
@@ -178,16 +183,5 @@ impl Config {
             }
         }
         Ok(plans)
-    }
-
-    /// The plans with what the file selects one by.
-    fn choosing<K>(&self, plans: Plans<K>) -> Result<Plans<K>, ConfigError> {
-        match &self.plan {
-            Some(selector) => Ok(plans.chosen_by(selector.select(&self.extensions)?.into())),
-            None if self.plans.is_empty() => Ok(plans),
-            None => Err(ConfigError::new(
-                "`plans` need a `plan` at the top of the file, which selects one, such as `\"extension:plan\"`",
-            )),
-        }
     }
 }

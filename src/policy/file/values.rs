@@ -4,7 +4,6 @@
 use std::{collections::BTreeMap, fmt::Display, sync::Arc, time::Duration};
 
 use http::{HeaderName, Method, request::Parts};
-use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de::Error};
 
 use super::{
@@ -125,16 +124,7 @@ impl ClientIp {
                 "an empty list trusts no proxy; write the networks of the proxies, such as `[\"10.0.0.0/8\"]`, \
                  `\"unix-peer\"` or `\"any-peer\"`",
             )),
-            Trusted::Networks(networks) => {
-                let is_all =
-                    |network: &&String| network.parse::<IpNet>().is_ok_and(|network| network.prefix_len() == 0);
-                match networks.iter().find(is_all) {
-                    None => client_ip.trusted(networks),
-                    Some(all) => Err(ConfigError::new(format!(
-                        "`{all}` contains every address; for a server that only its proxy can reach, `trusted` is `\"any-peer\"`"
-                    ))),
-                }
-            }
+            Trusted::Networks(networks) => client_ip.trusted(networks),
         }
     }
 }
@@ -164,12 +154,12 @@ pub(super) struct Requests(Vec<RequestMatcher>);
 
 /// Requests as a table describes them: those for which all of its fields hold.
 #[derive(Clone, Deserialize)]
-#[serde(try_from = "RequestFields")]
-struct RequestMatcher(RequestFields);
-
-#[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields, expecting = "a table with `networks`, `routes` or `methods`")]
-struct RequestFields {
+#[serde(
+    remote = "Self",
+    deny_unknown_fields,
+    expecting = "a table with `networks`, `routes` or `methods`"
+)]
+struct RequestMatcher {
     clients: Option<Clients>,
     #[serde(default, deserialize_with = "networks")]
     networks: Vec<String>,
@@ -186,20 +176,21 @@ enum Clients {
     Unknown,
 }
 
-impl TryFrom<RequestFields> for RequestMatcher {
-    type Error = &'static str;
-
-    fn try_from(fields: RequestFields) -> Result<Self, &'static str> {
-        match &fields.routes {
-            Routes::Others(_) => Err("the routes `others` are for a policy; list the routes of these requests"),
+impl<'de> Deserialize<'de> for RequestMatcher {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The derived function, which `remote` makes inherent.
+        let fields = Self::deserialize(deserializer)?;
+        let fault = match &fields.routes {
+            Routes::Others(_) => "the routes `others` are for a policy; list the routes of these requests",
             _ if fields.clients.is_some() && !fields.networks.is_empty() => {
-                Err("an unknown client is in no network; use two tables, which are alternatives")
+                "an unknown client is in no network; use two tables, which are alternatives"
             }
             Routes::All if fields.networks.is_empty() && fields.methods.is_empty() && fields.clients.is_none() => {
-                Err("without `networks`, `clients`, `routes` or `methods` these would be all requests")
+                "without `networks`, `clients`, `routes` or `methods` these would be all requests"
             }
-            Routes::All | Routes::These(_) => Ok(Self(fields)),
-        }
+            Routes::All | Routes::These(_) => return Ok(fields),
+        };
+        Err(D::Error::custom(fault))
     }
 }
 
@@ -210,7 +201,7 @@ impl Requests {
         client_ip: Option<&key::Ip>,
         spelling: Spelling,
     ) -> Result<Vec<Condition>, ConfigError> {
-        let condition = |RequestMatcher(fields): &RequestMatcher| -> Result<Condition, ConfigError> {
+        let condition = |fields: &RequestMatcher| -> Result<Condition, ConfigError> {
             let scope = Scope {
                 routes: fields.routes.clone(),
                 methods: fields.methods.clone(),
@@ -255,9 +246,9 @@ impl<'de> Deserialize<'de> for Requests {
 pub(super) struct Extensions(BTreeMap<String, Extension>);
 
 #[derive(Clone)]
-struct Extension {
-    key: Arc<dyn KeyExtractor>,
-    text: Arc<Text>,
+pub(super) struct Extension {
+    pub(super) key: Arc<dyn KeyExtractor>,
+    pub(super) text: Arc<Text>,
 }
 
 /// The value of a request as text, if the request has one.
@@ -291,15 +282,7 @@ impl Extensions {
         }
     }
 
-    pub(super) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
-        Ok(self.get(name)?.key.clone())
-    }
-
-    pub(super) fn text(&self, name: &str) -> Result<Arc<Text>, ConfigError> {
-        Ok(self.get(name)?.text.clone())
-    }
-
-    fn get(&self, name: &str) -> Result<&Extension, ConfigError> {
+    pub(super) fn get(&self, name: &str) -> Result<&Extension, ConfigError> {
         self.0.get(name).ok_or_else(|| {
             ConfigError::new(format!(
                 "`extension:{name}` is not registered; call `with_extension(\"{name}\", |value: &Type| ..)` on the policies \
