@@ -1,4 +1,3 @@
-mod audit;
 mod message;
 mod report;
 mod router;
@@ -9,7 +8,7 @@ use std::{env, fmt, process, sync::Arc};
 
 use http::request::Parts;
 
-use self::{audit::FindActor, subject::SubjectNames};
+use self::{router::FindActor, subject::SubjectNames};
 use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decision::DenialWatch, key::Secret, policy::PolicySet};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
@@ -194,7 +193,7 @@ impl Admin {
             files: Vec::new(),
             instance: host.unwrap_or_else(|| format!("process {}", process::id())),
             names: SubjectNames::new(),
-            actor: Arc::new(audit::basic_user),
+            actor: Arc::new(router::basic_user),
             most_denied: 100,
             _denials: Arc::default(),
         }

@@ -215,17 +215,15 @@ impl Requests {
                         "unknown are clients that no proxy has recorded; `[client-ip]` describes the proxies",
                     ));
                 }
-                (Some(Clients::Unknown), Some(client_ip)) => client_ip.clone().unknown(),
-                (None, _) if fields.networks.is_empty() => {
-                    return Ok(Arc::new(move |parts| scope.contains(parts, spelling)));
-                }
+                (Some(Clients::Unknown), Some(client_ip)) => Some(client_ip.clone().unknown()),
+                (None, _) if fields.networks.is_empty() => None,
                 (None, _) => {
                     let address = client_ip.cloned().unwrap_or_else(key::ip);
-                    address.within(&fields.networks)?
+                    Some(address.within(&fields.networks)?)
                 }
             };
             Ok(Arc::new(move |parts| {
-                scope.contains(parts, spelling) && of_client(parts)
+                scope.contains(parts, spelling) && of_client.as_ref().is_none_or(|holds| holds(parts))
             }))
         };
         self.0.iter().map(condition).collect()
