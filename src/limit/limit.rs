@@ -168,7 +168,6 @@ impl Limit {
     }
 
     /// For how long units may be [taken ahead](SlidingLog::prefetch); `None` if they are not.
-    #[cfg(feature = "_redis")]
     #[inline]
     pub(crate) fn prefetch_time(&self) -> Option<Duration> {
         let ahead = match self {

@@ -68,7 +68,6 @@ macro_rules! prefetch {
             }
 
             /// For how long units are taken ahead; zero if they are not.
-            #[cfg(feature = "_redis")]
             pub(crate) const fn ahead(&self) -> std::time::Duration {
                 std::time::Duration::from_micros(self.ahead_us as u64)
             }
