@@ -172,16 +172,6 @@ pub enum ClientIpSource {
     Header(HeaderName),
 }
 
-impl ClientIpSource {
-    /// The header that is neither of the two lists.
-    pub(super) fn own_header(&self) -> Option<&HeaderName> {
-        match self {
-            Self::Header(name) => Some(name),
-            Self::XForwardedFor | Self::XForwardedForHop(_) | Self::Forwarded => None,
-        }
-    }
-}
-
 /// The most elements that are read of the lists of a request.
 const MAX_HOPS: usize = 32;
 
@@ -206,12 +196,6 @@ impl Proxies {
             "for a server that only its proxy can reach, use `trust_any_peer`; in a file, `trusted` is `\"any-peer\"`";
         self.networks = grouping.canonical_networks(&self.given, fix)?;
         Ok(())
-    }
-
-    /// Whether the header of this peer is read.
-    #[inline]
-    pub(super) fn are_read_from(&self, peer: Peer) -> bool {
-        self.any_peer || self.trusts(peer)
     }
 
     /// The client of a request from a peer whose header is read, in canonical form.
@@ -261,7 +245,8 @@ impl Proxies {
         }
     }
 
-    fn trusts(&self, hop: Peer) -> bool {
+    #[inline]
+    pub(super) fn trusts(&self, hop: Peer) -> bool {
         match hop {
             Peer::Address(address) => self.networks.iter().any(|network| network.contains(&address)),
             Peer::Unix => self.unix,

@@ -12,7 +12,7 @@ use ipnet::Ipv6Net;
 
 use super::{
     address::{Client, Grouping, NO_PEER, Peer},
-    client_ip::{Proxies, are_forwarding},
+    client_ip::{ClientIpSource, Proxies, are_forwarding},
     extractor::{KeyError, KeyExtractor},
     form::{KeyForm, Value},
     key::Key,
@@ -335,7 +335,9 @@ impl Ip {
         };
         let peer = self.grouping.canonical_peer(peer?);
         Some(match &self.proxies {
-            Some(proxies) if proxies.are_read_from(peer) => proxies.client(peer, &parts.headers, &self.grouping),
+            Some(proxies) if proxies.any_peer || proxies.trusts(peer) => {
+                proxies.client(peer, &parts.headers, &self.grouping)
+            }
             Some(_) | None => {
                 if !self.warned.load(Ordering::Relaxed) && self.is_forwarded(&parts.headers) {
                     self.warn_of_forwarding(peer);
@@ -350,8 +352,8 @@ impl Ip {
     /// Whether a proxy seems to have forwarded the request.
     #[inline]
     fn is_forwarded(&self, headers: &HeaderMap) -> bool {
-        let own = self.proxies.as_ref().and_then(|proxies| proxies.source.own_header());
-        are_forwarding(headers) || own.is_some_and(|name| headers.contains_key(name))
+        let source = self.proxies.as_ref().map(|proxies| &proxies.source);
+        are_forwarding(headers) || matches!(source, Some(ClientIpSource::Header(name)) if headers.contains_key(name))
     }
 
     /// Warns once that all requests have the key of the proxy.

@@ -19,7 +19,7 @@ use crate::{
     decision::{Condition, Cost, LongestWait, PolicyFile, Settings},
     key,
     key::Registered,
-    policy::{Policy, limit::PolicyLimit, set::Access},
+    policy::{limit::PolicyLimit, set::Access},
     store::NamedLimit,
 };
 
@@ -57,15 +57,14 @@ struct FileFields {
     block: Requests,
     policies: Unique<Name, PolicyEntry>,
     plan: Option<Selector>,
-    #[serde(default)]
-    plans: Unique<String, Unique<Name, PolicyEntry>>,
+    plans: Option<Unique<String, Unique<Name, PolicyEntry>>>,
 }
 
 impl TryFrom<FileFields> for Config {
     type Error = ConfigError;
 
     fn try_from(file: FileFields) -> Result<Self, ConfigError> {
-        let (plans, policies) = join(file.policies, file.plans)?;
+        let (plans, policies) = join(file.policies, file.plans.map(|Unique(plans)| plans).unwrap_or_default())?;
         for (place, entry) in &policies {
             if let Some(key) = &entry.key {
                 key.validate(file.client_ip.as_ref())
@@ -147,8 +146,6 @@ impl Config {
 /// What a file has about one policy.
 #[derive(Clone)]
 pub(super) struct FilePolicy {
-    /// Where it is in the file.
-    place: Arc<str>,
     pub(super) policy_limit: PolicyLimit,
     pub(super) settings: Settings,
     pub(super) key: Option<Arc<dyn KeyExtractor>>,
@@ -172,22 +169,6 @@ impl FromFile {
     /// The same for a policy that has another key.
     pub(in crate::policy) fn without_key(self) -> Self {
         Self { has_key: false, ..self }
-    }
-}
-
-impl FilePolicy {
-    /// The policy, which follows the file, with this key.
-    pub(super) fn policy<K>(self, (key, is_of_file): (K, bool), config: &Config, file: &Arc<File>) -> Policy<K> {
-        Policy {
-            from_file: Some(FromFile {
-                settings: self.settings,
-                listed: config.listed(),
-                place: self.place,
-                file: file.clone(),
-                has_key: is_of_file,
-            }),
-            ..Policy::of_limit(config.switched(self.policy_limit)).with_key(key)
-        }
     }
 }
 
@@ -229,7 +210,6 @@ impl Config {
             .then(|| -> Condition { Arc::new(move |parts| scope.contains(parts, Spelling::Either)) });
 
         Ok(FilePolicy {
-            place: place.into(),
             policy_limit: if entry.enabled {
                 policy_limit
             } else {

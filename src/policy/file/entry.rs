@@ -140,12 +140,6 @@ fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Er
 #[derive(Clone)]
 pub(super) struct Unique<K, V>(pub(super) BTreeMap<K, V>);
 
-impl<K, V> Default for Unique<K, V> {
-    fn default() -> Self {
-        Self(BTreeMap::new())
-    }
-}
-
 impl<'de, K, V> Deserialize<'de> for Unique<K, V>
 where
     K: Deserialize<'de> + fmt::Display + Ord,

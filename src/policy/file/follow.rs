@@ -14,7 +14,7 @@ use arc_swap::{ArcSwap, Guard};
 
 use super::{
     Policies,
-    config::{Config, FilePolicy},
+    config::{Config, FilePolicy, FromFile},
 };
 use crate::{
     ConfigError,
@@ -101,21 +101,6 @@ impl File {
     pub(super) fn config(&self) -> Config {
         self.state().config.clone()
     }
-
-    /// A policy of the last load, which follows the file.
-    pub(super) fn policy(self: &Arc<Self>, name: &str) -> Result<Policy<()>, ConfigError> {
-        let mut state = self.state();
-        let described = state.take_up(name, false)?;
-        Ok(described.policy(((), false), &state.config, self))
-    }
-
-    /// The same with its key.
-    pub(super) fn keyed_policy(self: &Arc<Self>, name: &str) -> Result<Policy, ConfigError> {
-        let mut state = self.state();
-        let key = state.config.key(name)?;
-        let described = state.take_up(name, true)?;
-        Ok(described.policy((key, true), &state.config, self))
-    }
 }
 
 /// Loads.
@@ -201,12 +186,26 @@ impl State {
         self.refused.as_ref().or(self.unseen.as_ref())
     }
 
-    /// What the configuration has about one that the application uses from now on.
-    fn take_up(&mut self, name: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
-        let has_key = self.used.get(name).is_some_and(|used| used.key.is_some());
-        let described = self.config.describe(name, needs_key || has_key)?;
-        self.used.insert(name.to_owned(), described.clone());
-        Ok(described)
+    /// A policy that the application uses from now on, with this key, which may be that of the file.
+    pub(super) fn take_up<K>(
+        &mut self,
+        file: &Arc<File>,
+        place: &str,
+        (key, is_of_file): (K, bool),
+    ) -> Result<Policy<K>, ConfigError> {
+        let has_key = self.used.get(place).is_some_and(|used| used.key.is_some());
+        let described = self.config.describe(place, is_of_file || has_key)?;
+        self.used.insert(place.to_owned(), described.clone());
+        Ok(Policy {
+            from_file: Some(FromFile {
+                settings: described.settings,
+                listed: self.config.listed(),
+                place: place.into(),
+                file: file.clone(),
+                has_key: is_of_file,
+            }),
+            ..Policy::of_limit(self.config.switched(described.policy_limit)).with_key(key)
+        })
     }
 }
 

@@ -288,7 +288,9 @@ impl Policies {
     ///
     /// If there is no such policy, or it has no key.
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
-        self.file.keyed_policy(name)
+        let mut state = self.file.state();
+        let key = state.config.key(name)?;
+        state.take_up(&self.file, name, (key, true))
     }
 
     /// The policy of this name without its key: for a limiter, or for a key that only code can extract. It follows the file, too.
@@ -312,7 +314,7 @@ impl Policies {
     ///
     /// If there is no such policy.
     pub fn unkeyed(&self, name: &str) -> Result<Policy<()>, ConfigError> {
-        self.file.policy(name)
+        self.file.state().take_up(&self.file, name, ((), false))
     }
 
     /// The names of all policies of the last load, in alphabetical order.

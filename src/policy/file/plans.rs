@@ -36,7 +36,7 @@ type Places = BTreeMap<String, PolicyEntry>;
 /// What a policy is for and counted by is that of the policy of its name outside of the plans, unless the plan has others.
 pub(super) fn join(
     Unique(policies): Unique<Name, PolicyEntry>,
-    Unique(plans): Unique<String, Unique<Name, PolicyEntry>>,
+    plans: BTreeMap<String, Unique<Name, PolicyEntry>>,
 ) -> Result<(BTreeSet<String>, Places), ConfigError> {
     let mut places: Places = policies.into_iter().map(|(Name(name), entry)| (name, entry)).collect();
     let mut names = BTreeSet::new();
