@@ -58,12 +58,12 @@ local function bucket_add(charge, weight, _, since, spent, at, expires)
 end
 
 local function bucket_wait(charge, cost, since, spent, _, _, full)
-  local wait = 0
-  if cost then
-    local missing = math.min(spent, math.max(0, spent + cost - charge.quota))
-    wait = math.max(1, since + time_of(missing, charge.x, charge.y) - now)
+  local missing = cost and spent + cost - charge.quota
+  if not missing then
+    return 0, full - now
   end
-  return wait, full - now
+  local wait = since + time_of(missing < spent and missing or spent, charge.x, charge.y) - now
+  return wait > 1 and wait or 1, full - now
 end
 
 -- What only the driver needs.

@@ -7,8 +7,25 @@
 --       ... the same for other charges, and the keys of a call across slots
 -- reply as that of `driver.lua`
 
+if #ARGV == 1 and #ARGV[1] == 48 then
+  -- One charge, of which all callers are admitted or none. What is left of other calls is decided below.
+  local callers, cost, quota, x, y, z = unpack_numbers('<dddddd', ARGV[1])
+  local charge = { key = KEYS[1], cost = cost, quota = quota, x = x, y = y, z = z }
+  local room, a, b, c, d, e = read(charge, callers * cost)
+  if room >= callers * cost then
+    local reset = add(charge, callers * cost, callers, a, b, c, d, e)
+    return pack('<ddddd', now, callers, room - callers * cost, 0, reset)
+  elseif room < cost then
+    local rest, reset = wait(charge, cost, a, b, c, d, e)
+    if call('PTTL', charge.key) == -1 then
+      call('PEXPIREAT', charge.key, expiry(now + reset))
+    end
+    return pack('<ddddd', now, 0, room, rest, reset)
+  end
+end
+
 -- Decides a charge and those after it in its request: reads all of them, then adds to all of them or to none. `fits` is how many of
--- the callers fit the charges before. Returns how many fit all, and without a list for it the state that is the reply.
+-- the callers fit the charges before. Returns how many fit all.
 local function decide(charge, callers, fits, keys, place, reply)
   local cost, following = charge.cost, charge.following
   charge.key = keys[place]
@@ -35,17 +52,8 @@ local function decide(charge, callers, fits, keys, place, reply)
       call('PEXPIREAT', charge.key, expiry(now + reset))
     end
   end
-  if not reply then
-    return fits, room, rest, reset
-  end
   reply[place + 1] = pack('<dddd', fits, room, rest, reset)
   return fits
-end
-
-if #ARGV == 1 and #ARGV[1] == 48 then
-  local callers, cost, quota, x, y, z = unpack_numbers('<dddddd', ARGV[1])
-  local charge = { key = '', cost = cost, quota = quota, x = x, y = y, z = z }
-  return pack('<ddddd', now, decide(charge, callers, callers, KEYS, 1))
 end
 
 local keys, last, reply, errors, place, nth = KEYS, #ARGV, { pack('<d', now) }, nil, 1, 1
@@ -72,7 +80,7 @@ for n = 1, last, 2 do
   local charges, requests, first, callers, size = ARGV[n], ARGV[n + 1], nil, 0, 0
   for position = #charges - 47, 1, -48 do
     local times, cost, quota, x, y, z = unpack_numbers('<dddddd', charges, position)
-    first = { following = first, key = '', cost = cost, quota = quota, x = x, y = y, z = z }
+    first = { following = first, cost = cost, quota = quota, x = x, y = y, z = z }
     callers, size = times, size + 1
   end
   local count = last > 1 and unpack_numbers('<d', requests) or 1

@@ -31,7 +31,7 @@ local function counter_read(charge)
 end
 
 local function counter_add(charge, weight, _, start, current, previous, expires)
-  current = math.max(current, math.min(current + weight, charge.z))
+  current = current + weight <= charge.z and current + weight or math.max(current, charge.z)
   local til = start + 2 * charge.x
   write(charge.key, start, current, previous, expires, til)
   return til - now

@@ -1,8 +1,11 @@
 -- One check of cost 1 of a plain log, as most calls of a caller alone are, without the functions of the rule. Any other call is left to
 -- them.
 
-local callers, cost, quota, window = unpack_numbers('<dddd', ARGV[1])
-if callers == 1 and cost == 1 and #ARGV == 1 and #KEYS == 1 then
+local callers, cost, quota, window
+if #ARGV == 1 and #ARGV[1] == 48 then
+  callers, cost, quota, window = unpack_numbers('<dddd', ARGV[1])
+end
+if callers == 1 and cost == 1 then
   local key = KEYS[1]
   local stored = call('ZREVRANK', key, '=')
   local is_new = not stored and call('ZCARD', key) == 0

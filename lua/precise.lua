@@ -69,25 +69,27 @@ local function precise_read(charge)
     newest = newest, weight = weight, since = since, total = total, first = first, count = count, oldest = oldest, expires = expires,
     stored = first,
   }
-  if count == 0 or not (now - window < newest and newest <= now + math.min(SLACK, window)) then
+  if count == 0 or not (now - window < newest and (newest <= now or newest <= now + math.min(SLACK, window))) then
     log.newest, log.total, log.first = -1, 0, count
   elseif oldest <= now - window then
     local passed
     log.first, log.oldest, passed = pass(charge.key, log, now - window, math.huge, MOST_EXPIRED)
     log.total = math.max(0, total - passed)
   end
-  return math.max(0, charge.quota - log.total), log
+  return log.total < charge.quota and charge.quota - log.total or 0, log
 end
 
 local function precise_add(charge, weight, _, log)
   -- Where the clock was set back, the last entry goes on.
-  local time, anew = math.max(now, log.newest), false
+  local time, anew = log.newest > now and log.newest or now, false
   if log.newest < time - time % charge.y then
     -- What has expired is removed once it is a third of the text.
     anew = 3 * log.first >= log.count
     log.count, log.weight, log.since = log.count + 1, 0, time
   end
-  weight = math.max(1, math.min(weight, MAX_TOTAL - log.total))
+  if weight > MAX_TOTAL - log.total then
+    weight = math.max(1, MAX_TOTAL - log.total)
+  end
   log.newest, log.weight, log.total = time, log.weight + weight, log.total + weight
   if log.count - log.first == 1 then
     log.oldest = time

@@ -177,9 +177,7 @@ impl ScriptCall {
     pub(super) fn empty(script: ScriptName, keys: SmallVec<[Bytes; 1]>) -> Self {
         let mut call = Self::probe(None);
         if matches!(script, ScriptName::Checks(_)) {
-            let mut buffer = BytesMut::new();
-            write_numbers(&mut buffer, [0, 1, 1, 1, 1, 1]);
-            call.arguments = [buffer.freeze()].into();
+            call.arguments.clear();
         }
         Self { script, keys, ..call }
     }

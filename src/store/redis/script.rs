@@ -62,7 +62,7 @@ macro_rules! lua {
 
 /// The name of each rule in a call, that of its functions, and the files that it needs.
 pub(super) const RULES: [(&str, &str, [&str; 2]); 6] = [
-    ("log", "log", [lua!("members"), lua!("log")]),
+    ("log", "log", [lua!("log"), ""]),
     ("precise", "precise", [lua!("precise"), ""]),
     ("counter", "counter", [lua!("numbers"), lua!("counter")]),
     ("fixed", "window", [lua!("numbers"), lua!("window")]),
@@ -74,8 +74,7 @@ const PRELUDE: &str = lua!("prelude");
 /// In the file of a rule, what follows is not needed for checks.
 const FOR_DRIVER: &str = "-- What only the driver needs.\n";
 /// All rules, each file once.
-const ALL_RULES: [&str; 9] = [
-    lua!("members"),
+const ALL_RULES: [&str; 8] = [
     lua!("log"),
     lua!("precise"),
     lua!("numbers"),
