@@ -1,7 +1,7 @@
 -- Decides any requests, one after the other: reads all charges of a request, then adds to all of them or to none.
 --
--- KEYS  the keys of the charges, request after request, then those of their lines; of a call across slots of a cluster, the first
---       of them
+-- KEYS  the keys of the charges, request after request, each followed by that of its line; of a call across slots of a cluster, the
+--       first of them
 -- ARGV  1. the time that the boundaries of all calendars enclose, from and until; and of a call across slots the number of runs, or 0
 --       2. runs of requests that look alike: operation, how many requests, how many charges each has, how many callers send each of
 --          them (0: a number for each request follows the charges), and 1 where a request has keys in several slots; for a refund when
@@ -24,8 +24,8 @@ if now < from or now >= til then
   return pack('<d', now)
 end
 
--- The keys, and how many of the first of them belong to requests that were decided; the next key of a line.
-local keys, passed, next_line = KEYS, 0, 1
+-- The keys, and the next one; how many charges belong to requests that were decided.
+local keys, next_key, passed = KEYS, 1, 0
 -- The packed numbers of the reply, and the errors.
 local reply, errors = { pack('<d', now) }, nil
 
@@ -38,7 +38,7 @@ end
 
 -- Reads a run of requests.
 local function read_run(text)
-  local run, bans, line, position = { charges = {}, lines = 0, nth = 0, text = text }, nil, nil, nil
+  local run, bans, line, position = { charges = {}, text = text }, nil, nil, nil
   run.operation, run.requests, run.size, run.times, run.spans, position = unpack_numbers('<sdddd', text)
   if run.operation == 'refund' then
     run.admitted_at, position = unpack_numbers('<d', text, position)
@@ -54,7 +54,7 @@ local function read_run(text)
     local rule, cost, quota, x, y, z
     rule, cost, quota, x, y, z, position = unpack_numbers('<sddddd', text, position)
     if rule == 'line' then
-      line, run.lines = { longest = cost, ahead = quota, number = x, cycle = y, leads = z == 1 }, run.lines + 1
+      line = { longest = cost, ahead = quota, number = x, cycle = y, leads = z == 1 }
     else
       if rule == 'fixed' and x == 0 then
         -- The window of the calendar is one of three around the time that the caller guessed.
@@ -79,22 +79,25 @@ local function read_run(text)
   return run
 end
 
+-- Gives the charges of the next request their keys.
+local function take_keys(run)
+  for _, charge in ipairs(run.charges) do
+    charge.key, next_key = keys[next_key], next_key + 1
+    if charge.line then
+      charge.line.key, next_key = keys[next_key], next_key + 1
+    end
+  end
+end
+
 -- Fails unless this node has all keys of a request whose keys lie in several slots.
 --
 -- A key of a slot that is moving away is found only after a command in its slot (Redis 7.4, Valkey), or in two slots (Redis 8): so each
 -- slot is entered from another one before anything is added. What is found here is found by each later command.
 local function find_keys(run)
-  for place = passed + 1, passed + run.size do
-    call('PTTL', keys[place])
+  for _, charge in ipairs(run.charges) do
+    call('PTTL', charge.key)
   end
-  call('PTTL', keys[passed + 1])
-end
-
--- Reads the line of a charge, whose key is the next one of a line.
-local function find_line(run, charge, fits)
-  charge.line.key = keys[next_line]
-  next_line = next_line + 1
-  return read_line(run, charge, fits)
+  call('PTTL', run.charges[1].key)
 end
 
 -- 1. Reads a charge, and finds how many of the callers fit. The room and the state are a list.
@@ -111,7 +114,7 @@ local function read(run, charge, times)
   end
   charge.room = room
   if charge.line then
-    fits = find_line(run, charge, fits)
+    fits = read_line(run, charge, fits)
   end
   charge.lacks = fits < times
   run.may_wait = run.may_wait and (not charge.lacks or charge.line)
@@ -143,13 +146,12 @@ local function change(run, charge, admitted)
   end
 end
 
--- Decides the request whose keys are next.
+-- Decides a request, which so many callers send.
 local function decide(run, times)
   local charges, operation, banned, admitted = run.charges, run.operation, false, times
   run.callers, run.may_wait, run.leads, run.decided = times, true, false, nil
   for n = 1, run.size do
     local charge = charges[n]
-    charge.key = keys[passed + n]
     if charge.rule == ban then
       charge.is_in_force = ban.read(charge)
       banned = banned or charge.is_in_force
@@ -213,29 +215,25 @@ local function reset(run)
   for n = 1, run.size do
     local charge = run.charges[n]
     local remaining = charge.quota
-    call('UNLINK', keys[passed + n])
+    call('UNLINK', charge.key)
     if charge.line then
       charge.room = charge.quota
-      find_line(run, charge, 1)
+      read_line(run, charge, 1)
       remaining = settle_line(run, charge, 0)
     end
     reply[passed + n + 1] = pack('<dddd', 1, remaining, 0, 0)
   end
 end
 
--- Decides what is left of a run.
-local function decide_run(run)
-  while run.nth < run.requests do
-    if run.spans == 1 then
-      find_keys(run)
-    end
-    if run.operation == 'reset' then
-      reset(run)
-    else
-      decide(run, run.times > 0 and run.times or unpack_numbers('<d', run.text, run.position + 8 * run.nth))
-    end
-    passed, run.nth = passed + run.size, run.nth + 1
-    next_line = run.first_line + run.nth * run.lines
+-- Decides the nth request of a run.
+local function decide_nth(run, nth)
+  if run.spans == 1 then
+    find_keys(run)
+  end
+  if run.operation == 'reset' then
+    reset(run)
+  else
+    decide(run, run.times > 0 and run.times or unpack_numbers('<d', run.text, run.position + 8 * nth - 8))
   end
 end
 
@@ -247,28 +245,20 @@ if last_run > 0 then
 else
   last_run = #ARGV - 1
 end
-local runs, line_keys = {}, 0
 for n = 1, last_run do
-  runs[n] = read_run(ARGV[n + 1])
-  runs[n].first_line = line_keys
-  line_keys = line_keys + runs[n].requests * runs[n].lines
-end
-for _, run in ipairs(runs) do
-  run.first_line = #keys - line_keys + 1 + run.first_line
-  next_line = run.first_line
-  while run.nth < run.requests do
-    local fine, failure = pcall(decide_run, run)
+  local run = read_run(ARGV[n + 1])
+  for nth = 1, run.requests do
+    take_keys(run)
+    local fine, failure = pcall(decide_nth, run, nth)
     if not fine then
-      -- The request has added nothing. Its error is the reply, and those after it are decided as if it had not been there.
+      -- The request has added nothing. Its error is the reply, from its code on, which may follow the line of the script.
       errors = errors or {}
-      -- From its code on, which may follow the line of the script.
       errors[#errors + 1] = string.match(failure, '%u%u+ [^\r\n]*') or 'ERR ' .. failure
       for place = passed + 2, passed + 1 + run.size do
         reply[place] = pack('<dddd', -#errors, 0, 0, 0)
       end
-      passed, run.nth = passed + run.size, run.nth + 1
-      next_line = run.first_line + run.nth * run.lines
     end
+    passed = passed + run.size
   end
 end
 local packed = table.concat(reply)

@@ -50,11 +50,13 @@ impl ScriptCall {
 
         // All keys and arguments share one buffer.
         let entries = || merged.iter().flat_map(|merged| merged.request.entries());
-        let mut lines = merged.iter().flat_map(|merged| merged.request.lines()).peekable();
-        let has_lines = lines.peek().is_some();
-        let of_entries = entries().map(|entry| key_format.of_entry(entry));
-        // Those of lines follow all others.
-        let all_keys = of_entries.chain(lines.map(|(charge, _)| key_format.of_line(charge)));
+        let all_keys = merged.iter().flat_map(|merged| {
+            let operation = merged.request.operation;
+            merged.request.entries().flat_map(move |entry| {
+                let line = entry.with_line(operation).map(|charge| key_format.of_line(charge));
+                std::iter::once(key_format.of_entry(entry)).chain(line)
+            })
+        });
         let mut buffer = BytesMut::with_capacity(128 * merged.len() + 256);
         let keys = all_keys.map(|parts| {
             parts.iter().for_each(|part| buffer.extend_from_slice(part));
@@ -62,7 +64,13 @@ impl ScriptCall {
         });
         let keys: SmallVec<[Bytes; 1]> = keys.collect();
         let only_rule = only_rule(entries());
-        if has_lines {
+        let has_line = |merged: &MergedRequest<'_>| {
+            let request = merged.request;
+            request
+                .entries()
+                .any(|entry| entry.with_line(request.operation).is_some())
+        };
+        if merged.iter().any(has_line) {
             call.script = ScriptName::DriverWithLines;
         } else if let Some(rule) = only_rule.filter(|_| are_checks(merged, is_across)) {
             call.script = ScriptName::Checks(rule);

@@ -3,7 +3,7 @@ use hashbrown::HashTable;
 use super::script::merges;
 use crate::{
     Ban, Limit,
-    store::{Charge, ChargeLine, Operation, Outcome, StoreError, StoreRequest},
+    store::{Charge, Operation, Outcome, StoreError, StoreRequest},
 };
 
 /// A request that waits to be sent.
@@ -23,6 +23,14 @@ impl<'a> Entry<'a> {
         match self {
             Self::Bans(..) => None,
             Self::Count(charge) => Some(charge.limit()),
+        }
+    }
+
+    /// The charge, if the script reads its line.
+    pub(super) fn with_line(self, operation: Operation) -> Option<&'a Charge> {
+        match self {
+            Self::Bans(..) => None,
+            Self::Count(charge) => charge.line_for(operation).and(Some(charge)),
         }
     }
 }
@@ -56,12 +64,6 @@ impl StoreRequest<'_> {
 
     pub(super) fn is_check(&self) -> bool {
         self.operation == Operation::Check
-    }
-
-    /// The charges whose lines the script reads, with these.
-    pub(super) fn lines(&self) -> impl Iterator<Item = (&Charge, ChargeLine)> {
-        self.charges()
-            .filter_map(|charge| Some((charge, charge.line_for(self.operation)?)))
     }
 
     /// What the script reads, in its order.

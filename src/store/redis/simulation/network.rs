@@ -310,7 +310,9 @@ impl Network {
         let mut keys = call.keys.iter().cloned();
         let count = requests.len();
         for (position, request) in requests.into_iter().enumerate() {
-            let keys: Vec<_> = keys.by_ref().take(request.keys).collect();
+            let lines = request.charges.iter().filter(|parsed| parsed.line.is_some()).count();
+            let keys = keys.by_ref().take(request.keys + lines);
+            let keys: Vec<_> = keys.filter(|key| !key.contains(":line:")).collect();
             if self.0.clustered {
                 call.verify_slots(&keys, &request);
             }
