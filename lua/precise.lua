@@ -8,7 +8,7 @@
 -- A log is empty if its last entry has expired, or is too far ahead of the clock: that belongs to a clock that is gone. What cannot be
 -- a log counts for nothing.
 
--- How many entries the call may still pass for the waits of denied charges, beside a few of each.
+-- How many entries the call may still pass for the waits of denied charges, beside eight of each.
 local reads = ALL_READS
 
 local function entry_at(key, place)
@@ -18,7 +18,7 @@ end
 -- Passes the first entries as long as they are not younger than `til` and weigh less than `need`, at most so many. Returns the place
 -- and the time of the next one, and the weight of those before it.
 local function pass(key, log, til, need, most)
-  local place, last, passed, text, position, size = log.first, math.min(log.first + most, log.count - 1), 0, '', 1, 2
+  local place, last, passed, text, position, size = log.first, log.first + most, 0, '', 1, 2
   while true do
     if position > #text then
       text, position = call('GETRANGE', key, 24 * place, 24 * (place + size) - 1), 1
@@ -58,12 +58,12 @@ end
 -- The state is one table, in which `stored` is how many entries have expired as it is stored.
 local function precise_read(charge)
   local window, value = charge.x, call('GETRANGE', charge.key, '-64', '-1')
-  local newest, weight, since, total, first, count, oldest, expires = -1, 0, 0, 0, 0, 0, 0, 0
+  local newest, weight, since, total, first, count, oldest, expires
   if #value == 64 then
     newest, weight, since, total, first, count, oldest, expires = unpack_numbers('<dddddddd', value)
-    if not (0 < total and total < EXACT and 0 <= first and first < count) then
-      total, first, count = 0, 0, 0
-    end
+  end
+  if not total or not (0 < total and total < EXACT and 0 <= first and first < count) then
+    newest, total, first, count, expires = -1, 0, 0, 0, 0
   end
   local log = {
     newest = newest, weight = weight, since = since, total = total, first = first, count = count, oldest = oldest, expires = expires,
@@ -105,9 +105,9 @@ local function precise_wait(charge, cost, log)
   if need and need <= 0 then
     wait = window
   elseif need then
-    local most = math.min(MOST_EXPIRED - (log.first - log.stored), math.max(7, reads))
+    local most = reads < BUDGET and 7 or MOST_EXPIRED - (log.first - log.stored)
     local place, at = pass(charge.key, log, math.huge, need, most)
-    reads = reads - (place - log.first)
+    reads = reads - (place + 1 - log.first)
     wait = math.max(1, math.min(at + window - now, window + SLACK))
   end
   if log.first ~= log.stored then

@@ -299,8 +299,13 @@ async fn a_key_that_has_lost_its_expiry_has_one_again_once_a_check_is_denied() {
 /// To set an expiry costs as much as the rest of a check.
 #[tokio::test]
 async fn a_key_whose_expiry_will_do_is_written_without_it() {
+    for limit in [LIMITS[1], LIMITS[3]] {
+        an_expiry_that_will_do_is_kept(limit).await;
+    }
+}
+
+async fn an_expiry_that_will_do_is_kept(window: &str) {
     let redis = Redis::start();
-    let window = LIMITS[3];
     call(&redis, window, &[("check 1 1", &["k"])]).await;
     let in_ms = async || -> u64 {
         let time: Vec<u64> = redis.command("TIME", [""; 0]).await;
@@ -310,7 +315,7 @@ async fn a_key_whose_expiry_will_do_is_written_without_it() {
     let left: u64 = redis.command("PTTL", ["k"]).await;
     let after = in_ms().await;
     let value: Vec<u8> = redis.command("GET", ["k"]).await;
-    let noted = f64::from_le_bytes(value[24..].try_into().expect("eight bytes")) as u64 / 1_000;
+    let noted = f64::from_le_bytes(value[value.len() - 8..].try_into().expect("eight bytes")) as u64 / 1_000;
     assert!(
         (before + left..=after + left).contains(&noted),
         "the key has the time at which it expires"
@@ -613,6 +618,28 @@ async fn a_value_that_is_not_ours_counts_for_nothing() {
 }
 
 #[tokio::test]
+async fn numbers_that_are_no_log_count_for_nothing() {
+    let redis = Redis::start();
+    for [total, expired, count] in [
+        [0.0, 0.0, 1.0],
+        [9_007_199_254_740_992.0, 0.0, 1.0],
+        [3.0, -1.0, 1.0],
+        [3.0, 1.0, 1.0],
+        [f64::NAN, 0.0, 1.0],
+    ] {
+        let time: Vec<u64> = redis.command("TIME", [""; 0]).await;
+        let newest = (time[0] * 1_000_000) as f64;
+        let numbers = [newest, 3.0, newest, total, expired, count, newest, 0.0];
+        let value = numbers.map(f64::to_le_bytes).concat();
+        redis.command_of_bytes::<()>("SET", vec![b"k".to_vec(), value]).await;
+
+        let replies = call(&redis, LIMITS[1], &[("check 1 1", &["k"])]).await;
+
+        assert_eq!(replies[0].verdict()[0], 4, "{total} {expired} {count}");
+    }
+}
+
+#[tokio::test]
 async fn members_that_are_not_ours_fail_no_other_request() {
     let redis = Redis::start();
     let log = LIMITS[0];
@@ -712,12 +739,18 @@ async fn a_store_whose_scripts_were_loaded_teaches_none() {
 /// Without the bound, a caller who chooses the costs could make Redis read a long log once for each cost.
 #[tokio::test]
 async fn a_call_reads_a_bounded_number_of_members_for_the_waits_of_denied_checks() {
+    let log = SlidingLog::per_hour(3_000);
+    waits_are_bounded(log.into(), Duration::from_millis(1)).await;
+    waits_are_bounded(log.precision(100_000).into(), Duration::from_millis(36)).await;
+}
+
+/// With an entry after each such time.
+async fn waits_are_bounded(limit: Limit, step: Duration) {
     const ENTRIES: u64 = 990;
     let (redis, clock) = (Redis::start(), Clock::new());
     let store = clock.redis_store(&redis).await;
-    let limit = Limit::from(SlidingLog::per_hour(3_000));
     for _ in 0..ENTRIES {
-        clock.advance(Duration::from_millis(1));
+        clock.advance(step);
         clock.write_to(&redis).await;
         assert!(decide(&store, Operation::Check, &limit, "k", 2).await.allowed);
     }
@@ -739,7 +772,7 @@ async fn a_call_reads_a_bounded_number_of_members_for_the_waits_of_denied_checks
         .map(|outcome| outcome.states()[0].retry_after);
     let waits: Vec<_> = waits.map(|wait| wait.expect("a denial")).collect();
 
-    let until = |entry: u64| Duration::from_secs(3_600) - Duration::from_millis(ENTRIES - entry);
+    let until = |entry: u64| Duration::from_secs(3_600) - step * (ENTRIES - entry) as u32;
     let exact = lacking[..8].iter().map(|lacking| until(lacking / 2));
     assert_eq!(waits[..8], exact.collect::<Vec<_>>());
     assert_eq!(waits[8..], [until(8); 12], "no further than the first members");
