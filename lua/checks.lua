@@ -17,27 +17,28 @@ if #ARGV == 1 and #ARGV[1] == 48 then
     return pack('<ddddd', now, callers, room - callers * cost, 0, reset)
   elseif room < cost then
     local rest, reset = wait(charge, cost, a, b, c, d, e)
-    if call('PTTL', charge.key) == -1 then
+    if now % CHANCE == 0 and call('PTTL', charge.key) == -1 then
       call('PEXPIREAT', charge.key, expiry(now + reset))
     end
     return pack('<ddddd', now, 0, room, rest, reset)
   end
 end
 
--- Decides a charge and those after it in its request: reads all of them, then adds to all of them or to none. `fits` is how many of
--- the callers fit the charges before. Returns how many fit all.
-local function decide(charge, callers, fits, keys, place, reply)
-  local cost, following = charge.cost, charge.following
-  charge.key = keys[place]
-  local room, a, b, c, d, e = read(charge, callers * cost)
+-- Decides a charge, which may have been read, and those after it in its request: reads all of them, then adds to all of them or to none.
+-- `fits` is how many of the callers fit the charges before. Returns how many fit all.
+local function decide(charge, callers, fits, keys, place, reply, room, a, b, c, d, e)
+  local cost, rest, reset = charge.cost, 0, nil
+  if not room then
+    charge.key = keys[place]
+    room, a, b, c, d, e = read(charge, callers * cost)
+  end
   if room < fits * cost then
     fits = (room - room % cost) / cost
   end
-  if following then
-    fits = decide(following, callers, fits, keys, place + 1, reply)
+  if charge.following then
+    fits = decide(charge.following, callers, fits, keys, place + 1, reply)
   end
 
-  local rest, reset = 0, nil
   if fits > 0 then
     reset = add(charge, fits * cost, fits, a, b, c, d, e)
     room = room - fits * cost
@@ -48,7 +49,7 @@ local function decide(charge, callers, fits, keys, place, reply)
       _, a, b, c, d, e = read(charge, cost)
     end
     rest, reset = wait(charge, room < cost and cost, a, b, c, d, e)
-    if fits == 0 and rest > 0 and call('PTTL', charge.key) == -1 then
+    if fits == 0 and rest > 0 and now % CHANCE == 0 and call('PTTL', charge.key) == -1 then
       call('PEXPIREAT', charge.key, expiry(now + reset))
     end
   end
@@ -56,14 +57,27 @@ local function decide(charge, callers, fits, keys, place, reply)
   return fits
 end
 
-local keys, last, reply, errors, place, nth = KEYS, #ARGV, { pack('<d', now) }, nil, 1, 1
+local keys, last, reply, errors, passed, nth = KEYS, #ARGV, { pack('<d', now) }, nil, 0, 0
 
 -- Decides what is left of a run.
-local function decide_rest(charge, size, callers, requests, count)
-  for left = nth, count do
-    local times = callers > 0 and callers or unpack_numbers('<d', requests, 8 * left + 9)
-    decide(charge, times, times, keys, place, reply)
-    place, nth = place + size, left + 1
+local function decide_rest(charge, size, callers, requests, count, keys, reply)
+  local cost = charge.cost
+  for left = nth, count - 1 do
+    local times, place = callers > 0 and callers or unpack_numbers('<d', requests, 8 * left + 17), passed + size * left + 1
+    if size > 1 then
+      decide(charge, times, times, keys, place, reply)
+    else
+      charge.key = keys[place]
+      local needed = times * cost
+      local room, a, b, c, d, e = read(charge, needed)
+      if room >= needed then
+        local reset = add(charge, needed, times, a, b, c, d, e)
+        reply[place + 1] = pack('<dddd', times, room - needed, 0, reset)
+      else
+        decide(charge, times, times, keys, place, reply, room, a, b, c, d, e)
+      end
+    end
+    nth = left + 1
   end
 end
 
@@ -84,19 +98,20 @@ for n = 1, last, 2 do
     callers, size = times, size + 1
   end
   local count = last > 1 and unpack_numbers('<d', requests) or 1
-  nth = 1
-  while nth <= count do
-    local fine, failure = pcall(decide_rest, first, size, callers, requests, count)
+  nth = 0
+  while nth < count do
+    local fine, failure = pcall(decide_rest, first, size, callers, requests, count, keys, reply)
     if not fine then
       -- The request has added nothing. Its error is the reply, from its code on, which may follow the line of the script.
       errors = errors or {}
       errors[#errors + 1] = string.match(failure, '%u%u+ [^\r\n]*') or 'ERR ' .. failure
-      for failed = place + 1, place + size do
+      for failed = passed + size * nth + 2, passed + size * nth + size + 1 do
         reply[failed] = pack('<dddd', -#errors, 0, 0, 0)
       end
-      nth, place = nth + 1, place + size
+      nth = nth + 1
     end
   end
+  passed = passed + size * count
 end
 local packed = table.concat(reply)
 return errors and { packed, unpack(errors) } or packed

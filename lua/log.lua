@@ -17,7 +17,8 @@ local reads = ALL_READS
 -- By window, the time up to which members have expired, and the expiry of a key.
 local expired_at, expiries = {}, {}
 
-local now_text = time[1] .. string.sub('00000' .. time[2], -6)
+local micros = time[2] .. ''
+local now_text = time[1] .. (#micros == 6 and micros or string.sub('00000' .. micros, -6))
 
 -- The digits of a whole number. In two halves, which fit where a C long has 32 bits; `%.0f` takes half as long again.
 local function digits(number)

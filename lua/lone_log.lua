@@ -18,7 +18,7 @@ if callers == 1 and cost == 1 then
       -- Otherwise the clock was set back.
       if freed and newest and newest <= now then
         local reset = newest + window - now
-        if call('PTTL', key) == -1 then
+        if now % CHANCE == 0 and call('PTTL', key) == -1 then
           call('PEXPIREAT', key, expiry(now + reset))
         end
         return pack('<ddddd', now, 0, 0, freed + window - now, reset)

@@ -89,10 +89,12 @@ const ALL_RULES: [&str; 8] = [
 const ALL_READS: u64 = 8 * BUDGET as u64;
 
 /// The constants of the scripts, which a call would otherwise make anew.
-const CONSTANTS: [(&str, u64); 17] = [
+const CONSTANTS: [(&str, u64); 18] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
+    // How many denials of a key there are, on average, for one that looks whether the key has lost its expiry.
+    ("CHANCE", 16),
     ("EXACT", MAX_EXACT),
     ("FEW", FEW),
     ("HEAVIEST", HEAVIEST),
