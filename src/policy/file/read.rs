@@ -106,21 +106,29 @@ impl Config {
 
     /// Parses the content of a file.
     fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let parsed = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("toml") => Self::from_toml(text),
-            Some("json") => Self::from_json(text),
-            _ => Err(ConfigError::new(
-                "the name of a file of limits ends in `.toml` or `.json`",
-            )),
-        };
+        let parsed = parser_of(path)?(text);
         parsed.map_err(|error| ConfigError::new(format!("`{}`: {error}", path.display())))
     }
 }
 
 /// Reads a file of limits.
 fn read(path: &Path) -> Result<String, ConfigError> {
+    parser_of(path)?;
     read_text(path)
         .map_err(|error| ConfigError::because(format!("`{}` cannot be read: {error}", path.display()), error))
+}
+
+type Parser = fn(&str) -> Result<Config, ConfigError>;
+
+fn parser_of(path: &Path) -> Result<Parser, ConfigError> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("toml") => Ok(Config::from_toml),
+        Some("json") => Ok(Config::from_json),
+        _ => {
+            let fault = "the name of a file of limits ends in `.toml` or `.json`";
+            Err(ConfigError::new(format!("`{}`: {fault}", path.display())))
+        }
+    }
 }
 
 /// The shortest time for which a content is the same before it is applied, at shorter intervals than this.
