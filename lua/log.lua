@@ -159,7 +159,7 @@ local function log_add(charge, weight, count, total, first, header)
   return charge.x
 end
 
--- The wait for the member whose expiry frees enough; for one beyond what a call may read, for that of the last one read.
+-- The wait until enough members have expired; where that is beyond what a call may read, until the last one read has.
 local function log_wait(charge, cost, total, first, header, budget, newest)
   local key, window, wait = charge.key, charge.x, 0
   local need = cost and total + cost - charge.quota

@@ -98,7 +98,7 @@ local function precise_add(charge, weight, _, log)
   return charge.x
 end
 
--- The wait for the entry whose expiry frees enough; for one beyond what a call may pass, for that of the last one passed.
+-- The wait until enough entries have expired; where that is beyond what a call may pass, until the last one passed has.
 local function precise_wait(charge, cost, log)
   local window, total, wait = charge.x, log.total, 0
   local need = cost and math.min(total + cost - charge.quota, total)

@@ -46,7 +46,7 @@ impl ConfigError {
     }
 }
 
-/// What a constructor returns whose setting cannot work: a panic with the message.
+/// The value, or a panic with the message of the error: for a constructor that returns no error.
 #[track_caller]
 pub(crate) fn or_panic<T>(result: Result<T, impl fmt::Display>) -> T {
     match result {

@@ -351,7 +351,10 @@ impl Decision {
     /// The decisions of an outer layer, which admitted the request, and of an inner one; `None` if there was nothing to decide for
     /// the outer one.
     pub(crate) fn followed_by(&self, later: &Self) -> Option<Self> {
-        self.0.followed.store(true, Ordering::Relaxed);
+        // That of a request without policies is one for all of them, which need not write to it again and again.
+        if !self.is_followed() {
+            self.0.followed.store(true, Ordering::Relaxed);
+        }
         if self.is_empty() {
             return None;
         }

@@ -102,6 +102,12 @@ impl Settings {
         Waiting::default().up_to(longest.unwrap_or_default())
     }
 
+    /// Whether requests wait at all, unless the policy only observes.
+    pub(crate) fn waits(&self) -> bool {
+        let longest = self.longest_wait.as_ref().map(LongestWait::longest);
+        longest.is_some_and(|longest| !longest.is_zero())
+    }
+
     /// The most units that wait for a key in this process.
     pub(crate) fn most_waiting(&self) -> u64 {
         self.max_waiting.unwrap_or(MOST_WAITING)

@@ -354,7 +354,7 @@ impl LimiterRequest<'_> {
         self.find(policy).and_then(|of| of.key.as_ref()).unwrap_or(&self.key)
     }
 
-    /// How it waits for a policy whose requests wait so.
+    /// How it waits for a policy for which requests wait like this.
     pub(super) fn waiting(&self, of_policy: Waiting) -> Waiting {
         Waiting {
             fair: self.turn_key,

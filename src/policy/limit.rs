@@ -244,7 +244,7 @@ impl<K> Policy<K> {
     /// Refuses units that are taken ahead where each request is decided by Redis.
     fn validate_prefetch(&self) -> Result<(), ConfigError> {
         let settings = self.all_settings();
-        let decided_by_redis = settings.longest_wait.is_some() || settings.bans().is_some();
+        let decided_by_redis = settings.waits() || settings.bans().is_some();
         match self.limit().and_then(Limit::prefetch_time) {
             Some(_) if decided_by_redis => Err(ConfigError::new(format!(
                 "`prefetch` of the policy `{}` has no effect: with waits or bans Redis decides each request; leave one of them out",

@@ -150,7 +150,8 @@ impl<K> Policy<K> {
     ///
     /// # Errors
     ///
-    /// If two settings contradict each other, such as a [cost](Self::cost) above the limit. Or the limit cannot be kept: a
+    /// If two settings contradict each other, such as a [cost](Self::cost) above the limit, or units that are
+    /// [taken ahead](crate::limit#units-that-are-taken-ahead) for a policy with waits or bans. Or the limit cannot be kept: a
     /// [`SlidingLog`](crate::SlidingLog) of more than 100,000 without a [`precision`](crate::SlidingLog::precision), or a
     /// [`TokenBucket`](crate::TokenBucket) whose burst and rate are too large
     /// together for exact integers.

@@ -140,21 +140,22 @@ pub(super) type Validate = fn(&Policy) -> Result<(), ConfigError>;
 pub(crate) fn validate_for_layer(policy: &Policy) -> Result<(), ConfigError> {
     let settings = policy.all_settings();
     let order = &settings.wait_order;
-    let setting = match settings.longest_wait {
-        Some(_) => None,
-        None if order.fair_by.is_some() => Some("`.fair_by(..)`"),
-        None if order.priority.is_some() => Some("`.priority_fn(..)`"),
-        None => settings
-            .max_waiting
-            .map(|_| "`.max_waiting(..)`, in files `max-waiting`,"),
+    let setting = if settings.waits() {
+        return Ok(());
+    } else if order.fair_by.is_some() {
+        "`.fair_by(..)`"
+    } else if order.priority.is_some() {
+        "`.priority_fn(..)`"
+    } else if settings.max_waiting.is_some() {
+        "`.max_waiting(..)`, in files `max-waiting`,"
+    } else {
+        return Ok(());
     };
-    setting.map_or(Ok(()), |setting| {
-        Err(ConfigError::new(format!(
-            "{setting} of the policy `{}` has no effect, since none of its requests waits; add `.wait_up_to(..)`, in files `wait`, \
-             or leave it out",
-            policy.name(),
-        )))
-    })
+    Err(ConfigError::new(format!(
+        "{setting} of the policy `{}` has no effect, since none of its requests waits; add `.wait_up_to(..)`, in files `wait`, or \
+         leave it out",
+        policy.name(),
+    )))
 }
 
 /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in their

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use http::{HeaderName, Request};
 use tower_quota::{
-    Ban, FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Plans, Policy, RateLimitLayer, RedisStore, SlidingLog,
-    TokenBucket,
+    Ban, FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, RedisStore,
+    SlidingLog, TokenBucket,
     key::{self, ClientIpSource},
     limit::Limit,
 };
@@ -169,6 +169,21 @@ fn units_taken_ahead_of_a_policy_that_redis_decides() {
             &["`prefetch` of the policy `export`", "waits or bans"],
         );
     }
+}
+
+#[test]
+fn waits_and_units_taken_ahead_in_a_file() {
+    let layer = |settings: &str| {
+        let file = format!("policies.export = {{ limit = 'token-bucket 500/s prefetch 5ms', key = 'ip'{settings} }}");
+        let policies = Policies::from_toml(&file).expect("a good file");
+        RateLimitLayer::try_new(MemoryStore::new(), policies.get("export").expect("the policy"))
+    };
+    assert!(layer("").is_ok());
+    assert_contains(layer(", wait = '1s'").unwrap_err(), &["`prefetch`", "waits or bans"]);
+    assert_contains(
+        layer(", max-waiting = 9").unwrap_err(),
+        &["`max-waiting`", "add", "`wait`"],
+    );
 }
 
 #[test]
