@@ -106,17 +106,14 @@
 
 #[cfg(feature = "admin")]
 mod admin;
-mod check;
-mod decision;
+mod decide;
 mod error;
 #[cfg(any(feature = "_redis", feature = "file"))]
 mod file;
-#[cfg(doc)]
-pub mod guide;
+mod http;
 pub mod key;
 pub mod limit;
 mod limiter;
-mod middleware;
 mod observe;
 mod policy;
 pub mod store;
@@ -125,7 +122,7 @@ mod sync;
 #[cfg(feature = "admin")]
 pub use self::admin::Admin;
 #[cfg(feature = "axum")]
-pub use self::middleware::undecided_routes;
+pub use self::http::undecided_routes;
 #[cfg(feature = "serde")]
 pub use self::policy::Policies;
 #[cfg(feature = "_redis")]
@@ -133,12 +130,12 @@ pub use self::store::redis::{
     ApplicationClient, ClientLibrary, ConnectError, Credentials, RedisStore, RedisStoreBuilder,
 };
 pub use self::{
-    decision::{Completion, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, Slots, response},
+    decide::{Completion, Decision, Denial, PolicyDecision, Receipt, Slots},
     error::ConfigError,
+    http::{Denied, Headers, RateLimit, RateLimitLayer, ResponseBody, ResponseFuture, response},
     key::{Key, KeyExtractor},
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::{AcquireError, Limiter, LimiterRequest},
-    middleware::{RateLimit, RateLimitLayer, ResponseBody, ResponseFuture},
     policy::{IntoPolicies, Plans, Policy},
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder, StoreError},
 };
@@ -153,3 +150,64 @@ pub use redis as redis_rs;
 #[cfg(all(doctest, feature = "axum", feature = "fred", feature = "tonic"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Long pages: the first ten minutes, recipes, what is promised, choosing an algorithm, a service behind proxies, Redis for
+/// limits, deploying, operating, metrics, what clients do with denials, testing an application, a comparison with other libraries and the
+/// migration from them, and measurements of speed and of behavior under faults.
+///
+/// These pages are in the folder `docs` of the repository. The module exists only in this documentation.
+#[cfg(doc)]
+pub mod guide {
+    #[doc = include_str!("../docs/choosing.md")]
+    pub mod choosing {}
+
+    #[doc = include_str!("../docs/clients.md")]
+    pub mod clients {}
+
+    #[cfg(feature = "axum")]
+    #[doc = include_str!("../docs/comparison.md")]
+    pub mod comparison {}
+
+    #[cfg(feature = "axum")]
+    #[doc = include_str!("../docs/deploy.md")]
+    pub mod deploy {}
+
+    #[doc = include_str!("../docs/faults.md")]
+    pub mod faults {}
+
+    #[cfg(feature = "metrics")]
+    #[doc = include_str!("../docs/metrics.md")]
+    pub mod metrics {}
+
+    #[cfg(feature = "axum")]
+    #[doc = include_str!("../docs/migration.md")]
+    pub mod migration {}
+
+    #[cfg(feature = "serde")]
+    #[doc = include_str!("../docs/operating.md")]
+    pub mod operating {}
+
+    #[doc = include_str!("../docs/promises.md")]
+    pub mod promises {}
+
+    #[doc = include_str!("../docs/proxies.md")]
+    pub mod proxies {}
+
+    #[cfg(all(feature = "axum", feature = "file"))]
+    #[doc = include_str!("../docs/recipes.md")]
+    pub mod recipes {}
+
+    #[doc = include_str!("../docs/redis.md")]
+    pub mod redis {}
+
+    #[doc = include_str!("../docs/speed.md")]
+    pub mod speed {}
+
+    #[cfg(all(feature = "axum", feature = "fred", feature = "metrics", feature = "tonic"))]
+    #[doc = include_str!("../docs/start.md")]
+    pub mod start {}
+
+    #[cfg(feature = "axum")]
+    #[doc = include_str!("../docs/testing.md")]
+    pub mod testing {}
+}

@@ -9,7 +9,7 @@ use std::{env, fmt, process, sync::Arc};
 use http::request::Parts;
 
 use self::{router::FindActor, subject::SubjectNames};
-use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decision::DenialWatch, key::Secret, policy::PolicySet};
+use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch, key::Secret, policy::PolicySet};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
 /// to read, to reset, and to [override](crate::Limiter::override_limit) for a time.

@@ -17,8 +17,7 @@ use super::{
 };
 use crate::{
     Key, Policies,
-    check::waiting_by_key,
-    decision::{Count, Summary},
+    decide::{Count, Summary, waiting_by_key},
     store::{Charge, NodeStatus, Operation, Override, Store, StoreRequest, StoreStatus, summary},
 };
 

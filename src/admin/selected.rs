@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Key, Policy,
-    decision::{CheckContext, PolicyContext},
+    decide::{CheckContext, PolicyContext},
     key::{FoundKey, KeyForm, Search},
     store::{NamedLimit, Store},
 };

@@ -11,9 +11,8 @@ use super::{
     selected::{Selected, WatchedPolicy},
 };
 use crate::{
-    Decision, Denial, Key, Limit, Policy, PolicyDecision, check,
-    check::Check,
-    decision::{Undecided, Waiting},
+    Decision, Denial, Key, Limit, Policy, PolicyDecision,
+    decide::{self, Check, Undecided, Waiting},
     key::Secret,
     store::{ErrorKind, NamedLimit, Operation, StoreError},
 };
@@ -143,7 +142,7 @@ fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Unde
 }
 
 async fn perform(operation: Operation, undecided: Undecided) -> Result<Decision, StoreError> {
-    match check::begin(operation, undecided) {
+    match decide::begin(operation, undecided) {
         Check::Decided(decision) => decision,
         Check::Pending(check) => check.await,
     }

@@ -1,7 +1,7 @@
 use std::{fmt, time::Duration};
 
 use super::{
-    constructors::MIN_WINDOW,
+    rate::MIN_WINDOW,
     rate::{LengthText, WindowText},
     rule::{MAX_QUOTA, SLACK},
 };

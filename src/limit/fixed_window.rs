@@ -4,10 +4,10 @@ use std::{fmt, time::Duration};
 use jiff::tz::TimeZone;
 
 #[cfg(feature = "calendar")]
-use super::{calendar::Calendar, constructors::fault_of};
+use super::{calendar::Calendar, rate::fault_of};
 use super::{
-    constructors::constructors,
     prefetch::{PrefetchText, prefetch},
+    rate::constructors,
     rate::{LengthText, WindowText},
     rule::{MAX_TOTAL, Rule, SLACK},
 };

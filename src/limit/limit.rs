@@ -1,7 +1,7 @@
 use std::{
     fmt,
     mem::{Discriminant, discriminant},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -293,14 +293,13 @@ pub(crate) struct NamedLimit {
     /// The shape as in the keys of Redis.
     #[cfg(feature = "_redis")]
     pub(crate) shape_text: Box<str>,
-    /// The member of `RateLimit-Policy`.
-    pub(crate) policy_item: HeaderValue,
-    /// The body of the response to a request that this policy alone denies.
-    pub(crate) problem: Bytes,
+    /// The member of `RateLimit-Policy`, once a response has had it.
+    pub(crate) policy_item: OnceLock<HeaderValue>,
+    /// The body of the response to a request that this policy alone denies, once there was one.
+    pub(crate) problem: OnceLock<Bytes>,
 }
 
 impl NamedLimit {
-    /// Without the parts of responses.
     pub(crate) fn new(name: Arc<str>, limit: Limit) -> Self {
         let shape_text = ShapeText(&limit).to_string();
         Self {
@@ -310,18 +309,14 @@ impl NamedLimit {
             shape_text: shape_text.into(),
             name,
             limit,
-            policy_item: HeaderValue::from_static(""),
-            problem: Bytes::new(),
+            policy_item: OnceLock::new(),
+            problem: OnceLock::new(),
         }
     }
 
     /// The same with a share of the limit.
     pub(crate) fn scaled(&self, share: Share) -> Self {
-        Self {
-            policy_item: self.policy_item.clone(),
-            problem: self.problem.clone(),
-            ..Self::new(self.name.clone(), self.limit.scaled(share))
-        }
+        Self::new(self.name.clone(), self.limit.scaled(share))
     }
 }
 

@@ -202,9 +202,7 @@ mod ban;
 #[cfg(feature = "calendar")]
 mod calendar;
 mod concurrency;
-mod constructors;
 mod fixed_window;
-mod leases;
 #[expect(clippy::module_inception, reason = "the type `Limit` is where a reader looks for it")]
 mod limit;
 mod line;
@@ -225,7 +223,7 @@ pub(crate) use self::parse::deserialize_text;
 #[cfg(any(feature = "serde", feature = "admin"))]
 pub(crate) use self::rate::parse_length;
 pub use self::{
-    ban::Ban, concurrency::Concurrency, fixed_window::FixedWindow, leases::LeaseId, limit::Limit,
+    ban::Ban, concurrency::Concurrency, fixed_window::FixedWindow, limit::Limit, rule::LeaseId,
     sliding_counter::SlidingCounter, sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 pub(crate) use self::{

@@ -1,12 +1,16 @@
+use std::{
+    fmt,
+    hash::{BuildHasher, RandomState},
+    num::NonZeroU64,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
 use super::{
-    ban::Banned,
-    fixed_window::Window,
-    leases::{LeaseId, Leases},
-    limit::Limit,
-    line::LONGEST_WAIT_US,
-    sliding_counter::Counter,
-    sliding_log::Log,
-    token_bucket::Bucket,
+    ban::Banned, concurrency::Leases, fixed_window::Window, limit::Limit, line::LONGEST_WAIT_US,
+    sliding_counter::Counter, sliding_log::Log, token_bucket::Bucket,
 };
 
 /// The contract of an algorithm, which is written with the same names in `lua/`.
@@ -241,6 +245,53 @@ fn mismatch() -> ! {
     unreachable!("a state is looked up by its algorithm, and nothing is sent to a store for other limits")
 }
 
+/// The id of a lease: what holds slots of a [`Concurrency`](crate::Concurrency) limit, until it ends or expires.
+///
+/// It consists of two integers below 2^53, which a double holds exactly: a number that is unique in the process, and the random
+/// number of the process.
+///
+/// ```
+/// use tower_quota::store::LeaseId;
+///
+/// let id = LeaseId::random();
+/// assert_ne!(id, LeaseId::random());
+/// assert!(id.parts().iter().all(|part| *part < 1 << 53));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId(NonZeroU64, u64);
+
+impl LeaseId {
+    /// An id that was not used yet.
+    #[must_use]
+    #[inline(never)]
+    pub fn random() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+
+        // No process takes as many as are exact in a double.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN), Self::process())
+    }
+
+    /// The number of this process, which is the second part of its ids.
+    pub(crate) fn process() -> u64 {
+        static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0) >> 11);
+        *PROCESS
+    }
+
+    /// The two integers below 2^53 that a store keeps.
+    #[must_use]
+    pub fn parts(self) -> [u64; 2] {
+        [self.0.get(), self.1]
+    }
+}
+
+/// In hexadecimal digits.
+impl fmt::Debug for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LeaseId({:x}-{:x})", self.0, self.1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -274,6 +325,14 @@ mod tests {
             assert_eq!(limit.read(&mut state, 1, 1), 1, "{limit}");
             limit.change(&mut state, 1, Change::Add { count: 1 }, 1, None);
             assert_eq!(limit.read(&mut state, 1, 1), 0, "{limit}");
+        }
+    }
+
+    #[cfg(feature = "_redis")]
+    impl LeaseId {
+        /// The id with these parts, of which the first is not 0.
+        pub(crate) fn of_parts([high, low]: [u64; 2]) -> Option<Self> {
+            Some(Self(NonZeroU64::new(high)?, low))
         }
     }
 }

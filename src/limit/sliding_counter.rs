@@ -1,8 +1,8 @@
 use std::{fmt, time::Duration};
 
 use super::{
-    constructors::constructors,
     rate::WindowText,
+    rate::constructors,
     rule::{MAX_EXACT, Rule, SLACK},
 };
 
@@ -206,7 +206,7 @@ impl Rule for SlidingCounter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::{constructors::MAX_WINDOW, rule::MAX_QUOTA};
+    use crate::limit::{rate::MAX_WINDOW, rule::MAX_QUOTA};
 
     #[test]
     fn four_quotas_times_the_units_of_a_window_are_exact_in_lua() {

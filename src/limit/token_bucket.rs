@@ -1,10 +1,10 @@
 use std::{fmt, time::Duration};
 
 use super::{
-    constructors::constructors,
     limit::Share,
     prefetch::{PrefetchText, prefetch},
     rate::WindowText,
+    rate::constructors,
     rule::{MAX_EXACT, MAX_QUOTA, Rule, SLACK},
 };
 use crate::ConfigError;

@@ -3,7 +3,7 @@ use std::{error::Error, fmt, time::Duration};
 use super::{Limiter, LimiterRequest};
 use crate::{
     Decision, Denial, Denied, Key,
-    decision::turn_key,
+    decide::turn_key,
     error::impl_error,
     store::{Operation, StoreError},
 };
@@ -173,6 +173,17 @@ impl From<AcquireError> for tonic::Status {
         match error {
             AcquireError::Denied(denied) | AcquireError::LineFull(denied) => denied.into(),
             AcquireError::Store(error) => error.into(),
+        }
+    }
+}
+
+/// The response of the denial or of the failure.
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponse for AcquireError {
+    fn into_response(self) -> axum::response::Response {
+        match self {
+            Self::Denied(denied) | Self::LineFull(denied) => denied.into_response(),
+            Self::Store(error) => error.into_response(),
         }
     }
 }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::{Limiter, unknown};
 use crate::{
     Decision, Key, Limit, Policy, PolicyDecision,
-    check::send_bans,
+    decide::send_bans,
     limit::LengthText,
     observe::notify,
     store::{Override, Overrides, StoreError},

@@ -9,8 +9,9 @@ use std::{fmt, sync::Arc};
 pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision,
-    decision::{CheckContext, Undecided, Waiting, response::ResponseFormat},
+    decide::{CheckContext, Undecided, Waiting},
     error::or_panic,
+    http::{Presentation, response::ResponseFormat},
     observe::{Observer, PolicyOutcome, notify},
     policy::{Basis, PlanChoice, PolicySet, validate_for_limiter},
     store::{Operation, Store, StoreError},
@@ -243,7 +244,7 @@ impl Limiter {
     /// [`Denied::response_to`](crate::Denied::response_to) for an example.
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
         self.policies
-            .change_context(|context| context.format = Arc::new(format));
+            .change_context(|context| Presentation::change(context, |shown| shown.format = Arc::new(format)));
         self
     }
 
@@ -266,7 +267,8 @@ impl Limiter {
     /// # }
     /// ```
     pub fn headers(mut self, headers: Headers) -> Self {
-        self.policies.change_context(|context| context.fields.dialect = headers);
+        self.policies
+            .change_context(|context| Presentation::change(context, |shown| shown.fields.dialect = headers));
         self
     }
 }

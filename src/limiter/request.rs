@@ -3,8 +3,7 @@ use std::time::Duration;
 use super::{Limiter, undecided_by, unknown, unknown_plan};
 use crate::{
     Decision, Key,
-    check::{self, Check},
-    decision::Waiting,
+    decide::{self, Check, Waiting},
     policy::Basis,
     store::{ErrorKind, Operation, StoreError},
 };
@@ -344,7 +343,7 @@ impl LimiterRequest<'_> {
         let keys = self.of_policies.iter_mut().filter_map(|of| of.key.as_mut());
         keys.chain([&mut self.key]).for_each(Key::bound);
         let undecided = undecided_by(&self.limiter.policies.newest(), operation, &self)?;
-        Ok((operation, check::begin(operation, undecided)))
+        Ok((operation, decide::begin(operation, undecided)))
     }
 }
 

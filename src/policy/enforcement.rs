@@ -1,7 +1,7 @@
 //! Settings of what a policy does with requests that its limit does not admit.
 
 use super::Policy;
-use crate::{Ban, decision::EnforcedShare, error::or_panic, store::FailureMode};
+use crate::{Ban, decide::EnforcedShare, error::or_panic, store::FailureMode};
 
 /// What is done with a request above the limit.
 impl<K> Policy<K> {
@@ -116,7 +116,7 @@ impl<K> Policy<K> {
     /// [`reset`](crate::Limiter::reset) ends a ban and forgets those before; [`Limiter::ban`](crate::Limiter::ban) begins one by
     /// hand. A policy that [only observes](Self::observe_only) reports its bans and denies nothing. If all policies that deny
     /// do so by a ban, the response has the problem type `abnormal-usage-detected` in place of `quota-exceeded`, as
-    /// [`Problem`](crate::decision::response::Problem) lists them.
+    /// [`Problem`](crate::http::response::Problem) lists them.
     ///
     /// A denial counts if the policy itself has no room for the request. These do not: a denial by another policy only; one
     /// for a cost [above the limit](crate::Denial::CostAboveLimit); a request that is refused without a key,

@@ -1,18 +1,11 @@
-//! The limits of a policy under its name, rendered as responses have them, and which settings they permit.
+//! The limits of a policy under its name, and which settings they permit.
 
 use std::sync::{Arc, OnceLock};
 
 use http::request::Parts;
 
 use super::Policy;
-use crate::{
-    ConfigError, Limit,
-    decision::{policy_item, response::violates},
-    error::or_panic,
-    key::KeyError,
-    limit::ChooseLimit,
-    store::NamedLimit,
-};
+use crate::{ConfigError, Limit, error::or_panic, key::KeyError, limit::ChooseLimit, store::NamedLimit};
 
 /// The name and the limit of a policy.
 #[derive(Clone)]
@@ -30,7 +23,7 @@ impl PolicyLimit {
     pub(super) fn new(name: Arc<str>, limit: impl Into<Limit>) -> Self {
         Self {
             chosen: Arc::new(ChosenLimits::new(name.clone())),
-            fixed: render(name, limit.into()),
+            fixed: Arc::new(NamedLimit::new(name, limit.into())),
             choose: None,
             of_plans: Vec::new(),
         }
@@ -76,15 +69,6 @@ pub(super) fn valid_name(name: impl Into<Arc<str>>) -> Arc<str> {
     name
 }
 
-/// Renders the limit of a policy of this name.
-fn render(name: Arc<str>, limit: Limit) -> Arc<NamedLimit> {
-    Arc::new(NamedLimit {
-        policy_item: policy_item(&name, &limit),
-        problem: violates(&[&name]),
-        ..NamedLimit::new(name, limit)
-    })
-}
-
 /// The limits that apply to some requests of a policy alone: those that are chosen, and overrides.
 pub(super) struct ChosenLimits {
     policy: Arc<str>,
@@ -124,7 +108,7 @@ impl ChosenLimits {
             return Err(KeyError::misconfigured(message));
         }
 
-        let new = render(self.policy.clone(), limit);
+        let new = Arc::new(NamedLimit::new(self.policy.clone(), limit));
         for place in self.near(&new.limit) {
             let seen = place.get_or_init(|| new.clone());
             if seen.limit == new.limit {
@@ -317,7 +301,6 @@ mod tests {
             for quota in 1..=10_000 {
                 let limit = chosen(&limits, quota).unwrap();
                 assert_eq!(limit.limit.quota(), quota);
-                assert_eq!(limit.policy_item, format!("\"api\";q={quota};w=60"));
             }
         }
         let seen = limits.seen.get().unwrap();

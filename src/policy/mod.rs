@@ -31,7 +31,7 @@ pub(crate) use self::{
 pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{
     ConfigError, Key, KeyExtractor, Limit,
-    decision::{CheckContext, Cost, LongestWait, PolicyFile, Settings},
+    decide::{CheckContext, Cost, LongestWait, PolicyFile, Settings},
     error::or_panic,
     key,
     key::KeyError,

@@ -11,7 +11,7 @@ use super::file::Live;
 use super::{Policy, plans::PlanChoice};
 use crate::{
     ConfigError, KeyExtractor,
-    decision::{CheckContext, Condition, Cost, LongestWait, PerThread, PolicyContext},
+    decide::{CheckContext, Condition, Cost, LongestWait, PerThread, PolicyContext},
     limit::hash_text,
     observe::{METRICS_ENABLED, PolicyMetrics},
     store::Store,

@@ -7,7 +7,7 @@ use http::request::Parts;
 use super::Policy;
 use crate::{
     Completion, KeyExtractor,
-    decision::{Cost, LongestWait, POSSIBLE_WAITING},
+    decide::{Cost, LongestWait, POSSIBLE_WAITING},
 };
 
 pub(super) const COST_FAULT: &str = "a request costs at least 1; a policy with the limit `unlimited` counts nothing";

@@ -7,7 +7,6 @@ mod failover;
 #[cfg_attr(not(feature = "_redis"), expect(dead_code, reason = "other stores have no nodes"))]
 mod health;
 mod memory;
-mod operation;
 mod outstanding;
 mod overrides;
 #[cfg(feature = "_redis")]
@@ -40,9 +39,8 @@ pub(crate) use crate::limit::NamedLimit;
 #[doc(hidden)]
 pub use {
     self::{
-        operation::Operation,
         overrides::Overrides,
-        request::{Charge, ChargeLine},
+        request::{Charge, ChargeLine, Operation},
         response::{ChargeState, Outcome},
     },
     crate::limit::{Arrival, LeaseId},

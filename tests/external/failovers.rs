@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::time::sleep;
+use tokio::time::{interval, sleep};
 
 use crate::{
     fleet::{Replica, for_seven_callers, with_redis},
@@ -18,7 +18,7 @@ const FAILED_OVER: [&str; 2] = ["cluster-failed-over", "sentinel-failed-over"];
 
 const HOUR_MS: i64 = 3_600_000;
 
-/// Moves the slots of the callers from primary to primary until it is stopped, and returns how often.
+/// Moves the slots of the callers from primary to primary, twenty a second at most, until it is stopped, and returns how often.
 async fn move_slots(cluster: &Cluster, stopped: &Cell<bool>) -> usize {
     let mut slots = Vec::new();
     for user in 0..7 {
@@ -26,7 +26,9 @@ async fn move_slots(cluster: &Cluster, stopped: &Cell<bool>) -> usize {
         slots.push((slot, Cluster::owner(slot)));
     }
     let mut moves = 0;
+    let mut pace = interval(Duration::from_millis(50));
     while !stopped.get() {
+        pace.tick().await;
         let (slot, from) = &mut slots[moves % 7];
         let to = (*from + 1) % cluster.primaries.len();
         cluster.begin_to_move(*slot, *from, to).await;

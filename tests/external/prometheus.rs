@@ -248,16 +248,19 @@ impl Place {
 
 /// The memory of a Redis, as redis_exporter has it.
 async fn memory_of(redis: &Redis) -> String {
-    let info: String = redis.command("INFO", ["memory"]).await;
-    let field = |name: &str| {
-        let line = info.lines().find_map(|line| line.strip_prefix(name));
-        line.expect("a field").trim().to_owned()
-    };
+    let [used, most] = ["used_memory:", "maxmemory:"].map(|name| field(redis, "memory", name));
     format!(
         "redis_memory_used_bytes {}\nredis_memory_max_bytes {}\n",
-        field("used_memory:"),
-        field("maxmemory:")
+        used.await,
+        most.await
     )
+}
+
+/// A field of a section of `INFO`.
+async fn field(redis: &Redis, section: &str, name: &str) -> String {
+    let info: String = redis.command("INFO", [section]).await;
+    let line = info.lines().find_map(|line| line.strip_prefix(name));
+    line.expect("a field").trim().to_owned()
 }
 
 const LIMITS: &str = "policies.api = { limit = 'sliding-log 100000/min', key = 'header:user' }";
@@ -380,12 +383,8 @@ async fn each_alert_fires_for_the_service_with_its_fault_and_ends() {
     }
     write(&file("other.toml"), &LIMITS.replace("100000", "50000"));
     write(&file("refused.toml"), &LIMITS.replace("/min", ""));
-    let used: String = redis.command("INFO", ["memory"]).await;
-    let used = used
-        .lines()
-        .find_map(|line| line.strip_prefix("used_memory:"))
-        .expect("a field");
-    let maximum = used.trim().parse::<u64>().expect("bytes") * 11 / 10;
+    let used = field(&redis, "memory", "used_memory:").await;
+    let maximum = used.parse::<u64>().expect("bytes") * 11 / 10;
     redis
         .command::<()>("CONFIG", ["SET", "maxmemory", &maximum.to_string()])
         .await;

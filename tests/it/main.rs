@@ -2,13 +2,13 @@
 
 mod admin;
 mod chaos;
-mod check;
-mod decision;
+mod decide;
+
 mod examples;
+mod http;
 mod key;
 mod limit;
 mod limiter;
-mod middleware;
 mod model;
 mod observe;
 mod policy;

@@ -3,9 +3,9 @@ mod rule;
 use std::{fmt, time::Duration};
 
 use super::{
-    constructors::constructors,
     prefetch::{PrefetchText, prefetch},
     rate::WindowText,
+    rate::constructors,
 };
 use crate::ConfigError;
 

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     ConfigError, KeyExtractor,
-    decision::{Condition, Cost, LongestWait, PolicyFile, Settings},
+    decide::{Condition, Cost, LongestWait, PolicyFile, Settings},
     key,
     key::Registered,
     policy::{limit::PolicyLimit, set::Access},

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
-    decision::{EnforcedShare, POSSIBLE_WAITING},
+    decide::{EnforcedShare, POSSIBLE_WAITING},
     key::KeySpec,
     policy::{
         limit::validate_name,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     ConfigError, KeyExtractor,
-    decision::Condition,
+    decide::Condition,
     key,
     key::{ClientIpSource, one_or_several},
     limit::{deserialize_text, parse_length},

@@ -1,4 +1,3 @@
-mod bans;
 mod charging;
 mod clock;
 mod shard;

@@ -11,8 +11,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    bans::AdvancedBans,
-    charging::{Advanced, AdvancedLine, Decided, Kept, check},
+    charging::{Advanced, AdvancedBans, AdvancedLine, Decided, Kept, check},
     clock::Clock,
     shard::{Id, Shard},
 };

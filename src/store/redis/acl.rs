@@ -7,7 +7,8 @@ const COMMANDS: &str = "time get set getrange setrange unlink pexpireat pttl zad
 /// The commands for the messages that wake requests which wait. A store works without them.
 const MESSAGES: &str = "publish subscribe";
 
-/// The command that creates a user with the permissions of a store with this prefix. A strict user may only run scripts that
+/// The command that creates a user with the permissions of a store with this prefix. Up to Redis 6.2 a user has all channels, and
+/// none can be added to these. A strict user may only run scripts that
 /// Redis has already.
 fn acl_line(prefix: &str, strict: bool, more: &str) -> String {
     let (user, eval) = match strict {
@@ -17,7 +18,9 @@ fn acl_line(prefix: &str, strict: bool, more: &str) -> String {
     let commands = [COMMANDS, MESSAGES]
         .map(|commands| commands.replace(' ', " +"))
         .join(" +");
-    format!("ACL SETUSER {user} reset on >password ~{prefix}:* &{prefix}:* +ping{eval} +evalsha +{commands}{more}")
+    format!(
+        "ACL SETUSER {user} reset on >password ~{prefix}:* resetchannels &{prefix}:* +ping{eval} +evalsha +{commands}{more}"
+    )
 }
 
 /// The errors up to Redis 7.0 and since 7.2 if a script calls a command without permission.
@@ -232,7 +235,7 @@ mod tests {
             let text = refusal.explain("shop");
             assert!(text.contains(names) && text.contains(error), "{text}");
             assert!(
-                text.contains("`ACL SETUSER limiter reset on >password ~shop:* &shop:* +ping "),
+                text.contains("`ACL SETUSER limiter reset on >password ~shop:* resetchannels &shop:* +ping "),
                 "{text}"
             );
         }

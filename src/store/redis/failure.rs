@@ -22,6 +22,7 @@ impl Failure {
     /// The failure for an error reply to a script call.
     pub(super) fn of_call(error: impl Display) -> Self {
         let error = shortened(error);
+        let error = of_script(&error).to_owned();
         Refusal::of_call(&error).map_or(Self::Refused(error), Self::Forbidden)
     }
 
@@ -114,7 +115,23 @@ impl From<Failure> for StoreError {
 
 /// Whether it is the error of a replica, which cannot count.
 pub(super) fn is_of_replica(error: &[u8]) -> bool {
-    error.starts_with(b"READONLY") || error.starts_with(b"MASTERDOWN")
+    let error = String::from_utf8_lossy(error);
+    let error = of_script(&error);
+    error.starts_with("READONLY") || error.starts_with("MASTERDOWN")
+}
+
+/// An error reply without the place in a script where a command failed, which Redis up to 6.2 writes before it:
+/// `ERR Error running script (call to f_1b1a): @user_script:1: @user_script: 1: -READONLY You can't write ..`
+pub(super) fn of_script(error: &str) -> &str {
+    const PLACES: [&str; 3] = ["ERR Error running script", "@user_script:", "=[C]:"];
+
+    let mut message = error;
+    for place in PLACES.iter().chain(&PLACES[1..]) {
+        if let Some((_, after)) = message.strip_prefix(place).and_then(|rest| rest.split_once(": ")) {
+            message = after.strip_prefix('-').unwrap_or(after);
+        }
+    }
+    message
 }
 
 fn error_reply(error: &str) -> StoreError {
@@ -152,5 +169,20 @@ mod tests {
         // Not in the middle of a character.
         assert_eq!(shortened(format_args!("x{}", "é".repeat(MAX_TEXT))).len(), MAX_TEXT - 1);
         assert_eq!(shortened("ERR a\r\nb\u{1b}[31m"), "ERR a  b [31m");
+    }
+
+    #[test]
+    fn the_place_in_the_script_is_no_part_of_an_error() {
+        let readonly = "READONLY You can't write against a read only replica.";
+        for error in [
+            readonly.to_owned(),
+            format!("ERR Error running script (call to f_1b1a): @user_script:1: {readonly}"),
+            format!("ERR Error running script (call to f_1b1a): @user_script:1: @user_script: 1: -{readonly}"),
+            format!("@user_script: 12: -{readonly}"),
+            format!("=[C]: -1: -{readonly}"),
+        ] {
+            assert_eq!(of_script(&error), readonly, "{error}");
+            assert!(is_of_replica(error.as_bytes()), "{error}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{
-    failure::{Failure, shortened_bytes},
+    failure::{Failure, of_script, shortened_bytes},
     request::{Entry, MergedRequest, OwnedRequest},
     script::{longest, reset_delay},
 };
@@ -43,7 +43,7 @@ impl RawReply {
     pub(super) fn from_texts(texts: impl IntoIterator<Item = Result<Bytes, Failure>>) -> Result<Self, Failure> {
         let mut texts = texts.into_iter();
         let numbers = texts.next().ok_or_else(Failure::malformed_reply)??;
-        let errors = texts.map(|text| Ok(shortened_bytes(&text?)));
+        let errors = texts.map(|text| Ok(of_script(&shortened_bytes(&text?)).to_owned()));
         Ok(Self {
             numbers,
             errors: errors.collect::<Result<_, Failure>>()?,

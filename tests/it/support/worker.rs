@@ -28,7 +28,7 @@ const REDIS_RS: &str = "TOWER_QUOTA_WORKER_REDIS_RS";
 /// The start of each line that is a report. The test harness prints other lines.
 const REPORT: &str = "worker: ";
 /// The test that calls [`work`].
-const TEST: &str = "check::admission::a_worker_checks_what_it_is_sent";
+const TEST: &str = "decide::admission::a_worker_checks_what_it_is_sent";
 
 impl Worker {
     pub(crate) fn start(redis: &Redis) -> Self {

@@ -8,7 +8,7 @@ use std::{
 use super::{read, root};
 
 /// The folders of `src/` and the files beside them, from top to bottom.
-const ROOMS: &str = "admin middleware limiter policy check decision store key limit observe error file sync";
+const ROOMS: &str = "admin limiter http policy decide store key limit observe error file sync";
 
 /// The files that read the arguments, decide which request is next, and reply. The others are rules, and what rules call.
 const NO_RULES: &str = "checks driver line lone_log numbers overrides prelude trial";

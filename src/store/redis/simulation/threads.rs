@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Concurrency, FailureMode, Key, Limit, Limiter, Policy, SlidingLog,
-    decision::Keeper,
+    decide::Keeper,
     store::{Charge, Operation, Store, StoreFuture, StoreRequest},
 };
 

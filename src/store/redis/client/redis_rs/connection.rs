@@ -261,7 +261,7 @@ impl Connection {
 /// writes.
 fn reports_replica(reply: &Value) -> bool {
     match reply {
-        Value::ServerError(error) => is_of_replica(error.code().as_bytes()),
+        Value::ServerError(error) => is_of_replica(error_text(error.code(), error.details()).as_bytes()),
         Value::Array(texts) => {
             let mut errors = texts.iter().skip(1);
             errors.any(|text| matches!(text, Value::BulkString(error) if is_of_replica(error)))

@@ -1,0 +1,370 @@
+//! Sends the charges of a request to a store and makes a decision of the outcome. Layers and limiters share it.
+//!
+//! The path of a check is inlined in each: calls of its steps cost a request a hundred instructions (`benches/instructions.rs`).
+
+use std::{
+    pin::Pin,
+    slice,
+    sync::atomic::{AtomicU64, Ordering},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::{runtime::Handle, time::Instant};
+
+use super::{Settlement, Undecided, composite, failing, failing::fail, line, release_unknown, waiting};
+use crate::{
+    Decision, PolicyDecision,
+    store::{Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
+};
+
+/// A check that is decided already, or waits for the store.
+pub(crate) enum Check {
+    Decided(Result<Decision, StoreError>),
+    Pending(PendingCheck),
+}
+
+/// A check that waits for the store, or whose request waits in a line.
+pub(crate) enum PendingCheck {
+    Store(StoreCheck),
+    Held(Held),
+}
+
+/// A check that waits for the store. It holds the policies of the request, so no key or cost is computed again.
+pub(crate) struct StoreCheck {
+    operation: Operation,
+    /// When it began to wait for the reply of the store.
+    began: Instant,
+    /// For a request that may wait.
+    sent: Option<Sent>,
+    /// What it waits for, until the store has replied.
+    undecided: Option<(StoreFuture, Undecided)>,
+    /// If it is to be completed without its caller.
+    owed: Option<Owed>,
+}
+
+/// Sends the charges of all policies to the store, those of the enforced ones as one request.
+#[inline(always)]
+pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
+    if undecided.is_composite() {
+        return begin_at_store(operation, composite::deny_permanently(operation, &undecided));
+    }
+    let policies = undecided.as_slice();
+    if operation.requires_room() && policies.iter().any(PolicyDecision::denies_at_once) {
+        let denied = deny_permanently(policies);
+        count(operation, &denied);
+        return Check::Decided(Ok(denied));
+    }
+
+    if operation == Operation::Wait {
+        if is_never_admitted(policies) {
+            return begin_at_store(Operation::Check, undecided);
+        }
+        if waiting::is_full(policies) {
+            return waiting::begin_at_a_full_line(undecided);
+        }
+    }
+
+    begin_at_store(operation, undecided)
+}
+
+/// Sends the charges to the store.
+#[inline(always)]
+fn begin_at_store(operation: Operation, mut undecided: Undecided) -> Check {
+    match send(operation, &mut undecided) {
+        Some(response) => wait(response, operation, undecided, Sent::now(operation)),
+        None => {
+            undecided.admit_unless_denied();
+            let decided = undecided.decided();
+            count(operation, &decided);
+            Check::Decided(Ok(decided))
+        }
+    }
+}
+
+/// When a request that may wait was sent, and its number, by which those that arrive at once are in order.
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    pub(super) at: Instant,
+    pub(super) number: u64,
+}
+
+impl Sent {
+    #[inline(always)]
+    fn now(operation: Operation) -> Option<Self> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+        (operation == Operation::Wait).then(|| Self {
+            at: Instant::now(),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+}
+
+/// Sends the charges to where they are counted; `None` if there are none.
+#[inline(always)]
+pub(super) fn send(operation: Operation, undecided: &mut Undecided) -> Option<StoreFuture> {
+    if operation == Operation::Wait {
+        line::enter_lines(undecided);
+    }
+    let undenied = |policy: &&PolicyDecision| policy.denial.is_none();
+    let store = undecided.as_slice().iter().find(undenied)?.store();
+    if undecided.is_composite() {
+        let requests = composite::requests(operation, undecided);
+        return (!requests.is_empty()).then(|| store.decide(&requests));
+    }
+    Some(store.decide(slice::from_ref(&undecided.request(operation))))
+}
+
+#[inline(always)]
+pub(super) fn wait(response: StoreFuture, operation: Operation, undecided: Undecided, sent: Option<Sent>) -> Check {
+    match response.as_ready() {
+        Some(response) => decide(response, operation, undecided, None, sent),
+        None => Check::Pending(PendingCheck::Store(StoreCheck {
+            operation,
+            began: Instant::now(),
+            sent,
+            owed: owed(operation, &undecided),
+            undecided: Some((response, undecided)),
+        })),
+    }
+}
+
+/// Decides by the response of the store.
+#[inline(always)]
+pub(super) fn decide(
+    response: &Result<StoreResponse, StoreError>,
+    operation: Operation,
+    undecided: Undecided,
+    began: Option<Instant>,
+    sent: Option<Sent>,
+) -> Check {
+    let decided = settle(response, operation, undecided, began);
+    if let Some(sent) = sent
+        && let Ok(decision) = &decided
+        && !decision.is_allowed()
+    {
+        return match decided.map(|denied| waiting::wait(denied, sent)) {
+            Ok(Ok(held)) => Check::Pending(PendingCheck::Held(held)),
+            Ok(Err(denied)) => {
+                denied.count_outcomes();
+                Check::Decided(Ok(denied))
+            }
+            Err(error) => Check::Decided(Err(error)),
+        };
+    }
+    if let Ok(decision) = &decided {
+        count(operation, decision);
+    }
+    Check::Decided(decided)
+}
+
+/// A request that waits.
+pub(crate) type Held = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
+
+/// Whether an enforced policy never admits the request.
+#[cold]
+pub(super) fn is_never_admitted(policies: &[PolicyDecision]) -> bool {
+    let denies = |policy: &PolicyDecision| !policy.is_observed() && policy.permanent_denial().is_some();
+    policies.iter().any(denies)
+}
+
+/// The denial by the policies that never admit the request.
+#[cold]
+fn deny_permanently(policies: &[PolicyDecision]) -> Decision {
+    // Without a call of the store, the states of the other policies are unknown.
+    let denials = policies.iter().filter_map(|policy| {
+        let denial = Some(policy.permanent_denial()?);
+        Some(PolicyDecision {
+            denial,
+            ..policy.clone()
+        })
+    });
+    Decision::new(false, denials.collect())
+}
+
+impl PendingCheck {
+    /// Whether the request waits in a line.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self, Self::Held(_))
+    }
+}
+
+impl Future for PendingCheck {
+    type Output = Result<Decision, StoreError>;
+
+    /// # Panics
+    ///
+    /// If it is polled again after it was ready, like most futures.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let check = match &mut *self {
+                Self::Store(check) => ready!(check.poll(cx)),
+                Self::Held(held) => return held.as_mut().poll(cx),
+            };
+            match check {
+                Check::Decided(decided) => return Poll::Ready(decided),
+                Check::Pending(held) => *self = held,
+            }
+        }
+    }
+}
+
+impl StoreCheck {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Check> {
+        let (response, _) = self.undecided.as_mut().expect("polled after it was ready");
+        let response = ready!(Pin::new(response).poll(cx));
+        let (_, undecided) = self.undecided.take().expect("it has just been polled");
+        Poll::Ready(decide(
+            &response,
+            self.operation,
+            undecided,
+            Some(self.began),
+            self.sent,
+        ))
+    }
+}
+
+/// What a request may have to send at its end, even if it is cancelled before it is decided.
+fn owed(operation: Operation, undecided: &Undecided) -> Option<Owed> {
+    if undecided.has_leases() {
+        return undecided.owe(OwedKind::Release);
+    }
+    let settles = operation == Operation::Wait || undecided.lost_settlements().is_some();
+    settles.then(|| undecided.owe(OwedKind::Settlement))?
+}
+
+impl Drop for StoreCheck {
+    /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request. So
+    /// does one whose request may wait, to be refunded, and one that takes slots, to release them.
+    fn drop(&mut self) {
+        let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {
+            return;
+        };
+        let (operation, began, sent, owed) = (self.operation, self.began, self.sent, owed.due());
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                abandon(&response.await, operation, undecided, Some(began), sent);
+                owed.confirm();
+            });
+        }
+    }
+}
+
+/// Ends a request that its caller has left.
+fn abandon(
+    response: &Result<StoreResponse, StoreError>,
+    operation: Operation,
+    undecided: Undecided,
+    began: Option<Instant>,
+    sent: Option<Sent>,
+) {
+    let Ok(decision) = settle(response, operation, undecided, began) else {
+        return;
+    };
+    count(operation, &decision);
+    match (decision.is_allowed(), sent) {
+        (true, _) if operation == Operation::Wait => give_back(&decision),
+        (true, _) => decision.cancel(),
+        (false, Some(sent)) => waiting::leave_at_once(&decision, sent),
+        (false, None) => {}
+    }
+}
+
+/// Gives back what was counted for an admitted request whose caller has left, in a task.
+pub(super) fn give_back(decision: &Decision) {
+    Settlement::refunding(decision.as_slice()).send().receive(None);
+}
+
+/// Makes the decision, and counts no outcome.
+#[inline(always)]
+pub(super) fn settle(
+    response: &Result<StoreResponse, StoreError>,
+    operation: Operation,
+    mut undecided: Undecided,
+    began: Option<Instant>,
+) -> Result<Decision, StoreError> {
+    let first = undecided.as_slice().first();
+    first.inspect(|first| first.context.metrics.end(began));
+    let recorded = match response {
+        Ok(response) => record_outcome(response, operation, &mut undecided).map(|()| response.is_reply()),
+        Err(error) => Err(error.clone()),
+    };
+    match recorded {
+        Ok(is_reply) => {
+            if is_reply && let Some(first) = undecided.as_slice().first() {
+                first.context.failover.replied();
+            }
+            if operation == Operation::Reset {
+                failing::reset(undecided.as_slice());
+            }
+            if undecided.has_leases() {
+                undecided.hold_slots();
+            }
+            if undecided.is_line_full && is_reply {
+                waiting::keep_denial(&undecided, response);
+            }
+            Ok(undecided.decided())
+        }
+        Err(error) => {
+            if undecided.has_leases() {
+                end_unknown(operation, &undecided);
+            }
+            fail(error, operation, &undecided)
+        }
+    }
+}
+
+/// Counts the outcomes of a decision, if the operation is one that decides about a request.
+#[inline(always)]
+fn count(operation: Operation, decision: &Decision) {
+    if operation.decides() {
+        decision.count_outcomes();
+    }
+}
+
+/// Releases the slots that the store may have counted before it failed.
+#[cold]
+fn end_unknown(operation: Operation, undecided: &Undecided) {
+    if operation.counts() {
+        release_unknown(undecided.as_slice());
+    }
+}
+
+/// Records the outcome in the decision.
+#[inline(always)]
+pub(super) fn record_outcome(
+    response: &StoreResponse,
+    operation: Operation,
+    undecided: &mut Undecided,
+) -> Result<(), StoreError> {
+    if undecided.is_composite() {
+        return composite::record(response, operation, undecided);
+    }
+    match response.outcomes() {
+        [outcome, ..] if outcome.states().len() == undecided.as_slice().len() => {
+            undecided.record(operation, response, outcome);
+            Ok(())
+        }
+        _ => Err(composite::mismatch()),
+    }
+}
+
+/// Bans the keys of these policies of a decision for a time, in the store and in what this process counts while the store fails;
+/// `None` if none of them has bans.
+pub(crate) fn send_bans(
+    decision: &Decision,
+    length: Duration,
+    selects: impl Fn(&PolicyDecision) -> bool,
+) -> Option<StoreFuture> {
+    let length = length.max(Duration::from_micros(1));
+    let policies = decision.as_slice().iter();
+    let with_bans = policies.filter(|policy| selects(policy) && policy.charge.ban.is_some());
+    let requests = with_bans.map(|policy| StoreRequest::new(Operation::Ban { length }, [&policy.charge]));
+    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
+    let context = &decision.as_slice().first().filter(|_| !requests.is_empty())?.context;
+    // A memory store replies at once and does not fail.
+    drop(context.failover.counts().decide(&requests));
+    Some(context.store.decide(&requests))
+}

@@ -1,0 +1,286 @@
+#[cfg(feature = "admin")]
+use std::time::SystemTime;
+use std::{
+    any::Any,
+    sync::{Arc, Mutex, Weak, atomic::AtomicBool},
+};
+
+#[cfg(feature = "admin")]
+use super::denials::Denials;
+use super::{Waiting, outcome::record_in_span, per_thread::Apart, settings::Settings, slots::Keeper};
+use crate::{
+    Ban, ConfigError, Key, Limit,
+    observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
+    store::{
+        ErrorKind, Failover, LostSettlements, NamedLimit, Outstanding, Overrides, PerStore, Store, StoreError,
+        StoreNumber,
+    },
+    sync::lock,
+};
+
+/// What the checks of a layer or a limiter have in common.
+#[derive(Clone)]
+pub(crate) struct CheckContext {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) failover: Arc<Failover>,
+    pub(crate) overrides: Option<Overrides>,
+    /// Renews leases.
+    pub(crate) keeper: Arc<Keeper>,
+    /// What [`Store::drained`] waits for.
+    pub(crate) outstanding: Arc<Outstanding>,
+    /// The policies, in their order.
+    pub(crate) policies: Arc<[PolicyContext]>,
+    registry: Arc<Registry>,
+    /// If a policy has a condition for refunds, or learns from responses.
+    pub(crate) lost: Option<Arc<LostSettlements>>,
+    /// Whether one of them only observes, so that the charges are not sent as one request.
+    pub(crate) is_composite: bool,
+    /// Whether the warning about a receipt of an unknown policy was logged.
+    pub(super) warned_of_receipt: Arc<AtomicBool>,
+    /// Whether the warning about an upgraded connection without its slots was logged.
+    pub(super) warned_of_upgrade: Arc<AtomicBool>,
+    /// Whether requests may wait for one of them.
+    pub(crate) waits: bool,
+    /// How callers are told about decisions, by the HTTP side, of which this folder knows nothing.
+    pub(crate) presentation: Arc<dyn Any + Send + Sync>,
+    pub(crate) metrics: CheckMetrics,
+    /// What an `Admin` reports.
+    #[cfg(feature = "admin")]
+    pub(crate) denials: Denials,
+    #[cfg(feature = "admin")]
+    pub(crate) built_at: SystemTime,
+}
+
+/// The policies of all layers and limiters on a store.
+type Registry = Mutex<Vec<Weak<[PolicyContext]>>>;
+
+static REGISTRIES: PerStore<Registry> = PerStore::new();
+
+fn register(registry: &Registry, policies: &Arc<[PolicyContext]>) {
+    let mut all = lock(registry);
+    all.retain(|policies| policies.strong_count() > 0);
+    all.push(Arc::downgrade(policies));
+}
+
+impl CheckContext {
+    pub(crate) fn new(store: impl Store, policies: Arc<[PolicyContext]>) -> Self {
+        let registry = REGISTRIES.of(store.id());
+        register(&registry, &policies);
+        let awaits_completion = |policy: &PolicyContext| policy.settings.refund_if.is_some() || policy.settings.learns;
+        Self {
+            failover: Failover::of(&store),
+            keeper: Keeper::of(&store),
+            outstanding: Outstanding::of(store.id()),
+            overrides: store.overrides().cloned(),
+            store: Arc::new(store),
+            lost: policies.iter().any(awaits_completion).then(Arc::default),
+            is_composite: is_composite(&policies),
+            warned_of_receipt: Arc::default(),
+            warned_of_upgrade: Arc::default(),
+            waits: waits(&policies),
+            policies,
+            registry,
+            presentation: Arc::new(()),
+            metrics: CheckMetrics::default(),
+            #[cfg(feature = "admin")]
+            denials: Denials::default(),
+            #[cfg(feature = "admin")]
+            built_at: SystemTime::now(),
+        }
+    }
+
+    /// The same for other terms of its policies.
+    #[cfg(feature = "serde")]
+    pub(crate) fn with_policies(&self, policies: Arc<[PolicyContext]>) -> Self {
+        register(&self.registry, &policies);
+        Self {
+            is_composite: is_composite(&policies),
+            waits: waits(&policies),
+            policies,
+            ..self.clone()
+        }
+    }
+
+    /// Registers the series of the metrics, which are 0 before the first request, and records the limits as those in force.
+    pub(crate) fn register_metrics(&self) {
+        CheckMetrics::register();
+        self.policies.iter().for_each(|policy| policy.metrics.register());
+    }
+
+    /// The error that another layer or limiter on the store has one of the policies with another limit.
+    pub(crate) fn conflict(&self) -> Option<ConfigError> {
+        let error = |policy: &PolicyContext| {
+            let (name, limit, other) = (&policy.limit.name, &policy.limit.limit, self.other_limit(policy)?);
+            Some(ConfigError::new(format!(
+                "the policy `{name}` is `{limit}` here, and `{other}` in another layer or limiter on this store, so that each request \
+                 counts for both; give one of them another name, or both the same limit"
+            )))
+        };
+        self.policies.iter().find_map(error)
+    }
+
+    /// Logs that error, if there is one.
+    pub(crate) fn log_conflict(&self) {
+        if let Some(error) = self.conflict() {
+            tracing::error!(error = error.to_string(), "two limits have one name");
+        }
+    }
+
+    /// The limit under the name of a policy in another layer or limiter on the store, if it is another one. One may have more plans
+    /// than the other, and those that follow one file change one after the other.
+    pub(crate) fn other_limit(&self, policy: &PolicyContext) -> Option<Limit> {
+        let registered: Vec<_> = lock(&self.registry).iter().filter_map(Weak::upgrade).collect();
+        let own = of_name(&self.policies, policy);
+        registered.iter().find_map(|others| {
+            let others = of_name(others, policy);
+            let among = |one: &[&PolicyContext], all: &[&PolicyContext]| {
+                one.iter()
+                    .all(|one| all.iter().any(|other| one.limit.limit == other.limit.limit))
+            };
+            let are_apart = !among(&own, &others) && !among(&others, &own);
+            let is_other =
+                |other: &&&PolicyContext| other.file_number().is_none() || other.file_number() != policy.file_number();
+            let other = others.iter().filter(|_| are_apart).find(is_other)?;
+            Some(other.limit.limit.clone())
+        })
+    }
+
+    /// Whether both are of one layer or limiter, with the same policies.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.outstanding, &other.outstanding) && Arc::ptr_eq(&self.policies, &other.policies)
+    }
+
+    /// Identifies the counts of the store in this process.
+    pub(crate) fn store_number(&self) -> StoreNumber {
+        self.outstanding.number
+    }
+
+    /// The names of the policies, in their order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.policies.iter().map(|policy| &*policy.limit.name)
+    }
+
+    /// The overrides of the store, to set one.
+    pub(crate) fn require_overrides(&self) -> Result<&Overrides, StoreError> {
+        self.overrides.as_ref().ok_or_else(|| {
+            StoreError::new(
+                ErrorKind::Refused,
+                "the store has no overrides; set `.overrides(true)` of `RedisStore::builder()`, or return the \
+                 store that is wrapped from `Store::inner`",
+            )
+        })
+    }
+
+    /// Counts a request by what the policy at this position has done with it.
+    #[inline]
+    pub(crate) fn count(&self, position: usize, outcome: PolicyOutcome) {
+        if METRICS_ENABLED {
+            self.policies[position].metrics.count(outcome);
+        }
+        tracing::debug!(
+            policy = &*self.policies[position].limit.name,
+            outcome = outcome.name(),
+            "a policy has not decided about a request"
+        );
+    }
+
+    /// Records in the current span what is done with a request without a decision, and the policy at this position if one
+    /// has caused it.
+    pub(crate) fn record(&self, outcome: PolicyOutcome, position: Option<usize>) {
+        record_in_span(
+            outcome,
+            position.map(|position| &*self.policies[position].limit.name),
+            None,
+        );
+    }
+
+    /// Counts a request that is decided before any policy regards it.
+    pub(crate) fn count_for_all(&self, outcome: PolicyOutcome) {
+        for position in 0..self.policies.len() {
+            self.count(position, outcome);
+        }
+    }
+}
+
+impl Apart for CheckContext {
+    fn apart(&self) -> Self {
+        Self {
+            policies: self.policies.iter().map(Apart::apart).collect(),
+            ..self.clone()
+        }
+    }
+}
+
+/// Those of the policies that count under the name of a policy.
+fn of_name<'a>(policies: &'a [PolicyContext], policy: &PolicyContext) -> Vec<&'a PolicyContext> {
+    let counts = |other: &&PolicyContext| other.limit.limit.is_counted() && other.limit.name == policy.limit.name;
+    policies.iter().filter(counts).collect()
+}
+
+fn is_composite(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| !policy.settings.enforced.is_whole())
+}
+
+fn waits(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.waiting.longest_us > 0)
+}
+
+/// What the checks of one policy have in common.
+#[derive(Clone)]
+pub(crate) struct PolicyContext {
+    pub(crate) limit: Arc<NamedLimit>,
+    pub(crate) settings: Settings,
+    pub(crate) ban: Option<Arc<Ban>>,
+    pub(crate) waiting: Waiting,
+    /// The file that the policy follows, if it follows one.
+    pub(crate) file: Option<Arc<dyn PolicyFile>>,
+    /// The name of the plan that it is of, if it is of one.
+    pub(crate) of_plan: Option<Arc<str>>,
+    pub(crate) metrics: PolicyMetrics,
+}
+
+impl PolicyContext {
+    /// Whether the policy only observes this key.
+    #[inline]
+    pub(crate) fn observes(&self, key: &Key) -> bool {
+        !self.settings.enforced.contains(&self.limit.name, key)
+    }
+
+    /// How long requests of this key wait. Those that are observed do not.
+    #[inline(always)]
+    pub(crate) fn waiting_of(&self, key: &Key) -> Waiting {
+        match self.observes(key) {
+            true => Waiting::default(),
+            false => self.waiting,
+        }
+    }
+
+    /// The number of the file in the process.
+    pub(super) fn file_number(&self) -> Option<u64> {
+        self.file.as_ref().map(|file| file.number())
+    }
+}
+
+impl Apart for PolicyContext {
+    fn apart(&self) -> Self {
+        Self {
+            limit: Arc::new(self.limit.apart()),
+            ..self.clone()
+        }
+    }
+}
+
+/// What a policy follows of a file.
+pub(crate) trait PolicyFile: Send + Sync {
+    /// The number of the file in the process.
+    fn number(&self) -> u64;
+
+    /// The limit of all requests of the policy as of the last load, if they have one.
+    fn newest_limit(&self) -> Option<Arc<NamedLimit>>;
+}
+
+impl Apart for NamedLimit {
+    fn apart(&self) -> Self {
+        Self::new(self.name.as_ref().into(), self.limit.clone())
+    }
+}

@@ -1,0 +1,392 @@
+//! Requests that wait, and the lines of this process in which they stand.
+//!
+//! A request that is denied and may wait stands in the line of each key that denies it, with the time of its arrival. It holds
+//! nothing, and nothing of it is counted. For each line a task checks the first request again, with those behind it that are equal:
+//! an ordinary check of all of their policies, which admits what fits after all that have arrived before in other processes. It is
+//! sent when the wait of the last reply is over, when the store wakes the line, and each second, which refreshes the place of the
+//! process.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    ptr,
+    sync::{Arc, LazyLock, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    time::{Instant, timeout_at},
+};
+
+#[cfg(feature = "admin")]
+use super::line_report::LineSubject;
+use super::{
+    Undecided,
+    check::send,
+    group::Group,
+    waiting::{Lacking, Waiter},
+};
+use crate::{
+    limit::{PLACE_SIZE, PLACE_US},
+    store::{ErrorKind, Operation, StoreError, StoreResponse, wakes::LineSignal},
+    sync::lock,
+};
+
+/// The longest time after which the first request of a line is checked again.
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// The pause between checks which only replace the place of the process.
+const COALESCED: Duration = Duration::from_millis(20);
+
+/// The number of no line.
+pub(super) const NO_LINE: u64 = u64::MAX;
+
+pub(super) static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
+
+/// Notified when the task of a line has ended with its runtime.
+pub(super) static ORPHANED: LazyLock<Notify> = LazyLock::new(Notify::new);
+
+/// The requests of this process that wait for one key of a store.
+pub(super) struct Line {
+    pub(super) id: u64,
+    state: Mutex<State>,
+    pub(super) signal: Arc<LineSignal>,
+    #[cfg(feature = "admin")]
+    pub(super) subject: LineSubject,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// The requests with their costs, in the order in which they are checked.
+    waiting: BTreeMap<Rank, (Arc<Waiter>, u64)>,
+    /// The sum of these costs.
+    pub(super) weight: u64,
+    has_task: bool,
+    /// When the first request is to be checked.
+    due: Option<Instant>,
+    /// When the last check was sent.
+    sent_at: Option<Instant>,
+    /// Whether the place in the store may not have the first requests of the line.
+    is_stale: bool,
+    /// Until when the place is in the store.
+    stored_until: Option<Instant>,
+    /// The number of the request that was last checked in place of the first one.
+    tried: Option<u64>,
+    /// The last denial since the line is full, of this request, until when others are denied by it.
+    pub(super) denied: Option<(Undecided, StoreResponse, Instant)>,
+    /// The last request that has left, with whose charges the place is removed when no other waits.
+    left: Option<Undecided>,
+    /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
+    turns: HashMap<u32, u64>,
+    turn: u64,
+}
+
+/// The order of requests in a line: by priority, then turn by turn, then by arrival, then by the number of the request.
+pub(super) type Rank = (Reverse<i32>, u64, u64, u64);
+
+/// Tells the store where the requests that are about to be checked stand in the lines of their keys.
+#[cold]
+pub(super) fn enter_lines(undecided: &mut Undecided) {
+    for (line, leads) in undecided.lines_mut() {
+        line.leads = leads == Some(true);
+        line.ahead = if leads.is_some() {
+            0
+        } else {
+            cost_behind_place(line.number)
+        };
+    }
+}
+
+/// The cost of the requests in a line that its place does not contain.
+fn cost_behind_place(id: u64) -> u64 {
+    find(id).map_or(0, |line| {
+        let state = line.state();
+        let in_place = state.waiting.values().take(PLACE_SIZE).map(|(_, cost)| cost);
+        state.weight - in_place.sum::<u64>()
+    })
+}
+
+/// Lets a line replace its place in the store.
+pub(super) fn replace_place(id: u64) {
+    if let Some(line) = lock(&LINES).get(&id) {
+        line.state().is_stale = true;
+        line.signal.change();
+    }
+}
+
+pub(super) fn find(id: u64) -> Option<Arc<Line>> {
+    lock(&LINES).get(&id).cloned()
+}
+
+impl Line {
+    /// Adds a request to the line of a key, behind those that have arrived before.
+    pub(super) fn enter(
+        lacking: &Lacking,
+        waiter: &Arc<Waiter>,
+        is_stored: bool,
+        sent_at: Instant,
+    ) -> (Arc<Self>, Rank) {
+        // The line is not removed while the table is locked.
+        let mut lines = lock(&LINES);
+        let line = lines.entry(lacking.line).or_insert_with(|| {
+            Arc::new(Self {
+                id: lacking.line,
+                state: Mutex::default(),
+                signal: LineSignal::of(lacking.line),
+                #[cfg(feature = "admin")]
+                subject: lacking.subject.clone(),
+            })
+        });
+        let line = line.clone();
+        let mut state = line.state();
+        drop(lines);
+
+        let rank = (
+            Reverse(lacking.waiting.priority),
+            state.turn_of(lacking.waiting.fair),
+            waiter.arrived,
+            waiter.number,
+        );
+        let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
+        state.waiting.insert(rank, (waiter.clone(), lacking.cost));
+        state.weight += lacking.cost;
+        if is_first {
+            let due = sent_at + lacking.retry_after;
+            state.due = Some(state.due.map_or(due, |earlier| earlier.min(due)));
+        }
+        // A check that was sent since then has replaced the place.
+        let is_replaced = state.sent_at.is_some_and(|sent| sent >= sent_at);
+        let is_missing = !is_stored || state.waiting.len() > PLACE_SIZE;
+        state.is_stale |= is_replaced || is_missing && state.is_in_place(&rank);
+        if state.waiting.len() <= PLACE_SIZE {
+            let stored_until = sent_at + Duration::from_micros(PLACE_US);
+            state.stored_until = state.stored_until.max(Some(stored_until));
+        }
+        line.ensure_task(&mut state);
+        line.signal.change();
+        drop(state);
+        (line, rank)
+    }
+
+    /// Removes a request. If it `leaves`, the place in the store has it still.
+    pub(super) fn remove(&self, rank: &Rank, leaves: bool, left: Option<&Undecided>) {
+        let mut state = self.state();
+        let was_in_place = state.is_in_place(rank);
+        let Some((_, cost)) = state.waiting.remove(rank) else {
+            return;
+        };
+        state.weight -= cost;
+        if !leaves {
+            state.turn = state.turn.max(rank.1);
+        }
+        state.is_stale |= leaves && was_in_place;
+        if state.waiting.is_empty() {
+            state.left = left.map(Undecided::again);
+        }
+        let is_over = state.waiting.is_empty() && !state.has_task;
+        drop(state);
+        if is_over {
+            self.end();
+        }
+        self.signal.change();
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub(super) fn ensure_task(self: &Arc<Self>, state: &mut State) {
+        if !state.has_task
+            && let Ok(runtime) = Handle::try_current()
+        {
+            state.has_task = true;
+            runtime.spawn(check_first(Task(self.clone())));
+        }
+    }
+
+    /// What the task of the line does next.
+    fn next(&self) -> Next {
+        let mut state = self.state();
+        let now = Instant::now();
+        if state.waiting.is_empty() {
+            let is_stored = state.stored_until.take().is_some_and(|until| now < until);
+            return match state.left.take() {
+                Some(left) if is_stored => {
+                    state.sent_at = Some(now);
+                    Next::Clear(left)
+                }
+                _ => Next::End,
+            };
+        }
+        let unrefreshed = Duration::from_micros(PLACE_US) - REFRESH;
+        let refresh = state.stored_until.map_or(now, |until| until - unrefreshed);
+        let mut due = state.due.map_or(refresh, |due| due.min(refresh));
+        if state.is_stale {
+            due = due.min(state.sent_at.map_or(now, |sent_at| sent_at + COALESCED));
+        }
+        let is_woken = self.signal.take_woken();
+        if now < due && !is_woken {
+            return Next::WaitUntil(due);
+        }
+        let first = state.waiting.first_key_value();
+        let first = first.map(|(rank, (waiter, _))| (*rank, waiter.clone()));
+        drop(state); // no task locks two lines
+        let earlier = first.and_then(|(rank, first)| self.earlier(&rank, &first));
+        let mut state = self.state();
+        let earlier = earlier.filter(|earlier| state.tried != Some(earlier.number));
+        state.tried = earlier.as_ref().map(|earlier| earlier.number);
+        match state.take_group(earlier) {
+            Some(group) => {
+                state.is_stale = false;
+                state.sent_at = Some(now);
+                state.due = None;
+                state.stored_until = Some(now + Duration::from_micros(PLACE_US));
+                Next::Check(group)
+            }
+            // The task of another line checks the first request, and changes this line when it has.
+            None => {
+                state.due = is_woken.then_some(now).or(state.due);
+                Next::WaitUntil(now + REFRESH)
+            }
+        }
+    }
+
+    /// A request equal to the first one that has arrived before, and waits for other keys than that of this line. When all have room
+    /// at once, it is to be checked before.
+    fn earlier(&self, rank: &Rank, first: &Waiter) -> Option<Arc<Waiter>> {
+        let others = first.needs.iter().filter(|(line, _)| *line != self.id);
+        let earlier = others.filter_map(|(line, _)| {
+            let line = find(*line)?;
+            let state = line.state();
+            let mut before = state.waiting.range(..rank).take(PLACE_SIZE);
+            let (rank, (waiter, _)) = before.find(|(_, (waiter, _))| waiter.needs == first.needs)?;
+            Some((*rank, waiter.clone()))
+        });
+        Some(earlier.min_by_key(|(rank, _)| *rank)?.1)
+    }
+
+    /// Removes the line unless a request has entered it meanwhile; returns whether it was removed.
+    fn end(&self) -> bool {
+        let mut lines = lock(&LINES);
+        let mut state = self.state();
+        if !state.waiting.is_empty() {
+            return false;
+        }
+        state.has_task = false;
+        drop(state);
+        let is_own = lines.get(&self.id).is_some_and(|line| ptr::eq(&raw const **line, self));
+        if is_own {
+            lines.remove(&self.id);
+        }
+        true
+    }
+}
+
+impl State {
+    /// The number of requests that wait.
+    #[cfg(feature = "admin")]
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The turn of a request that enters: keys take one after the other.
+    fn turn_of(&mut self, key: u32) -> u64 {
+        // As long as no request has a key, all have one turn.
+        if key == 0 && self.turns.is_empty() {
+            return 0;
+        }
+        let now = self.turn;
+        if self.turns.len() > 2 * self.waiting.len() + PLACE_SIZE {
+            self.turns.retain(|_, last| *last >= now);
+        }
+        let turn = self.turns.get(&key).map_or(now, |last| now.max(last + 1));
+        self.turns.insert(key, turn);
+        turn
+    }
+
+    /// Whether the place in the store contains the request with this rank.
+    fn is_in_place(&self, rank: &Rank) -> bool {
+        self.waiting.keys().nth(PLACE_SIZE).is_none_or(|behind| rank < behind)
+    }
+
+    /// The first request, and those behind it that are equal; before them, one that stands in the lines of other keys.
+    fn take_group(&self, earlier: Option<Arc<Waiter>>) -> Option<Group> {
+        let mut group = Group {
+            requests: SmallVec::new(),
+            arrivals: SmallVec::new(),
+        };
+        let (_, (_, cost)) = self.waiting.first_key_value()?;
+        let is_other = |earlier: &Arc<Waiter>| !self.waiting.values().any(|(waiter, _)| Arc::ptr_eq(waiter, earlier));
+        if let Some(earlier) = earlier.filter(is_other)
+            && let Some(taken) = earlier.take(None)
+        {
+            group.arrivals.push(earlier.arrival(*cost));
+            group.requests.push(taken);
+        }
+        let mut is_equal = true;
+        for (waiter, cost) in self.waiting.values().take(PLACE_SIZE - group.arrivals.len()) {
+            group.arrivals.push(waiter.arrival(*cost));
+            let taken = is_equal.then(|| waiter.take(group.requests.first())).flatten();
+            is_equal = taken.is_some();
+            group.requests.extend(taken);
+        }
+        (!group.requests.is_empty()).then_some(group)
+    }
+}
+
+enum Next {
+    Check(Group),
+    /// Remove the place from the store.
+    Clear(Undecided),
+    WaitUntil(Instant),
+    End,
+}
+
+/// The task of a line.
+struct Task(Arc<Line>);
+
+impl Drop for Task {
+    /// If the runtime has ended, the requests begin another task.
+    fn drop(&mut self) {
+        self.0.state().has_task = false;
+        self.0.end();
+        ORPHANED.notify_waiters();
+    }
+}
+
+async fn check_first(task: Task) {
+    let line = &task.0;
+    loop {
+        match line.next() {
+            Next::Check(group) => {
+                let due = group.check(line.id, Instant::now()).await;
+                line.state().due = due.or(Some(Instant::now()));
+            }
+            Next::Clear(mut left) => {
+                left.lead(line.id, &[], 0);
+                if let Some(response) = send(Operation::Wait, &mut left) {
+                    drop(response.await);
+                }
+            }
+            Next::WaitUntil(due) => {
+                let _ = timeout_at(due, line.signal.changed()).await; // it looks what is due in both cases
+            }
+            Next::End => {
+                if line.end() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cold]
+pub(super) fn ended() -> StoreError {
+    StoreError::new(
+        ErrorKind::Unreachable,
+        "the runtime that checked the requests which wait has shut down",
+    )
+}

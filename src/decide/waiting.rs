@@ -1,0 +1,376 @@
+//! A request that waits: it stands in the lines of the keys that deny it, until a check of one of them decides it, or its time is
+//! over.
+
+use std::{
+    future::poll_fn,
+    mem,
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
+
+#[cfg(feature = "admin")]
+use super::line_report::LineSubject;
+use super::{
+    Undecided, Waiting, caught,
+    check::{self, Check, Held, Sent, begin, decide, give_back},
+    group::Checked,
+    line::{self, Line, NO_LINE, ORPHANED, Rank, ended},
+};
+use crate::{
+    Decision, PolicyDecision,
+    limit::{Arrival, SOON_US},
+    observe::WaitMetrics,
+    store::{Operation, OwedKind, StoreError, StoreResponse},
+    sync::lock,
+};
+
+/// The lines in which a request stands.
+type Places = SmallVec<[(Arc<Line>, Rank); 1]>;
+
+/// A request that waits.
+pub(super) struct Waiter {
+    pub(super) number: u64,
+    /// By the clock of the store, in microseconds.
+    pub(super) arrived: u64,
+    /// The lines of its keys, and its costs there.
+    pub(super) needs: SmallVec<[(u64, u64); 1]>,
+    /// Until when it may wait.
+    pub(super) until: Instant,
+    /// While it stands in lines, and is not being checked.
+    pub(super) undecided: Mutex<Option<Undecided>>,
+    standing: Mutex<Places>,
+    /// Whether it may not wait any longer.
+    pub(super) is_last: AtomicBool,
+    outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
+    pub(super) metrics: WaitMetrics,
+}
+
+pub(super) enum Outcome {
+    Decided(Result<Decision, StoreError>),
+    /// It is still denied, and may not wait any longer.
+    Expired(Undecided),
+}
+
+/// A key that denies a request which may wait for it.
+pub(super) struct Lacking {
+    pub(super) line: u64,
+    pub(super) cost: u64,
+    pub(super) waiting: Waiting,
+    pub(super) retry_after: Duration,
+    #[cfg(feature = "admin")]
+    pub(super) subject: LineSubject,
+}
+
+/// Lets a request wait that a check has denied. Returns the decision if it may not wait.
+#[cold]
+pub(super) fn wait(denied: Decision, sent: Sent) -> Result<Held, Decision> {
+    let Some(lacking) = Lacking::of(&denied, |policy| policy.may_wait()) else {
+        return Err(denied);
+    };
+    if is_full(denied.as_slice()) {
+        // Others have entered since the check was sent, which has added this request to the places.
+        lacking.iter().for_each(|lacking| line::replace_place(lacking.line));
+        return Err(denied.for_a_full_line());
+    }
+    Ok(Box::pin(stand(denied, lacking, sent)))
+}
+
+/// Whether too much waits in this process for one of the policies that a request may wait for.
+#[cold]
+pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
+    policies.iter().any(|policy| {
+        let waiting = policy.line().and_then(line::find).map_or(0, |line| line.state().weight);
+        policy.waits() && policy.charge.cost.saturating_add(waiting) > policy.policy().settings.most_waiting()
+    })
+}
+
+/// Checks a request that may not wait, since too much waits already.
+#[cold]
+pub(super) fn begin_at_a_full_line(mut undecided: Undecided) -> Check {
+    undecided.is_line_full = true;
+    if let Some(known) = known_denial(&undecided) {
+        return decide(&Ok(known), Operation::Check, undecided, None, None);
+    }
+    begin(Operation::Check, undecided)
+}
+
+/// The denial of an equal request since a line is full. What gets free is for those that wait, so it is valid for a while.
+#[cold]
+fn known_denial(undecided: &Undecided) -> Option<StoreResponse> {
+    let line = first_line(undecided)?;
+    let state = line.state();
+    let (denied, response, until) = state.denied.as_ref()?;
+    let is_valid = Instant::now() < *until && denied.is_equal(undecided);
+    is_valid.then(|| StoreResponse::without_reply(response.server_time, response.outcomes().iter().cloned()))
+}
+
+/// Keeps the reply to a request that is denied since a line is full, unless a ban counts each denial.
+#[cold]
+pub(super) fn keep_denial(undecided: &Undecided, reply: &Result<StoreResponse, StoreError>) {
+    let mut policies = undecided.as_slice().iter();
+    let is_cheap = |policy: &PolicyDecision| policy.context.store.replies_at_once();
+    let is_counted = |policy: &PolicyDecision| policy.policy().settings.ban.is_some();
+    if let Ok(reply) = reply
+        && !reply.outcomes().iter().any(|outcome| outcome.allowed)
+        && !policies.any(|policy| is_cheap(policy) || is_counted(policy))
+        && let Some(line) = first_line(undecided)
+    {
+        let until = Instant::now() + Duration::from_micros(SOON_US);
+        line.state().denied = Some((undecided.again(), reply.clone(), until));
+    }
+}
+
+/// The first line of a key of a request.
+fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
+    let mut policies = undecided.as_slice().iter();
+    policies.find_map(|policy| line::find(policy.line()?))
+}
+
+/// Waits until a request is admitted, or until it may not wait any longer.
+async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) -> Result<Decision, StoreError> {
+    let since = Instant::now();
+    if let Some(policy) = denied.as_slice().first() {
+        policy.context.store.receive_wakes();
+    }
+    let metrics = denied.wait_metrics();
+    let _waiting = metrics.begin();
+    let (sender, decided) = oneshot::channel();
+    let longest_us = lacking.iter().map(|lacking| lacking.waiting.longest_us).min();
+    let longest = Duration::from_micros(longest_us.unwrap_or_default());
+    let waiter = Arc::new(Waiter::new(&denied, sent.number, since + longest, sender, metrics));
+    let mut leaving = Leaving {
+        waiter: waiter.clone(),
+        decided,
+    };
+    let observed = denied.observed();
+    // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
+    let is_stored = denied.as_slice().len() == 1;
+    waiter.stand(&lacking, denied.again(), is_stored, sent.at);
+    drop(denied);
+
+    let outcome = {
+        let mut timer = pin!(sleep_until(waiter.until));
+        let mut orphaned = pin!(ORPHANED.notified());
+        poll_fn(|cx| {
+            while orphaned.as_mut().poll(cx).is_ready() {
+                orphaned.set(ORPHANED.notified());
+                waiter.ensure_tasks();
+            }
+            if let Poll::Ready(outcome) = Pin::new(&mut leaving.decided).poll(cx) {
+                return Poll::Ready(outcome.unwrap_or_else(|_| Outcome::Decided(Err(ended()))));
+            }
+            if !waiter.is_last.load(Ordering::Relaxed) && timer.as_mut().poll(cx).is_ready() {
+                waiter.is_last.store(true, Ordering::Relaxed);
+                if let Some(undecided) = waiter.leave() {
+                    return Poll::Ready(Outcome::Expired(undecided));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    };
+    drop(leaving);
+    let decision = match outcome {
+        Outcome::Decided(decision) => decision?,
+        Outcome::Expired(undecided) => match check_last(undecided, waiter.arrival(0)) {
+            Check::Decided(decision) => decision?,
+            Check::Pending(check) => check.await?,
+        },
+    };
+    let waited = since.elapsed();
+    if decision.is_allowed() {
+        waiter.metrics.admitted(waited);
+    }
+    Ok(decision.after_waiting(waited, observed))
+}
+
+/// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
+fn check_last(mut undecided: Undecided, arrival: Arrival) -> Check {
+    undecided.lead(NO_LINE, &[arrival], 1);
+    undecided.renew_tickets();
+    match check::send(Operation::Wait, &mut undecided) {
+        Some(response) => check::wait(response, Operation::Wait, undecided, None),
+        None => Check::Decided(Err(ended())),
+    }
+}
+
+/// The request leaves the lines when its caller leaves. One that is being checked does so if the check does not decide it.
+struct Leaving {
+    waiter: Arc<Waiter>,
+    decided: oneshot::Receiver<Outcome>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if self.waiter.leave().is_some() {
+            self.waiter.metrics.left();
+        }
+        // It may be admitted already. What is sent from now on is given back by the sender.
+        self.decided.close();
+        if let Ok(Outcome::Decided(Ok(decision))) = self.decided.try_recv()
+            && decision.is_allowed()
+        {
+            caught(|| give_back(&decision));
+        }
+    }
+}
+
+/// A request that a check has denied after its caller had left: it leaves the places to which the check has added it.
+#[cold]
+pub(super) fn leave_at_once(denied: &Decision, sent: Sent) {
+    let Some(lacking) = Lacking::of(denied, |policy| policy.may_wait()) else {
+        return;
+    };
+    let (sender, _) = oneshot::channel();
+    let waiter = Arc::new(Waiter::new(
+        denied,
+        sent.number,
+        Instant::now(),
+        sender,
+        denied.wait_metrics(),
+    ));
+    waiter.stand(&lacking, denied.again(), true, sent.at);
+    drop(waiter.leave());
+}
+
+impl Lacking {
+    /// The keys that deny a request; `None` if it may not wait for one of them.
+    pub(super) fn of(denied: &Decision, may_wait: impl Fn(&PolicyDecision) -> bool) -> Option<SmallVec<[Self; 1]>> {
+        let policies = denied.as_slice().iter().filter(|policy| policy.denies());
+        policies
+            .map(|policy| Self::of_policy(policy).filter(|_| may_wait(policy)))
+            .collect()
+    }
+
+    fn of_policy(policy: &PolicyDecision) -> Option<Self> {
+        Some(Self {
+            line: policy.line()?,
+            cost: policy.charge.cost,
+            waiting: policy.waiting,
+            retry_after: policy.retry_after().unwrap_or_default(),
+            #[cfg(feature = "admin")]
+            subject: LineSubject::of(policy),
+        })
+    }
+}
+
+impl Waiter {
+    fn new(
+        denied: &Decision,
+        number: u64,
+        until: Instant,
+        outcome: oneshot::Sender<Outcome>,
+        metrics: WaitMetrics,
+    ) -> Self {
+        let policies = denied.as_slice().iter();
+        let needs = policies.filter_map(|policy| Some((policy.line()?, policy.charge.cost)));
+        Self {
+            number,
+            arrived: denied.server_time().as_micros() as u64,
+            needs: needs.collect(),
+            until,
+            undecided: Mutex::default(),
+            standing: Mutex::default(),
+            is_last: AtomicBool::new(false),
+            outcome: Mutex::new(Some(outcome)),
+            metrics,
+        }
+    }
+
+    pub(super) fn arrival(&self, weight: u64) -> Arrival {
+        Arrival {
+            at: self.arrived,
+            weight,
+        }
+    }
+
+    /// Takes the request to be checked, if it stands in lines and can be decided with the first one.
+    pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>) -> Option<Checked> {
+        let is_equal = |one: &mut Undecided| first.is_none_or(|(_, first, _)| first.merges_with(one));
+        let undecided = lock(&self.undecided).take_if(is_equal)?;
+        let owed = undecided.owe(OwedKind::Settlement);
+        Some((self.clone(), undecided, owed))
+    }
+
+    /// Stands in the lines of the keys that deny the request, and in no others, as in the store.
+    pub(super) fn stand(
+        self: &Arc<Self>,
+        lacking: &[Lacking],
+        undecided: Undecided,
+        is_stored: bool,
+        sent_at: Instant,
+    ) {
+        // A caller that leaves from now on waits for this lock, so that no line keeps the request.
+        let mut standing = lock(&self.standing);
+        *lock(&self.undecided) = Some(undecided);
+        standing.retain(|(line, rank)| {
+            let stays = lacking.iter().any(|lacking| lacking.line == line.id);
+            if !stays {
+                line.remove(rank, false, None);
+            }
+            stays
+        });
+        for lacking in lacking {
+            match standing.iter().find(|(line, _)| line.id == lacking.line) {
+                Some((line, _)) => line.signal.change(),
+                None => standing.push(Line::enter(lacking, self, is_stored, sent_at)),
+            }
+        }
+    }
+
+    /// Leaves the lines, unless it is being checked.
+    fn leave(&self) -> Option<Undecided> {
+        let undecided = lock(&self.undecided).take()?;
+        self.leave_lines(Some(&undecided));
+        Some(undecided)
+    }
+
+    pub(super) fn leave_lines(&self, left: Option<&Undecided>) {
+        for (line, rank) in mem::take(&mut *lock(&self.standing)) {
+            line.remove(&rank, left.is_some(), left);
+        }
+    }
+
+    /// Ends the wait. If the caller has left, what was counted is given back.
+    pub(super) fn finish(&self, decided: Result<Decision, StoreError>) {
+        // The store has removed an admitted request from its place.
+        let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
+        let left = decided.as_ref().ok().filter(|_| !is_admitted).map(Decision::again);
+        self.leave_lines(left.as_ref());
+        self.send(Outcome::Decided(decided));
+    }
+
+    pub(super) fn send(&self, outcome: Outcome) {
+        let Some(sender) = lock(&self.outcome).take() else {
+            return;
+        };
+        match sender.send(outcome) {
+            Ok(()) => {}
+            Err(Outcome::Decided(Ok(decision))) if decision.is_allowed() => give_back(&decision),
+            Err(Outcome::Decided(_)) => {}
+            Err(Outcome::Expired(_)) => self.metrics.left(),
+        }
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        lock(&self.outcome).as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    /// Begins the tasks of its lines, if they have ended with their runtime.
+    fn ensure_tasks(&self) {
+        for (line, _) in &*lock(&self.standing) {
+            line.ensure_task(&mut line.state());
+        }
+    }
+}

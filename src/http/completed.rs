@@ -1,0 +1,173 @@
+//! Waits for the completion of an admitted request, and settles the policies that depend on it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+    thread,
+    time::Duration,
+};
+
+use http::Response;
+use http_body::Frame;
+
+use super::{denied, requested_pause, response::OwnRejection};
+use crate::{
+    Decision, PolicyDecision,
+    decide::{Completion, End, Responses, awaits_trailers, caught, grpc_status_in, send_bans},
+    store::{LostSettlements, Owed, OwedKind},
+};
+
+/// The completion of an admitted request that a policy depends on. Dropped before, the request is cancelled.
+pub(crate) struct AwaitedCompletion {
+    /// Taken at the completion.
+    decision: Option<Decision>,
+    /// The head of a response whose trailers are awaited.
+    head: Option<Response<()>>,
+    /// The pause that the trailers of a gRPC response ask for.
+    pause: Option<Duration>,
+    /// Whether the inner service or its body is being polled. If that panics, this is dropped meanwhile or, where a layer
+    /// outside of this one catches panics, later.
+    polled: bool,
+    /// Whether the body is known to have ended. A server polls such a body no further.
+    ended: AtomicBool,
+    _owed: Option<Owed>,
+}
+
+impl AwaitedCompletion {
+    /// What is awaited for a decision that admits a request, if a policy depends on it.
+    pub(crate) fn of(decision: &Decision) -> Option<Box<Self>> {
+        decision.lost_settlements()?;
+        Some(Box::new(Self {
+            decision: Some(decision.clone()),
+            head: None,
+            pause: None,
+            polled: false,
+            ended: AtomicBool::new(false),
+            _owed: decision.owe(OwedKind::Settlement),
+        }))
+    }
+
+    /// Completes the request with the head of its response, or waits for the trailers.
+    pub(crate) fn respond<B>(mut self: Box<Self>, response: &Response<B>) -> Option<Box<Self>> {
+        if !awaits_trailers(response) {
+            self.complete(Some(response), End::Head);
+            return None;
+        }
+        let mut head = Response::new(());
+        *head.status_mut() = response.status();
+        *head.headers_mut() = response.headers().clone();
+        *head.extensions_mut() = response.extensions().clone();
+        self.head = Some(head);
+        Some(self)
+    }
+
+    /// The body has ended without trailers. The request is completed when this is dropped.
+    pub(crate) fn end_of_body(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Completes the request with an error of the inner service or of the body.
+    pub(crate) fn fail(&mut self) {
+        self.end(End::Failed);
+    }
+
+    fn end(&mut self, end: End) {
+        let head = self.head.take();
+        self.complete(head.as_ref(), end);
+    }
+
+    fn complete<B>(&mut self, response: Option<&Response<B>>, end: End) {
+        let Some(decision) = self.decision.take() else { return };
+        let Some(lost) = decision.lost_settlements() else {
+            return;
+        };
+        let own = response.and_then(|response| response.extensions().get::<OwnRejection>());
+        let denied = response.is_some_and(is_denial) || own.is_some_and(|own| own.is_denial);
+        if !denied && own.is_none() && decision.as_slice().iter().any(PolicyDecision::learns) {
+            self.learn(&decision, response, lost);
+        }
+        decision.settle(&Completion::new(response, end));
+    }
+}
+
+impl AwaitedCompletion {
+    /// Bans the key for the pause that a response asks for.
+    #[cold]
+    fn learn<B>(&self, decision: &Decision, response: Option<&Response<B>>, lost: &Arc<LostSettlements>) {
+        let in_head = response.and_then(|response| {
+            // A layer inside of this one has added its fields to a response that it admitted.
+            requested_pause::requested_by(response.status(), response.headers(), decision.is_followed())
+        });
+        let pause = in_head.max(self.pause).filter(|pause| !pause.is_zero());
+        if let Some(pause) = pause {
+            decision.record_requested_pause(pause);
+        }
+        if let Some(pause) = pause
+            && let Some(response) = send_bans(decision, pause, PolicyDecision::learns)
+            && let Some(owed) = decision.owe(OwedKind::Settlement)
+        {
+            let mut responses = Responses::default();
+            responses.push(response, owed);
+            responses.receive(Some(lost));
+        }
+    }
+}
+
+impl Drop for AwaitedCompletion {
+    fn drop(&mut self) {
+        let panicked = self.polled || thread::panicking();
+        let end = match *self.ended.get_mut() {
+            _ if panicked => End::Failed,
+            true => End::Body(None),
+            false => End::Cancelled,
+        };
+        caught(|| self.end(end));
+    }
+}
+
+/// Polls the inner service or its body.
+pub(crate) fn poll<T>(awaited: &mut Option<Box<AwaitedCompletion>>, poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
+    if let Some(awaited) = awaited {
+        awaited.polled = true;
+    }
+    let polled = poll();
+    if let Some(awaited) = awaited {
+        awaited.polled = false;
+    }
+    polled
+}
+
+/// Completes a gRPC call with a frame of the body, if that is the last one.
+pub(crate) fn observe_frame<D, E>(
+    awaited: &mut Option<Box<AwaitedCompletion>>,
+    frame: &Poll<Option<Result<Frame<D>, E>>>,
+    is_end: impl FnOnce() -> bool,
+) {
+    let end = match frame {
+        Poll::Pending => return,
+        Poll::Ready(Some(Err(_))) => End::Failed,
+        Poll::Ready(None) => End::Body(None),
+        Poll::Ready(Some(Ok(frame))) => match frame.trailers_ref() {
+            Some(trailers) => {
+                if let Some(awaited) = awaited {
+                    awaited.pause = requested_pause::requested_by_grpc(trailers);
+                }
+                End::Body(grpc_status_in(trailers))
+            }
+            None if is_end() => End::Body(None),
+            None => return,
+        },
+    };
+    if let Some(mut awaited) = awaited.take() {
+        awaited.end(end);
+    }
+}
+
+/// Whether a nested layer or the handler has denied the request.
+fn is_denial<B>(response: &Response<B>) -> bool {
+    let decision = response.extensions().get::<Decision>();
+    denied::made(response) || decision.is_some_and(|decision| !decision.is_allowed())
+}

@@ -1,0 +1,391 @@
+//! The path of a request: keys, check, response.
+//!
+//! ```text
+//! check(request)     blocked            -> reject: blocked
+//!                    skipped, or no policy applies -> admit
+//!                    no key             -> reject: refused
+//!                    else charge the keys in the store, now or later
+//! act_on(decision)   admitted           -> admit; annotate(response) when the inner service has responded
+//!                    denied             -> reject: limited
+//!                    store failed       -> reject: failed, if a policy is `Closed`
+//! ```
+
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{Response, StatusCode, request::Parts};
+use smallvec::SmallVec;
+
+use super::{
+    Presentation,
+    completed::AwaitedCompletion,
+    denied,
+    drain::{Bounds, Rejected},
+    response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
+};
+use crate::{
+    Decision, Limit, Policy, PolicyDecision, ResponseBody,
+    decide::{self, Check, CheckContext, PendingCheck, PolicyDecisions, Release, Undecided},
+    key::KeyError,
+    observe::{Observer, PolicyOutcome, notify},
+    policy::{Basis, PolicySet},
+    store::{NamedLimit, Operation, StoreError},
+};
+
+/// What a layer and its services share.
+#[derive(Clone)]
+pub(crate) struct Enforcer {
+    pub(crate) policies: PolicySet,
+    /// Whether decisions are left in the extensions of requests.
+    pub(crate) extensions: bool,
+    /// The same of the responses to admitted requests.
+    pub(crate) response_extensions: bool,
+    pub(crate) jitter: Duration,
+    /// How much is read of the bodies of rejected requests.
+    pub(crate) drained: Option<Bounds>,
+    pub(crate) on_decision: Observer<Decision>,
+    pub(crate) on_failure: Observer<StoreError>,
+    pub(crate) warned: Arc<Warned>,
+}
+
+/// The progress of a check.
+pub(crate) enum Progress {
+    Done(Action),
+    /// The store has not replied yet.
+    Pending(PendingCheck),
+}
+
+/// What to do with a request.
+pub(crate) enum Action {
+    /// Call the inner service, and annotate its response if a policy applied.
+    Admit(Option<Admitted>),
+    /// Send this response.
+    Reject(Rejected),
+}
+
+/// The path of a request, in its order.
+impl Enforcer {
+    /// Extracts the keys and checks them in the store.
+    pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
+        let undecided = match self.undecided(parts) {
+            Ok(Some(undecided)) => undecided,
+            Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
+            Err(refused) => {
+                let rejection = refused.as_ref().map_or(Rejection::Blocked, Rejection::Refused);
+                return Progress::Done(Action::Reject(self.reject(rejection, parts)));
+            }
+        };
+        let operation = match undecided.waits() {
+            true => Operation::Wait,
+            false => Operation::Check,
+        };
+        match decide::begin(operation, undecided) {
+            Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
+            Check::Pending(check) => Progress::Pending(check),
+        }
+    }
+
+    /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped. An error is why it
+    /// has no key, or `None` if it is blocked.
+    #[inline(always)]
+    fn undecided(&self, parts: &Parts) -> Result<Option<Undecided>, Option<KeyError>> {
+        let basis: &Basis = &self.policies.newest();
+        let Basis {
+            policies,
+            context,
+            plans,
+            access,
+            ..
+        } = basis;
+        let context = context.here();
+        if let Some(access) = access {
+            if access.blocks(parts) {
+                context.count_for_all(PolicyOutcome::Blocked);
+                context.record(PolicyOutcome::Blocked, None);
+                return Err(None);
+            }
+            if access.skips(parts) {
+                context.count_for_all(PolicyOutcome::Skipped);
+                return Ok(None);
+            }
+        }
+
+        // Most layers have one policy. Going through a list costs such a request a twelfth more.
+        if let ([policy], None) = (&policies[..], plans) {
+            match self.undecided_by(policy, (context, 0), parts) {
+                Ok(Some(undecided)) => return Ok(Some(Undecided::new(SmallVec::from_buf([undecided])))),
+                Ok(None) => {}
+                Err(error) => self.without_key((context, 0), error)?,
+            }
+            context.count(0, PolicyOutcome::Skipped);
+            return Ok(None);
+        }
+
+        let plan = plans.as_ref().map_or(0, |plans| plans.of(parts));
+        let mut undecided = PolicyDecisions::new();
+        let of_plan = policies
+            .iter()
+            .enumerate()
+            .filter(|(_, policy)| policy.is_of_plan(plan));
+        for (position, policy) in of_plan {
+            match self.undecided_by(policy, (context, position), parts) {
+                Ok(Some(policy)) => {
+                    undecided.push(policy);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => self.without_key((context, position), error)?,
+            }
+            context.count(position, PolicyOutcome::Skipped);
+        }
+        Ok((!undecided.is_empty()).then(|| Undecided::new(undecided)))
+    }
+
+    /// The plan, the cost and the key of the request by the policy at this position, if the policy applies.
+    #[inline(always)]
+    fn undecided_by(
+        &self,
+        policy: &Policy,
+        (context, position): (&Arc<CheckContext>, usize),
+        parts: &Parts,
+    ) -> Result<Option<PolicyDecision>, KeyError> {
+        let settings = &context.policies[position].settings;
+        if !settings.apply_to(parts) {
+            return Ok(None);
+        }
+        let mut limit = match policy.choose_limit(parts)? {
+            Some(chosen) => chosen,
+            None => context.policies[position].limit.clone(),
+        };
+        if matches!(limit.limit, Limit::Unlimited) {
+            return Ok(None);
+        }
+        let mut cost = settings.cost_of(parts);
+        if cost == 0 {
+            return Ok(None);
+        }
+        let Some(mut key) = policy.extractor().extract(parts)? else {
+            return Ok(None);
+        };
+        key.bound();
+        if let Some(overriding) = policy.overriding(context, &limit.limit, &key) {
+            limit = overriding;
+            if matches!(limit.limit, Limit::Unlimited) {
+                return Ok(None);
+            }
+        }
+
+        let earlier = parts.extensions.get::<Decision>();
+        let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), &limit, &key));
+        if charged > 0 {
+            let Some(rest) = self.rest_of(cost, charged, &limit) else {
+                return Ok(None);
+            };
+            cost = rest;
+        }
+        let waiting = settings.waiting_of(context.policies[position].waiting_of(&key), parts);
+        let undecided = PolicyDecision::undecided(context.clone(), position, limit, (key, cost), waiting);
+        Ok(Some(undecided))
+    }
+
+    /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
+    #[cold]
+    fn without_key(&self, (context, position): (&CheckContext, usize), error: KeyError) -> Result<(), KeyError> {
+        let policy = &context.policies[position];
+        if error.is_misconfigured() {
+            self.warned.of_key(&policy.limit, &error);
+        }
+        if policy.settings.enforced.is_whole() {
+            context.count(position, PolicyOutcome::Refused);
+            context.record(PolicyOutcome::Refused, Some(position));
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The rest of a cost of which outer layers have charged a part.
+    #[cold]
+    fn rest_of(&self, cost: u64, charged: u64, named: &NamedLimit) -> Option<u64> {
+        self.warned.of_repetition(named);
+        // A cost above the limit is never admitted, however it is divided between layers.
+        let charged = charged * u64::from(cost <= named.limit.quota());
+        let rest = cost.saturating_sub(charged);
+        (rest > 0).then_some(rest)
+    }
+
+    /// Admits or rejects the request by the decision.
+    #[inline]
+    pub(crate) fn act_on(&self, decision: Result<Decision, StoreError>, parts: &mut Parts) -> Action {
+        let decision = match decision {
+            Ok(decision) => decision,
+            Err(error) => return self.fail(&error, parts),
+        };
+        if let Some(error) = decision.store_error() {
+            notify(&self.on_failure, error);
+            // Each policy is `Open`.
+            if decision.as_slice().is_empty() {
+                return self.admit_uncounted(decision, parts);
+            }
+        }
+        if !decision.is_allowed() {
+            return self.limit(decision, parts);
+        }
+
+        notify(&self.on_decision, &decision);
+        let mut left = None;
+        if self.extensions
+            && let Some(earlier) = parts.extensions.insert(decision.clone())
+            && let Some(joined) = earlier.followed_by(&decision)
+        {
+            parts.extensions.insert(joined.clone());
+            left = Some(joined);
+        }
+        Action::Admit(Some(Admitted {
+            completion: AwaitedCompletion::of(&decision),
+            release: Release::of(&decision),
+            left: self
+                .response_extensions
+                .then(|| left.unwrap_or_else(|| decision.clone())),
+            own: decision,
+        }))
+    }
+
+    /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors.
+    fn admit_uncounted(&self, decision: Decision, parts: &mut Parts) -> Action {
+        if self.extensions && parts.extensions.get::<Decision>().is_none() {
+            parts.extensions.insert(decision);
+        }
+        Action::Admit(None)
+    }
+}
+
+/// The ways to reject a request that is not blocked.
+impl Enforcer {
+    fn limit(&self, decision: Decision, parts: &mut Parts) -> Action {
+        let decision = decision.delayed(self.random_delay());
+        notify(&self.on_decision, &decision);
+        let mut rejected = self.reject(Rejection::Limited(&decision), parts);
+        let left = self.extensions.then(|| {
+            let earlier = parts.extensions.get::<Decision>();
+            earlier
+                .and_then(|earlier| earlier.followed_by(&decision))
+                .unwrap_or(decision)
+        });
+        let extensions = rejected.response_mut().extensions_mut();
+        if extensions.is_empty() {
+            // Those of the request are not needed anymore, and their table is allocated.
+            *extensions = mem::take(&mut parts.extensions);
+            extensions.clear();
+        }
+        match left {
+            Some(decision) => drop(extensions.insert(decision)),
+            None => drop(extensions.insert(OwnRejection { is_denial: true })),
+        }
+        Action::Reject(rejected)
+    }
+
+    fn fail(&self, error: &StoreError, parts: &Parts) -> Action {
+        notify(&self.on_failure, error);
+        let retry_after = RETRY_AFTER_FAILURE.saturating_add(self.random_delay());
+        Action::Reject(self.reject(Rejection::Failed { error, retry_after }, parts))
+    }
+
+    fn reject(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
+        let response = respond(
+            &*Presentation::of(&self.policies.newest().context).format,
+            rejection,
+            parts,
+        );
+        Rejected::new(response, parts)
+    }
+
+    /// The jitter of one response.
+    fn random_delay(&self) -> Duration {
+        match self.jitter {
+            Duration::ZERO => Duration::ZERO,
+            most => most.mul_f64(fastrand::f64()),
+        }
+    }
+}
+
+/// The decisions about an admitted request.
+pub(crate) struct Admitted {
+    /// That of this layer.
+    pub(super) own: Decision,
+    /// That of this layer and of those around it, if it is left in the extensions of the response.
+    pub(super) left: Option<Decision>,
+    /// If a policy depends on how the request ends.
+    pub(super) completion: Option<Box<AwaitedCompletion>>,
+    /// If a policy has a limit of concurrency: dropped when the request has ended.
+    pub(super) release: Option<Release>,
+}
+
+impl Admitted {
+    /// Adds the fields and the decision to the response of the inner service.
+    pub(super) fn annotate<B>(self, mut response: Response<B>) -> Response<ResponseBody<B>> {
+        let Self {
+            own,
+            left,
+            completion,
+            release,
+        } = self;
+        let completion = completion.and_then(|completion| completion.respond(&response));
+        if let Some(policy) = own.as_slice().first()
+            && !denied::made(&response)
+        {
+            let fields = &Presentation::of(&policy.context).fields;
+            fields.annotate(&own, response.status(), response.headers_mut());
+        }
+        if let Some(release) = &release
+            && response.status() == StatusCode::SWITCHING_PROTOCOLS
+        {
+            release.warn_of_upgrade();
+        }
+        if let Some(left) = left {
+            // The decision of an inner layer has the policies of this one too.
+            response.extensions_mut().get_or_insert_with(|| left);
+        }
+        response.map(|body| ResponseBody::inner(body, completion, release))
+    }
+
+    /// Ends with an error of the inner service.
+    pub(super) fn fail(self) {
+        if let Some(mut completion) = self.completion {
+            completion.fail();
+        }
+    }
+}
+
+/// Which warnings were logged.
+#[derive(Debug, Default)]
+pub(crate) struct Warned {
+    key: AtomicBool,
+    repetition: AtomicBool,
+}
+
+impl Warned {
+    pub(crate) fn of_key(&self, named: &NamedLimit, error: &KeyError) {
+        if !self.key.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                policy = &*named.name,
+                error = error.to_string(),
+                "requests are refused, or not observed: their key or limit cannot be determined"
+            );
+        }
+    }
+
+    pub(crate) fn of_repetition(&self, named: &NamedLimit) {
+        if !self.repetition.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                policy = &*named.name,
+                "a policy is met twice on one request; only the larger cost is charged"
+            );
+        }
+    }
+}

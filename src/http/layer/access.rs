@@ -1,0 +1,201 @@
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use crate::{Decision, RateLimitLayer, decide::Condition, policy::Access, store::StoreError};
+
+/// Requests that no policy decides about.
+impl RateLimitLayer {
+    /// Admits the requests that fulfill a condition without limiting them, such as those of monitoring.
+    ///
+    /// No policy of the layer applies to such a request: no key is extracted, the store is not called, and the response has no
+    /// rate limit fields. [`Ip::within`](crate::key::Ip::within) is a condition on the address of the client. Several
+    /// conditions are alternatives, also to those of a [file](crate::Policies#skipped-and-blocked-requests). By default no
+    /// request is skipped.
+    ///
+    /// A condition on the path sees it as the layer does, which may be before a layer that rewrites it, such as
+    /// `NormalizePathLayer`. The routes of a file are compared in all [spellings](crate::Policies#routes).
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, key::PeerAddr, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Policy::new("api", SlidingLog::per_minute(1)).key(key::ip());
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), api)
+    ///     .skip(key::ip().within(["10.0.0.0/8"])?)
+    ///     .skip(|parts| parts.uri.path() == "/health");
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// for (peer, path, statuses) in [
+    ///     ("203.0.113.7:4711", "/", [200, 429]),
+    ///     ("203.0.113.7:4711", "/health", [200, 200]),
+    ///     ("10.0.0.2:4711", "/", [200, 200]),
+    /// ] {
+    ///     for status in statuses {
+    ///         let request = Request::get(path).extension(PeerAddr(peer.parse()?)).body(Body::new())?;
+    ///         assert_eq!(service.clone().oneshot(request).await?.status(), status);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn skip(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        let condition: Condition = Arc::new(condition);
+        self.change_access(|access| access.skipped.push(condition.clone()));
+        self
+    }
+
+    /// Rejects the requests that fulfill a condition with `403 Forbidden`, in gRPC with `PERMISSION_DENIED`.
+    ///
+    /// No policy of the layer applies to such a request, and the store is not called. A [`format`](Self::format) has the reason
+    /// [`Rejection::Blocked`](crate::http::response::Rejection::Blocked) and may build another response. Several conditions are
+    /// alternatives, also to those of a [file](crate::Policies#skipped-and-blocked-requests). A request that is also to be
+    /// [skipped](Self::skip) is blocked. [`Ip::unknown`](crate::key::Ip::unknown) is the condition of clients that a proxy has not
+    /// recorded. By default no request is blocked.
+    ///
+    /// A condition on the path is evaded by other spellings, such as a trailing slash in front of `NormalizePathLayer`. The routes
+    /// of a file are compared in all [spellings](crate::Policies#routes).
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, key::PeerAddr, MemoryStore, RateLimitLayer};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), []).block(key::ip().within(["198.51.100.0/24", "2001:db8::/32"])?);
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// let peer = PeerAddr("198.51.100.9:4711".parse()?);
+    /// let blocked = service.oneshot(Request::get("/").extension(peer).body(Body::new())?).await?;
+    /// assert_eq!(blocked.status(), StatusCode::FORBIDDEN);
+    /// assert!(!blocked.headers().contains_key("ratelimit"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn block(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        let condition: Condition = Arc::new(condition);
+        self.change_access(|access| access.blocked.push(condition.clone()));
+        self
+    }
+
+    fn change_access(&mut self, change: impl Fn(&mut Access)) {
+        self.enforcer_mut().policies.change_access(change);
+    }
+}
+
+/// Callbacks.
+///
+/// They only observe. They run on the path of the request, so they must be quick, and a panic in one is a panic of the
+/// service.
+impl RateLimitLayer {
+    /// Observes each [`Decision`]: of requests that are admitted, and of those that a limit denies.
+    ///
+    /// A decision has the policies that [only observe](crate::Policy::observe_only) too, with what they would have done.
+    /// Decisions that a process makes by itself while the store fails are included; their
+    /// [`store_error`](Decision::store_error) is set. There is no decision, and so no call, for a request
+    ///
+    /// * to which no policy applies, or that is [skipped](Self::skip);
+    /// * that is [blocked](Self::block);
+    /// * that is refused, since its key cannot be extracted;
+    /// * that is admitted uncounted or rejected because the store fails ([`Open`](crate::FailureMode::Open)
+    ///   and [`Closed`](crate::FailureMode::Closed)): see [`on_failure`](Self::on_failure).
+    ///
+    /// Of nested layers each observes its own decisions. Setting it again replaces the callback. By default none is set.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// static ADMITTED: AtomicU64 = AtomicU64::new(0);
+    /// static DENIED: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(2)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).on_decision(|decision| {
+    ///     let counter = if decision.is_allowed() { &ADMITTED } else { &DENIED };
+    ///     counter.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    /// for _ in 0..5 {
+    ///     service.clone().oneshot(Request::new(Body::new())).await?;
+    /// }
+    /// assert_eq!(ADMITTED.load(Ordering::Relaxed), 2);
+    /// assert_eq!(DENIED.load(Ordering::Relaxed), 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_decision(mut self, observe: impl Fn(&Decision) + Send + Sync + 'static) -> Self {
+        self.enforcer_mut().on_decision = Some(Arc::new(observe));
+        self
+    }
+
+    /// Observes each request for which the store failed, in every failure mode.
+    ///
+    /// Setting it again replaces the callback. By default none is set.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, FailureMode, Policy, RateLimitLayer, SlidingLog};
+    /// use tower_quota::store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest};
+    ///
+    /// /// A Redis that is down.
+    /// struct Down;
+    ///
+    /// impl Store for Down {
+    ///     fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
+    ///         StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "connection refused")))
+    ///     }
+    /// }
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// static FAILURES: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// let policy = Policy::new("hello", SlidingLog::per_second(100)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(Down, policy.failure_mode(FailureMode::Closed)).on_failure(|error| {
+    ///     assert_eq!(error.kind(), ErrorKind::Unreachable);
+    ///     FAILURES.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// let rejected = service.oneshot(Request::new(Body::new())).await?;
+    /// assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
+    /// assert_eq!(rejected.headers()["retry-after"], "1");
+    /// assert_eq!(FAILURES.load(Ordering::Relaxed), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_failure(mut self, observe: impl Fn(&StoreError) + Send + Sync + 'static) -> Self {
+        self.enforcer_mut().on_failure = Some(Arc::new(observe));
+        self
+    }
+}

@@ -1,0 +1,608 @@
+//! The pause that a response of another server asks for.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::{
+    Engine,
+    alphabet::STANDARD,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+use http::{
+    HeaderMap, StatusCode,
+    header::{DATE, RETRY_AFTER},
+};
+
+use super::headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT};
+
+/// The pause after a `429` that has no wait, which RFC 6585 §4 permits.
+const WITHOUT_WAIT: Duration = Duration::from_secs(1);
+
+/// The pause that the head of a response asks for, if it does.
+///
+/// * `429`: `Retry-After`, else the wait of a limit of which nothing remains, else 1 s.
+/// * `503`: `Retry-After`, else that wait.
+/// * gRPC `RESOURCE_EXHAUSTED` and `UNAVAILABLE` with `RetryInfo` or `grpc-retry-pushback-ms`.
+/// * Any other response: the wait of a limit of which nothing remains.
+///
+/// If the rate limit fields are those of a layer of this process, they are not read, unless the status is 429.
+pub(crate) fn requested_by(status: StatusCode, headers: &HeaderMap, are_own: bool) -> Option<Duration> {
+    let exhausted = || {
+        let are_read = !are_own || status == StatusCode::TOO_MANY_REQUESTS;
+        are_read.then(|| wait_of_exhausted(headers).max(wait_in_single_fields(headers)))?
+    };
+    match status {
+        StatusCode::TOO_MANY_REQUESTS => Some(retry_after(headers).or_else(exhausted).unwrap_or(WITHOUT_WAIT)),
+        StatusCode::SERVICE_UNAVAILABLE => retry_after(headers).or_else(exhausted),
+        _ => requested_by_grpc(headers).or_else(exhausted),
+    }
+}
+
+/// The pause that the status of a gRPC call asks for: in the head or in the trailers.
+///
+/// Without a wait it may be about something else, such as a message that is too large.
+pub(crate) fn requested_by_grpc(fields: &HeaderMap) -> Option<Duration> {
+    const RESOURCE_EXHAUSTED: &str = "8";
+    const UNAVAILABLE: &str = "14";
+
+    let status = text_of(fields, GRPC_STATUS.as_str())?;
+    if status != RESOURCE_EXHAUSTED && status != UNAVAILABLE {
+        return None;
+    }
+    let details = fields.get(GRPC_STATUS_DETAILS);
+    let delay = details.and_then(|details| retry_delay(details.as_bytes()));
+    delay.or_else(|| {
+        // gRFC A6: a negative number asks for no retry, and has no wait.
+        let pushback = text_of(fields, GRPC_RETRY_PUSHBACK.as_str())?;
+        pushback.parse().ok().map(Duration::from_millis)
+    })
+}
+
+/// RFC 9110 §10.2.3: seconds, or a date. The date is compared with that of the response, whose clock it is of; without one, with
+/// that of its receipt (§6.6.1).
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let value = text_of(headers, RETRY_AFTER.as_str())?;
+    if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
+    }
+    let until = seconds_of(value)?;
+    Some(Duration::from_secs(until.saturating_sub(now(headers)? as u64)))
+}
+
+fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+/// The seconds since the Unix epoch of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`, or of one in an obsolete format
+/// (RFC 9110 §5.6.7).
+pub(crate) fn seconds_of(date: &str) -> Option<u64> {
+    let time = httpdate::parse_http_date(date).ok()?;
+    Some(time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs())
+}
+
+/// The longest wait of the policies in `RateLimit` of which nothing remains, in the syntax of any draft from -07 on.
+///
+/// In drafts -08 to -11 it is a list of `"name";r=0;t=30`; in draft -07 `limit=10, remaining=0, reset=30`.
+pub(crate) fn wait_of_exhausted(headers: &HeaderMap) -> Option<Duration> {
+    let lines = headers.get_all(RATELIMIT).iter().filter_map(|line| line.to_str().ok());
+    let lines: Vec<&str> = lines.collect();
+    // Lines are one list, or one dictionary (RFC 9651 §4.2).
+    let joined = lines.join(",");
+    let of_members = split(&joined, ',').map(|member| exhausted(member, ';', ["r", "t"]));
+    let of_lines = lines.iter().copied().chain([&*joined]);
+    let of_lines = of_lines.map(|line| exhausted(line, ',', ["remaining", "reset"]));
+    let waits = of_members.chain(of_lines).flatten();
+    waits.max().map(Duration::from_secs)
+}
+
+/// The seconds of the second parameter if the first one is 0. Of equal names the last one counts (RFC 9651 §4.2.3.2).
+fn exhausted(text: &str, delimiter: char, names: [&str; 2]) -> Option<u64> {
+    let [remaining, wait] = names.map(|name| {
+        let parameters = split(text, delimiter).filter_map(|parameter| parameter.split_once('='));
+        let (_, value) = parameters.filter(|(key, _)| key.trim() == name).last()?;
+        // Without its own parameters.
+        value.split(';').next()?.trim().parse::<u64>().ok()
+    });
+    wait.filter(|_| remaining == Some(0))
+}
+
+/// Splits at delimiters outside of strings (RFC 9651 §3.3.3).
+fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
+    let (mut is_string, mut is_escaped) = (false, false);
+    text.split(move |char| {
+        if is_escaped {
+            is_escaped = false;
+            return false;
+        }
+        match char {
+            '\\' => is_escaped = is_string,
+            '"' => is_string = !is_string,
+            _ => {}
+        }
+        char == delimiter && !is_string
+    })
+}
+
+/// The names of what remains and of its reset: of draft -06, those that no standard defines, and those of OpenAI.
+const PAIRS: [[&str; 2]; 5] = [
+    ["ratelimit-remaining", "ratelimit-reset"],
+    ["x-ratelimit-remaining", "x-ratelimit-reset"],
+    ["x-rate-limit-remaining", "x-rate-limit-reset"],
+    ["x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+    ["x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+];
+
+/// The longest wait of the limits of which nothing remains, in fields with one value each.
+fn wait_in_single_fields(headers: &HeaderMap) -> Option<Duration> {
+    let waits = PAIRS.iter().filter_map(|[remaining, reset]| {
+        // Some services write a negative number, or `0.0`.
+        let remaining: f64 = text_of(headers, remaining)?.parse().ok()?;
+        (remaining <= 0.0).then(|| wait_until(text_of(headers, reset)?, headers))?
+    });
+    waits.max()
+}
+
+/// The least number that is an epoch in seconds, and the least that is one in milliseconds; below it is a wait in seconds.
+const EPOCHS: [f64; 2] = [1e9, 1e12];
+
+/// Seconds from now, an epoch in seconds or milliseconds, or a duration such as `6m0s`.
+fn wait_until(reset: &str, headers: &HeaderMap) -> Option<Duration> {
+    let Ok(number) = reset.parse::<f64>() else {
+        return duration(reset);
+    };
+    let [seconds, milliseconds] = EPOCHS;
+    let wait = match number {
+        epoch if epoch >= milliseconds => epoch / 1_000.0 - now(headers)?,
+        epoch if epoch >= seconds => epoch - now(headers)?,
+        wait => wait,
+    };
+    Duration::try_from_secs_f64(wait.max(0.0)).ok()
+}
+
+/// The time of the response by the clock of its server; without one, that of its receipt.
+fn now(headers: &HeaderMap) -> Option<f64> {
+    if let Some(sent) = text_of(headers, DATE.as_str()).and_then(seconds_of) {
+        return Some(sent as f64);
+    }
+    Some(SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64())
+}
+
+/// A duration as Go writes it: `6m0s`, `1.5s`, `20ms`.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut seconds = 0.0;
+    while !rest.is_empty() {
+        let (number, tail) = rest.split_at(rest.find(|char: char| !char.is_ascii_digit() && char != '.')?);
+        let (unit, tail) = tail.split_at(
+            tail.find(|char: char| char.is_ascii_digit() || char == '.')
+                .unwrap_or(tail.len()),
+        );
+        let scale = match unit {
+            "d" => 86_400.0,
+            "h" => 3_600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "\u{b5}s" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        seconds += number.parse::<f64>().ok()? * scale;
+        rest = tail;
+    }
+    (!text.is_empty()).then(|| Duration::try_from_secs_f64(seconds).ok())?
+}
+
+/// gRPC sends binary fields without padding, and some servers with it.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// The delay of the `google.rpc.RetryInfo` in a `google.rpc.Status`, the value of `grpc-status-details-bin`.
+fn retry_delay(details: &[u8]) -> Option<Duration> {
+    let status = BASE64.decode(details).ok()?;
+    let mut details = Fields(&status).filter(|(number, _)| *number == 3);
+    let delay = details.find_map(|(_, any)| {
+        let is_retry_info = any.message()?.any(|(number, url)| {
+            let url = url.bytes().filter(|_| number == 1);
+            url.is_some_and(|url| url.ends_with(b"/google.rpc.RetryInfo"))
+        });
+        let (_, info) = any.message()?.find(|(number, _)| is_retry_info && *number == 2)?;
+        let (_, delay) = info.message()?.find(|(number, _)| *number == 1)?;
+        delay.message()
+    })?;
+
+    let (mut seconds, mut nanos) = (0, 0);
+    for (number, value) in delay {
+        match (number, value) {
+            (1, Value::Number(value)) => seconds = value,
+            (2, Value::Number(value)) => nanos = value,
+            _ => {}
+        }
+    }
+    // A negative number is large as an unsigned one.
+    let nanos = u32::try_from(nanos).ok().filter(|nanos| *nanos < 1_000_000_000)?;
+    i64::try_from(seconds).ok().map(|_| Duration::new(seconds, nanos))
+}
+
+/// The fields of a message, with their numbers, up to the first one that is malformed.
+struct Fields<'a>(&'a [u8]);
+
+enum Value<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+    /// Of a fixed length, which the messages here do not have.
+    Fixed,
+}
+
+impl<'a> Value<'a> {
+    fn bytes(&self) -> Option<&'a [u8]> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Number(_) | Self::Fixed => None,
+        }
+    }
+
+    fn message(&self) -> Option<Fields<'a>> {
+        self.bytes().map(Fields)
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = (u64, Value<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let tag = self.varint()?;
+        let value = match tag & 7 {
+            0 => Value::Number(self.varint()?),
+            1 => self.take(8).map(|_| Value::Fixed)?,
+            2 => {
+                let length = self.varint()?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => self.take(4).map(|_| Value::Fixed)?,
+            _ => return None,
+        };
+        Some((tag >> 3, value))
+    }
+}
+
+impl<'a> Fields<'a> {
+    fn varint(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for position in 0..10 {
+            let (byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7f) << (7 * position);
+            if byte & 0x80 == 0 {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, length: u64) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(usize::try_from(length).ok()?)?;
+        self.0 = rest;
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn requested(status: u16, fields: &[(&'static str, &'static str)]) -> Option<u64> {
+        let fields = fields
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        let pause = requested_by(StatusCode::from_u16(status).unwrap(), &fields.collect(), false);
+        pause.map(|pause| pause.as_millis() as u64)
+    }
+
+    #[test]
+    fn a_response_asks_for_a_pause_by_its_status_and_fields() {
+        let date = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
+        for (status, fields, expected) in [
+            (429, &[("retry-after", "30")][..], Some(30_000)),
+            (429, &[("retry-after", " 30 ")], Some(30_000)),
+            (
+                429,
+                &[("retry-after", "30"), ("ratelimit", "\"a\";r=0;t=9")],
+                Some(30_000),
+            ),
+            (
+                429,
+                &[("retry-after", "Sun, 06 Nov 1994 08:50:37 GMT"), date],
+                Some(60_000),
+            ),
+            (429, &[("retry-after", "Sun, 06 Nov 1994 08:48:37 GMT"), date], Some(0)),
+            (429, &[("retry-after", "Sun, 06 Nov 1994 08:48:37 GMT")], Some(0)),
+            (429, &[("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
+            (429, &[("ratelimit", "\"a\";r=5;t=9")], Some(1_000)),
+            (429, &[("retry-after", "soon")], Some(1_000)),
+            (429, &[("retry-after", "-5")], Some(1_000)),
+            (429, &[], Some(1_000)),
+            (503, &[("retry-after", "30")], Some(30_000)),
+            (503, &[("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
+            (503, &[], None),
+            (
+                200,
+                &[("retry-after", "30"), ("ratelimit", "\"a\";r=0;t=9")],
+                Some(9_000),
+            ),
+            (200, &[("ratelimit", "\"a\";r=1;t=9")], None),
+            (404, &[("ratelimit", "limit=10, remaining=0, reset=7")], Some(7_000)),
+            (
+                200,
+                &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "5")],
+                Some(5_000),
+            ),
+            (
+                429,
+                &[
+                    ("retry-after", "3"),
+                    ("x-ratelimit-remaining-requests", "0"),
+                    ("x-ratelimit-reset-requests", "6m0s"),
+                ],
+                Some(3_000),
+            ),
+            (
+                429,
+                &[
+                    ("ratelimit", "\"a\";r=0;t=9"),
+                    ("x-ratelimit-remaining-tokens", "0"),
+                    ("x-ratelimit-reset-tokens", "10s"),
+                ],
+                Some(10_000),
+            ),
+            (301, &[("retry-after", "30")], None),
+            (
+                200,
+                &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "1500")],
+                Some(1_500),
+            ),
+            (
+                200,
+                &[("grpc-status", "14"), ("grpc-retry-pushback-ms", "1500")],
+                Some(1_500),
+            ),
+            (200, &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1")], None),
+            (200, &[("grpc-status", "8")], None),
+            (200, &[("grpc-status", "0"), ("grpc-retry-pushback-ms", "1500")], None),
+        ] {
+            assert_eq!(requested(status, fields), expected, "{status} {fields:?}");
+        }
+    }
+
+    #[test]
+    fn without_the_date_of_the_response_a_date_is_compared_with_the_clock() {
+        let until = SystemTime::now() + Duration::from_secs(3_600);
+        let fields = [(RETRY_AFTER, httpdate::fmt_http_date(until).parse().unwrap())];
+        let pause = requested_by(StatusCode::TOO_MANY_REQUESTS, &fields.into_iter().collect(), false);
+        let pause = pause.expect("a pause").as_secs();
+        assert!((3_000..=3_600).contains(&pause), "{pause}");
+    }
+
+    #[test]
+    fn a_number_that_is_too_large_is_the_longest_pause() {
+        let pause = requested(429, &[("retry-after", "99999999999999999999999")]);
+        assert!(pause.is_some_and(|pause| pause > 1 << 40));
+    }
+
+    #[test]
+    fn a_date_is_read_in_each_format() {
+        for (date, seconds) in [
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777),
+            ("Sunday, 06-Nov-94 08:49:37 GMT", 784_111_777),
+            ("Sun Nov  6 08:49:37 1994", 784_111_777),
+            ("Tue, 29 Feb 2000 23:59:59 GMT", 951_868_799),
+            ("Wed, 01 Mar 2000 00:00:00 GMT", 951_868_800),
+            ("Mon, 01 Mar 2100 00:00:00 GMT", 4_107_542_400),
+        ] {
+            assert_eq!(seconds_of(date), Some(seconds), "{date}");
+        }
+        for wrong in [
+            "",
+            "30",
+            "Sun, 06 Nov 1994 08:49:37",
+            "Sun, 06 Nov 1994 08:49:37 CET",
+            "Sun, 00 Nov 1994 08:49:37 GMT",
+            "Sun, 06 Nov 1994 24:49:37 GMT",
+            "Sun, 06 Nov 1969 08:49:37 GMT",
+            "Sun, +6 Nov 1994 08:49:37 GMT",
+        ] {
+            assert_eq!(seconds_of(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_wait_is_that_of_the_policies_of_which_nothing_remains() {
+        for (lines, expected) in [
+            (&["\"default\";r=0;t=30"][..], Some(30)),
+            (&["\"a\";r=0;t=3, \"b\";r=0;t=30, \"c\";r=1;t=300"], Some(30)),
+            (&["\"a\";r=0;t=3", "\"b\";r=0;t=30"], Some(30)),
+            (&["\"a\";r=0;pk=:cHsdsRa894==:;t=7"], Some(7)),
+            (&["limit=10, remaining=0, reset=30"], Some(30)),
+            (&["limit=10,remaining=0,reset=30"], Some(30)),
+            (&["limit=10, remaining=3, reset=30"], None),
+            (&["\"a\";r=0"], None),
+            (&["\"a\";r=0;t=soon"], None),
+            (&["\"a\";r=0;t=-3"], None),
+            (&["\"x;r=0;t=99;\";r=5;t=1"], None),
+            (&["\"x, \\\";r=0;t=99\";r=0;t=1"], Some(1)),
+            (&["\"a\";r=0;t=3;t=4"], Some(4)),
+            (&["limit=10;x=1, remaining=0;x=1, reset=30;y"], Some(30)),
+            (&["limit=10, remaining=0", "reset=30"], Some(30)),
+            (
+                &["limit=10, remaining=0, reset=30", "limit=5, remaining=3, reset=10"],
+                Some(30),
+            ),
+            (&["10"], None),
+            (&[], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(RATELIMIT, HeaderValue::from_static(line));
+            }
+            assert_eq!(
+                wait_of_exhausted(&headers),
+                expected.map(Duration::from_secs),
+                "{lines:?}"
+            );
+        }
+    }
+
+    fn waits(fields: &[(&'static str, &'static str)]) -> Option<u64> {
+        let fields = fields
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        wait_in_single_fields(&fields.collect()).map(|wait| wait.as_millis() as u64)
+    }
+
+    #[test]
+    fn the_wait_is_that_of_the_limits_of_which_nothing_remains() {
+        let date = ("date", "Fri, 15 Jan 2027 08:00:00 GMT"); // 1,800,000,000 s
+        for (fields, expected) in [
+            (
+                &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "30")][..],
+                Some(30_000),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "1800000030"),
+                    date,
+                ],
+                Some(30_000),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "1800000030500"),
+                    date,
+                ],
+                Some(30_500),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "1799999999"),
+                    date,
+                ],
+                Some(0),
+            ),
+            (
+                &[("x-ratelimit-remaining", "0.0"), ("x-ratelimit-reset", "1.5")],
+                Some(1_500),
+            ),
+            (
+                &[("x-ratelimit-remaining", "-2"), ("x-ratelimit-reset", "7")],
+                Some(7_000),
+            ),
+            (&[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "0")], None),
+            (&[("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "soon")], None),
+            (&[("x-ratelimit-remaining", "none"), ("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "NaN"), ("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "NaN")], Some(0)),
+            (&[("ratelimit-remaining", "0"), ("ratelimit-reset", "9")], Some(9_000)),
+            (
+                &[("x-rate-limit-remaining", "0"), ("x-rate-limit-reset", "9")],
+                Some(9_000),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining-requests", "0"),
+                    ("x-ratelimit-reset-requests", "6m0s"),
+                    ("x-ratelimit-remaining-tokens", "149984"),
+                    ("x-ratelimit-reset-tokens", "10h"),
+                ],
+                Some(360_000),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining-requests", "0"),
+                    ("x-ratelimit-reset-requests", "8.64s"),
+                    ("x-ratelimit-remaining-tokens", "0"),
+                    ("x-ratelimit-reset-tokens", "1m6.5s"),
+                ],
+                Some(66_500),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining-tokens", "0"),
+                    ("x-ratelimit-reset-tokens", "20ms"),
+                ],
+                Some(20),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining-tokens", "0"),
+                    ("x-ratelimit-reset-tokens", "20"),
+                ],
+                Some(20_000),
+            ),
+        ] {
+            assert_eq!(waits(fields), expected, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn a_duration_of_another_form_is_none() {
+        for text in ["", "m", "6x", "6m5", "1.2.3s", "-5s", "6 m", "1e400s"] {
+            assert_eq!(duration(text), None, "{text}");
+        }
+        assert_eq!(duration("1d2h3m4s5ms6us7ns").map(|wait| wait.as_secs()), Some(93_784));
+        assert_eq!(duration(&format!("{}h", "9".repeat(400))), None);
+    }
+}
+
+#[cfg(all(test, feature = "tonic"))]
+mod grpc_tests {
+    use proptest::{collection::vec, prelude::any, proptest};
+    use tonic_types::{ErrorDetails, StatusExt};
+
+    use super::*;
+
+    fn details(details: ErrorDetails) -> Vec<u8> {
+        let status = tonic::Status::with_error_details(tonic::Code::ResourceExhausted, "slow down", details);
+        status.details().to_vec()
+    }
+
+    #[test]
+    fn the_delay_is_read_from_what_tonic_writes() {
+        for delay in [
+            Duration::ZERO,
+            Duration::from_millis(1_500),
+            Duration::from_secs(86_400),
+            Duration::new(3, 1),
+        ] {
+            let mut all = ErrorDetails::new();
+            all.add_quota_failure_violation("policy:a", "10 a minute")
+                .set_retry_info(Some(delay))
+                .set_request_info("id", "data");
+            let written = details(all);
+            assert_eq!(retry_delay(BASE64.encode(&written).as_bytes()), Some(delay));
+            let padded = base64::engine::general_purpose::STANDARD.encode(&written);
+            assert_eq!(retry_delay(padded.as_bytes()), Some(delay));
+        }
+        let without = details(ErrorDetails::with_request_info("id", "data"));
+        assert_eq!(retry_delay(BASE64.encode(without).as_bytes()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(mut bytes in vec(any::<u8>(), 0..64), cut in 0..80_usize) {
+            let _ = retry_delay(&bytes);
+            let _ = retry_delay(BASE64.encode(&bytes).as_bytes());
+            let written = details(ErrorDetails::with_retry_info(Some(Duration::from_millis(1_500))));
+            bytes.splice(0..0, written.into_iter().take(cut));
+            let _ = retry_delay(BASE64.encode(&bytes).as_bytes());
+        }
+    }
+}

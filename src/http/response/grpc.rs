@@ -1,0 +1,295 @@
+use std::fmt::Write;
+
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Response, header::CONTENT_TYPE, request::Parts};
+
+use super::{
+    format::{Rejection, ResponseFormat},
+    grpc_status::{GrpcStatus, INVALID_ARGUMENT, UNAUTHENTICATED},
+    text::status_only,
+};
+use crate::http::headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS};
+
+/// Responds with a gRPC status, as HTTP 200 with the status in the header section ("trailers-only" in *gRPC over HTTP2*).
+///
+/// | rejection | status | details | pushback |
+/// | --- | --- | --- | --- |
+/// | limited | `RESOURCE_EXHAUSTED` (8) | `google.rpc.RetryInfo` with the wait, `google.rpc.QuotaFailure` with the policies | the wait |
+/// | limited, and waiting does not help | `RESOURCE_EXHAUSTED` (8) | `google.rpc.QuotaFailure` | -1 |
+/// | refused | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | | -1 |
+/// | blocked | `PERMISSION_DENIED` (7) | | -1 |
+/// | failed | `UNAVAILABLE` (14) | `google.rpc.RetryInfo` with the wait | the wait |
+///
+/// A streaming call counts once, when it begins. A gRPC call is a `POST` with the content type `application/grpc`,
+/// `application/grpc-web` or `application/grpc-web-text`; any other request gets the
+/// status without content, or the response of the format in [`or`](Self::or).
+///
+/// # gRPC-Web
+///
+/// A gRPC-Web call gets the status in the header section too, in its own content type. A browser hides these fields from
+/// scripts of another origin unless CORS exposes them: [`Headers::names`](crate::Headers::names) has their names.
+///
+/// ```
+/// use http::Request;
+/// use tower_quota::{key, response::{Grpc, Rejection, ResponseFormat}, KeyExtractor};
+///
+/// let call = Request::post("/hello.Greeter/SayHello").header("content-type", "application/grpc");
+/// let (parts, ()) = call.body(())?.into_parts();
+/// let error = key::ip().extract(&parts).unwrap_err();
+///
+/// let refused = Grpc::new().respond(Rejection::Refused(&error), &parts);
+/// assert_eq!(refused.status(), 200);
+/// assert_eq!(refused.headers()["grpc-status"], "13");
+/// assert_eq!(refused.headers()["grpc-message"], "internal error");
+/// assert_eq!(refused.headers()["grpc-retry-pushback-ms"], "-1");
+/// # Ok::<_, http::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Grpc {
+    pushback: bool,
+    without_key: u8,
+}
+
+impl Grpc {
+    /// Responds as in the [table](Self), with pushback.
+    pub fn new() -> Self {
+        Self {
+            pushback: true,
+            without_key: INVALID_ARGUMENT,
+        }
+    }
+
+    /// Whether `grpc-retry-pushback-ms` is sent.
+    ///
+    /// A client retries a call only if its service config has a retry policy for the status. Such a client waits for the
+    /// time in this field, and does not retry if it is negative (gRFC A6). Without the field it retries after its own
+    /// backoff, which uses up all attempts long before the limit admits the call. The default is `true`.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{key, response::{Grpc, Rejection, ResponseFormat}, KeyExtractor};
+    ///
+    /// let call = Request::post("/hello.Greeter/SayHello").header("content-type", "application/grpc");
+    /// let (parts, ()) = call.body(())?.into_parts();
+    /// let error = key::ip().extract(&parts).unwrap_err();
+    ///
+    /// let refused = Grpc::new().pushback(false).respond(Rejection::Refused(&error), &parts);
+    /// assert!(!refused.headers().contains_key("grpc-retry-pushback-ms"));
+    /// # Ok::<_, http::Error>(())
+    /// ```
+    pub fn pushback(mut self, pushback: bool) -> Self {
+        self.pushback = pushback;
+        self
+    }
+
+    /// Sets the status of a call whose key is [absent](crate::key::KeyError::absent), such as `tonic::Code::Unauthenticated` or
+    /// 16.
+    ///
+    /// The status of a malformed key and that of a misconfigured server stay as they are. The default is `INVALID_ARGUMENT`
+    /// (3).
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{key::KeyError, response::{Grpc, Rejection, ResponseFormat}};
+    ///
+    /// const UNAUTHENTICATED: i32 = 16;
+    /// let format = Grpc::new().without_key(UNAUTHENTICATED);
+    ///
+    /// let call = Request::post("/hello.Greeter/SayHello").header("content-type", "application/grpc");
+    /// let (parts, ()) = call.body(())?.into_parts();
+    /// for (error, status) in [
+    ///     (KeyError::absent("the call has no token"), "16"),
+    ///     (KeyError::malformed("the call has two tokens"), "3"),
+    ///     (KeyError::misconfigured("no user on the request"), "13"),
+    /// ] {
+    ///     let refused = format.respond(Rejection::Refused(&error), &parts);
+    ///     assert_eq!(refused.headers()["grpc-status"], status);
+    /// }
+    /// # Ok::<_, http::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the code is not that of an error, from 1 to 16.
+    #[track_caller]
+    pub fn without_key(mut self, code: impl Into<i32>) -> Self {
+        let code = code.into();
+        match u8::try_from(code) {
+            Ok(error @ 1..=UNAUTHENTICATED) => self.without_key = error,
+            _ => {
+                panic!("{code} is not the code of a gRPC error; one is from 1 to 16, such as 16 for `UNAUTHENTICATED`")
+            }
+        }
+        self
+    }
+
+    /// Responds to requests that are not gRPC calls in another format.
+    ///
+    /// `Grpc::new().or(Problem)` is the default of layers and limiters.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{key, response::{self, Grpc, Rejection, ResponseFormat}, KeyExtractor};
+    ///
+    /// let format = Grpc::new().pushback(false).or(response::text(|rejection, _| rejection.status()));
+    ///
+    /// for (content_type, of_response) in [
+    ///     ("application/grpc", "application/grpc"),
+    ///     ("application/json", "text/plain; charset=utf-8"),
+    /// ] {
+    ///     let (parts, ()) = Request::post("/").header("content-type", content_type).body(())?.into_parts();
+    ///     let error = key::ip().extract(&parts).unwrap_err();
+    ///     let refused = format.respond(Rejection::Refused(&error), &parts);
+    ///     assert_eq!(refused.headers()["content-type"], of_response);
+    /// }
+    /// # Ok::<_, http::Error>(())
+    /// ```
+    pub fn or(self, otherwise: impl ResponseFormat) -> impl ResponseFormat {
+        move |rejection: Rejection<'_>, parts: &Parts| match content_type(parts) {
+            Some(content_type) => self.respond_as(content_type, rejection),
+            None => otherwise.respond(rejection, parts),
+        }
+    }
+
+    fn respond_as(&self, content_type: HeaderValue, rejection: Rejection<'_>) -> Response<Bytes> {
+        let mut status = GrpcStatus::new(rejection);
+        if matches!(rejection, Rejection::Refused(error) if error.is_absent()) {
+            status.code = self.without_key;
+        }
+
+        // The body is empty: status and message are in the header section, which ends the stream.
+        let mut response = Response::new(Bytes::new());
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, content_type);
+        headers.insert(GRPC_STATUS, u16::from(status.code).into());
+        if let Ok(message) = HeaderValue::try_from(percent_encoded(&status.message)) {
+            headers.insert(GRPC_MESSAGE, message);
+        }
+        if !status.details.is_empty() {
+            // Without padding: clients accept both, and some fail on wrong padding.
+            if let Ok(details) = HeaderValue::try_from(STANDARD_NO_PAD.encode(&status.details)) {
+                headers.insert(GRPC_STATUS_DETAILS, details);
+            }
+        }
+        if self.pushback {
+            headers.insert(GRPC_RETRY_PUSHBACK, status.pushback);
+        }
+        response
+    }
+}
+
+impl Default for Grpc {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ResponseFormat for Grpc {
+    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
+        match content_type(parts) {
+            Some(content_type) => self.respond_as(content_type, rejection),
+            None => status_only(rejection),
+        }
+    }
+}
+
+/// The content type of the response to a gRPC call; none for any other request.
+fn content_type(parts: &Parts) -> Option<HeaderValue> {
+    // *gRPC over HTTP2*: a call is a POST. By its content type alone, a GET of any page would get a 200 that caches store.
+    if parts.method != Method::POST {
+        return None;
+    }
+    let field = parts.headers.get(CONTENT_TYPE)?.as_bytes();
+    let essence = field.split(|byte| *byte == b';').next()?.trim_ascii();
+    if !essence.get(..16)?.eq_ignore_ascii_case(b"application/grpc") {
+        return None;
+    }
+    let essence = essence.to_ascii_lowercase();
+    match essence.split(|byte| *byte == b'+').next()? {
+        b"application/grpc" => Some(HeaderValue::from_static("application/grpc")),
+        b"application/grpc-web" | b"application/grpc-web-text" => HeaderValue::from_bytes(&essence).ok(),
+        _ => None,
+    }
+}
+
+/// The message as *gRPC over HTTP2* defines it: bytes from space to `~` except `%` as they are, all others as `%XX`. It is cut
+/// between characters: a client that cannot decode it as UTF-8 may report another code.
+fn percent_encoded(message: &str) -> String {
+    let mut encoded = String::with_capacity(message.len());
+    for char in message.chars() {
+        let is_plain = matches!(char, ' '..='~') && char != '%';
+        let length = if is_plain { 1 } else { 3 * char.len_utf8() };
+        if encoded.len() + length > MAX_MESSAGE {
+            break;
+        }
+        if is_plain {
+            encoded.push(char);
+            continue;
+        }
+        for byte in char.encode_utf8(&mut [0; 4]).bytes() {
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    encoded
+}
+
+const MAX_MESSAGE: usize = 1_024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // GR-10, GR-11 and GR-13.
+    #[test]
+    fn a_message_cannot_carry_a_header() {
+        assert_eq!(percent_encoded("rate limit exceeded"), "rate limit exceeded");
+        assert_eq!(percent_encoded("50% used"), "50%25 used");
+        assert_eq!(percent_encoded("a\r\nb"), "a%0D%0Ab");
+        assert_eq!(percent_encoded("é"), "%C3%A9");
+    }
+
+    #[test]
+    fn a_message_is_cut_before_the_character_that_does_not_fit() {
+        assert_eq!(percent_encoded(&"\n".repeat(10_000)), "%0A".repeat(MAX_MESSAGE / 3));
+        assert_eq!(percent_encoded(&"\n".repeat(341)), "%0A".repeat(341));
+        assert_eq!(percent_encoded(&"é".repeat(400)), "%C3%A9".repeat(MAX_MESSAGE / 6));
+        assert_eq!(percent_encoded(&"a".repeat(1_025)), "a".repeat(1_024));
+    }
+
+    // GR-04, GR-06 and GR-23.
+    #[test]
+    fn a_call_is_recognized_by_its_method_and_content_type() {
+        for (requested, expected) in [
+            ("application/grpc", Some("application/grpc")),
+            ("application/grpc+proto", Some("application/grpc")),
+            ("application/grpc+json", Some("application/grpc")),
+            ("application/grpc+\u{e9}", Some("application/grpc")),
+            ("application/grpc;charset=utf-8", Some("application/grpc")),
+            (" APPLICATION/GRPC ", Some("application/grpc")),
+            ("application/grpc-web", Some("application/grpc-web")),
+            ("application/grpc-web+proto", Some("application/grpc-web+proto")),
+            ("application/grpc-web-text", Some("application/grpc-web-text")),
+            ("application/grpc-webby", None),
+            ("application/grpcx", None),
+            ("application/json", None),
+            ("", None),
+        ] {
+            for method in [Method::POST, Method::GET, Method::HEAD, Method::PUT, Method::OPTIONS] {
+                let requested = HeaderValue::from_bytes(requested.as_bytes()).unwrap();
+                let request = http::Request::builder()
+                    .method(&method)
+                    .header(CONTENT_TYPE, &requested);
+                let (parts, ()) = request.body(()).unwrap().into_parts();
+                let value = content_type(&parts);
+                let expected = expected.filter(|_| method == Method::POST);
+                assert_eq!(
+                    value.as_ref().map(|value| value.to_str().unwrap()),
+                    expected,
+                    "{method} {requested:?}"
+                );
+            }
+        }
+    }
+}
