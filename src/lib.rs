@@ -130,7 +130,7 @@ pub use self::store::redis::{
     ApplicationClient, ClientLibrary, ConnectError, Credentials, RedisStore, RedisStoreBuilder,
 };
 pub use self::{
-    decide::{Completion, Decision, Denial, PolicyDecision, Receipt, Slots},
+    decide::{Completion, Decision, Denial, PolicyDecision, Receipt, Slots, Usage},
     error::ConfigError,
     http::{Denied, Headers, RateLimit, RateLimitLayer, ResponseBody, ResponseFuture, response},
     key::{Key, KeyExtractor},

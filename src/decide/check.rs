@@ -274,6 +274,8 @@ fn abandon(
 
 /// Gives back what was counted for an admitted request whose caller has left, in a task.
 pub(super) fn give_back(decision: &Decision) {
+    let accounts = decision.as_slice().iter().filter_map(|policy| policy.account.as_ref());
+    accounts.for_each(|account| account.void());
     Settlement::refunding(decision.as_slice()).send().receive(None);
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 #[cfg(feature = "admin")]
 use super::denials::Denials;
-use super::{Waiting, outcome::record_in_span, per_thread::Apart, settings::Settings, slots::Keeper};
+use super::{OnSettled, Waiting, outcome::record_in_span, per_thread::Apart, settings::Settings, slots::Keeper};
 use crate::{
     Ban, ConfigError, Key, Limit,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
@@ -43,6 +43,7 @@ pub(crate) struct CheckContext {
     pub(crate) waits: bool,
     /// How callers are told about decisions, by the HTTP side, of which this folder knows nothing.
     pub(crate) presentation: Arc<dyn Any + Send + Sync>,
+    pub(crate) on_settled: Option<OnSettled>,
     pub(crate) metrics: CheckMetrics,
     /// What an `Admin` reports.
     #[cfg(feature = "admin")]
@@ -81,6 +82,7 @@ impl CheckContext {
             policies,
             registry,
             presentation: Arc::new(()),
+            on_settled: None,
             metrics: CheckMetrics::default(),
             #[cfg(feature = "admin")]
             denials: Denials::default(),

@@ -23,6 +23,7 @@ mod settings;
 mod slots;
 mod store_replies;
 mod undecided;
+mod usage;
 mod waiting;
 
 use std::{
@@ -57,12 +58,14 @@ pub(crate) use self::{
     slots::{Release, release_unknown},
     store_replies::Responses,
     undecided::Undecided,
+    usage::OnSettled,
 };
 pub use self::{
     completion::Completion,
     policy_decision::{Denial, PolicyDecision},
     receipt::Receipt,
     slots::Slots,
+    usage::Usage,
 };
 
 /// The outcome of a check.

@@ -6,6 +6,7 @@ use super::{
     Waiting,
     context::{CheckContext, PolicyContext},
     undecided::Untaken,
+    usage::Account,
 };
 use crate::{
     FailureMode, Key, Limit,
@@ -49,6 +50,7 @@ pub struct PolicyDecision {
     pub(crate) retry_after: Option<Duration>,
     pub(crate) reset_after: Duration,
     pub(crate) receipt: Untaken,
+    pub(crate) account: Option<Arc<Account>>,
     /// When the lease was made, if the request takes slots. It does not expire earlier than its length after this.
     pub(crate) lease: Option<Instant>,
 }
@@ -142,6 +144,7 @@ impl PolicyDecision {
             retry_after: None,
             reset_after: Duration::ZERO,
             receipt: Untaken::default(),
+            account: None,
             lease: None,
         };
         if is_held {

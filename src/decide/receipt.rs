@@ -279,6 +279,9 @@ impl Settlement {
         if cost == 0 {
             return;
         }
+        if let Some(account) = &policy.account {
+            account.adjust(operation, cost);
+        }
         let mut charge = policy.counted().after_check(cost);
         if policy.local.is_none() {
             charge.limit = newest_limit(policy);

@@ -8,7 +8,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Decision, Inner, PolicyDecision, PolicyDecisions, slots::Slots};
+use super::{Decision, Inner, PolicyDecision, PolicyDecisions, slots::Slots, usage::Account};
 use crate::{
     Denial,
     limit::Arrival,
@@ -44,7 +44,12 @@ impl Undecided {
 
     /// The decision, which was recorded.
     #[inline(always)]
-    pub(crate) fn decided(self) -> Decision {
+    pub(crate) fn decided(mut self) -> Decision {
+        if let Some(first) = self.as_slice().first()
+            && let Some(on_settled) = first.context.on_settled.clone()
+        {
+            Account::open(&on_settled, &mut self.inner().policies);
+        }
         match self.is_line_full {
             true => self.decision.for_a_full_line(),
             false => self.decision,
@@ -267,6 +272,10 @@ impl Untaken {
     }
 
     /// Returns whether this is the first call for a charged policy.
+    pub(super) fn is_untaken(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     pub(super) fn take(&self) -> bool {
         self.0.swap(false, Ordering::Relaxed)
     }

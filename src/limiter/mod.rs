@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc};
 
 pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
-    ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision,
+    ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision, Usage,
     decide::{CheckContext, Undecided, Waiting},
     error::or_panic,
     http::{Presentation, response::ResponseFormat},
@@ -306,6 +306,34 @@ impl Limiter {
     /// ```
     pub fn on_decision(mut self, observe: impl Fn(&Decision) + Send + Sync + 'static) -> Self {
         self.on_decision = Some(Arc::new(observe));
+        self
+    }
+
+    /// Observes what each policy has charged an admitted request in the end, as
+    /// [`RateLimitLayer::on_settled`](crate::RateLimitLayer::on_settled), when its [`Decision`] and its [`Receipt`](crate::Receipt)
+    /// are dropped.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// static UNITS: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// let mails = Policy::new("mails", SlidingLog::per_hour(3));
+    /// let limiter = Limiter::new(MemoryStore::new(), mails).on_settled(|usage| {
+    ///     UNITS.fetch_add(usage.units, Ordering::Relaxed);
+    /// });
+    /// drop(limiter.check("42").await?); // sent
+    /// limiter.check("42").await?.take_receipt().refund().await?; // not sent
+    /// assert_eq!(UNITS.load(Ordering::Relaxed), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_settled(mut self, observe: impl Fn(&Usage<'_>) + Send + Sync + 'static) -> Self {
+        self.policies
+            .change_context(|context| context.on_settled = Some(Arc::new(observe)));
         self
     }
 

@@ -76,7 +76,7 @@ async fn a_failover_ends_its_alerts_and_slots_that_move_or_a_clock_that_is_set_f
         (FAILED_OVER[0], failing.url()),
         (FAILED_OVER[1], sentinel.url()),
     ];
-    let replicas = urls.map(|(job, url)| (job, Replica::start(|| with_redis(url), 60, for_seven_callers)));
+    let replicas = urls.map(|(job, url)| (job, Replica::start(|| with_redis(url), 24, for_seven_callers)));
     let jobs = replicas.iter().map(|(job, replica)| (*job, vec![replica.url.clone()]));
     let rules = in_seconds(include_str!("../../docs/alerts.yml"));
     let Some(prometheus) = Prometheus::start("250ms", &rules, &jobs.collect()).await else {

@@ -307,7 +307,7 @@ async fn each_alert_fires_for_the_service_with_its_fault_and_ends() {
     for (fault, job) in Fault::ALL.into_iter().chain([(Fault::ScriptFlush, "healthy")]) {
         let place = Place::new(fault).await;
         let url = place.proxy.url();
-        let replica = Replica::start(|| with_redis(url), 60, for_redis);
+        let replica = Replica::start(|| with_redis(url), 24, for_redis);
         replicas.insert(job, vec![replica]);
         places.push(place);
     }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::{Decision, RateLimitLayer, decide::Condition, policy::Access, store::StoreError};
+use crate::{Decision, RateLimitLayer, Usage, decide::Condition, policy::Access, store::StoreError};
 
 /// Requests that no policy decides about.
 impl RateLimitLayer {
@@ -148,6 +148,50 @@ impl RateLimitLayer {
     /// ```
     pub fn on_decision(mut self, observe: impl Fn(&Decision) + Send + Sync + 'static) -> Self {
         self.enforcer_mut().on_decision = Some(Arc::new(observe));
+        self
+    }
+
+    /// Observes what each policy has charged an admitted request in the end, for an invoice: after [refunds](crate::Policy::refund_if)
+    /// and [settlements](crate::Receipt::settle), once for each admitted request and policy, also if the caller leaves.
+    ///
+    /// It is called when nothing can change it any more: the inner service has dropped the request, the response has ended, and no
+    /// [`Receipt`](crate::Receipt) or clone of the [`Decision`] is left. [`Store::drained`](crate::store::Store::drained) waits for it. Slots, policies that
+    /// [only observe](crate::Policy::observe_only), and requests that nothing counts, as in [`FailureMode::Open`](crate::FailureMode::Open) while the store fails, have no usage.
+    /// The callback must be quick; a panic in it is caught. Setting it again replaces it. By default none is set.
+    ///
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    /// use bytes::Bytes;
+    /// use http::{Request, Response};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{Decision, MemoryStore, Policy, RateLimitLayer, TokenBucket, key};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let invoice = Arc::new(Mutex::new(Vec::new()));
+    /// let ledger = invoice.clone();
+    ///
+    /// // Each request is charged 100 tokens before it is known how many it takes.
+    /// let tokens = Policy::new("tokens", TokenBucket::per_day(1_000)).key(key::header("user")).cost(100);
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), tokens).on_settled(move |usage| {
+    ///     ledger.lock().unwrap().push((usage.key.to_string(), usage.units));
+    /// });
+    /// let service = layer.layer(service_fn(async |request: Request<Body>| {
+    ///     let receipt = request.extensions().get::<Decision>().expect("the layer decides").take_receipt();
+    ///     receipt.settle(42).await.expect("a memory store does not fail");
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
+    /// }));
+    ///
+    /// drop(service.oneshot(Request::get("/").header("user", "ada").body(Body::new())?).await?);
+    /// assert_eq!(*invoice.lock().unwrap(), [("header:user=ada".to_owned(), 42)]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_settled(mut self, observe: impl Fn(&Usage<'_>) + Send + Sync + 'static) -> Self {
+        let policies = &mut self.enforcer_mut().policies;
+        policies.change_context(|context| context.on_settled = Some(Arc::new(observe)));
         self
     }
 

@@ -139,8 +139,8 @@ fn longest_silence(histories: &[Vec<Check>]) -> Duration {
 
 impl Row {
     pub(super) const HEAD: &str = "\
-| Redis is | requests | errors | longest without a decision | p99 of a check | admitted above the limit | admissions lost | charged twice | keys without TTL | memory of a process |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |";
+| Redis is | requests | errors | longest without a decision | p99 of a check | admitted above the limit | admissions lost |
+| --- | --- | --- | --- | --- | --- | --- |";
 
     /// Asserts what must hold, whatever went wrong.
     pub(super) fn verify(&self) {
@@ -164,10 +164,6 @@ impl Row {
         let [before, after] = self.memory;
         assert!(after < before + 32 * 1_024, "{fault}: {before} KiB grew to {after} KiB");
     }
-
-    fn sum(&self, of: impl Fn(&Verdict) -> u64) -> u64 {
-        self.verdicts.iter().map(of).sum()
-    }
 }
 
 /// A row of the table.
@@ -179,11 +175,8 @@ impl fmt::Display for Row {
             errors,
             silence,
             p99,
-            immortal,
-            memory,
             ..
         } = self;
-        let [before, after] = memory.map(|kib| kib as f64 / 1_024.0);
         let (silence, p99) = (silence.as_secs_f64(), p99.as_secs_f64() * 1_000.0);
         let over = self
             .verdicts
@@ -191,11 +184,10 @@ impl fmt::Display for Row {
             .map(|verdict| verdict.over)
             .max()
             .unwrap_or_default();
-        let (lost, twice) = (self.sum(|verdict| verdict.lost), self.sum(|verdict| verdict.twice));
+        let lost: u64 = self.verdicts.iter().map(|verdict| verdict.lost).sum();
         write!(
             f,
-            "| {fault} | {requests} | {errors} | {silence:.2} s | {p99:.1} ms | {over} | {lost} | {twice} "
-        )?;
-        write!(f, "| {immortal} | {before:.1} to {after:.1} MiB |")
+            "| {fault} | {requests} | {errors} | {silence:.2} s | {p99:.1} ms | {over} | {lost} |"
+        )
     }
 }

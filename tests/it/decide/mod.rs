@@ -13,3 +13,4 @@ mod line_schedules;
 mod settlement;
 mod terminated;
 mod unwinding;
+mod usage;
