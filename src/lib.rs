@@ -70,6 +70,7 @@
 //! | `fred` | yes | [`RedisStore`] through the client fred: single servers and Sentinel |
 //! | `unix-sockets` | | Unix sockets for fred: `redis+unix:///run/redis.sock` |
 //! | `cluster` | | [`RedisStore`] through the client redis-rs: clusters; also single servers and Sentinel, with [`ClientLibrary::RedisRs`], without `fred`, or where `fred` lacks a feature for the URL |
+//! | `redis-rs` | | another name of `cluster` |
 //! | `tls` | | TLS: `rediss://` |
 //! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor, [`Denied`] as a response |
 //! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service, [`Denied`] as a `Status` |

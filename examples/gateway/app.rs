@@ -19,10 +19,13 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_stream::StreamExt;
 use tower_quota::{
-    Concurrency, Decision, Headers, Key, Limiter, Plans, Policy, RateLimitLayer, Receipt, SlidingLog, key,
+    Admin, Concurrency, Decision, Headers, Key, Limiter, Plans, Policy, RateLimitLayer, Receipt, SlidingLog, key,
     response::Rejection, store::Store,
 };
 
@@ -80,17 +83,27 @@ fn usage_of(store: impl Store) -> Limiter {
     Limiter::new(store, plans.plan("pro", [requests(100), tokens(100_000), streams(2)]))
 }
 
-pub(crate) fn app(store: impl Store + Clone) -> Router {
+/// The routes of customers, and those for an address that only operators reach.
+pub(crate) struct Gateway {
+    pub(crate) customers: Router,
+    pub(crate) operators: Router,
+}
+
+/// Its streams end when the sender of `stopped` is dropped.
+pub(crate) fn gateway(store: impl Store + Clone, stopped: watch::Receiver<()>) -> Gateway {
     let limits = RateLimitLayer::new(store.clone(), plans())
         .headers(Headers::custom(fields))
         .format(error)
         .drain_body(LONGEST_BODY as u64, SLOWEST_BODY); // it is read, so the connection stays open
-    let complete = post(complete).layer((from_fn(read_body), limits));
+    let operators = Admin::new().layer(&limits).router_behind_authentication();
+    let complete = post(async move |decision: Decision, body| complete(&decision, body, stopped.clone()));
+    let complete = complete.layer((from_fn(read_body), limits));
     let usage = Arc::new(usage_of(store));
-    Router::new()
+    let customers = Router::new()
         .route("/v1/chat/completions", complete)
         .route("/v1/usage", get(async move |account| show_usage(&usage, account).await))
-        .layer(from_fn(authenticate))
+        .layer(from_fn(authenticate));
+    Gateway { customers, operators }
 }
 
 async fn authenticate(mut request: Request, next: Next) -> Response<Body> {
@@ -124,8 +137,12 @@ async fn read_body(request: Request, next: Next) -> Response<Body> {
     next.run(Request::from_parts(parts, body.into())).await
 }
 
-/// Streams tokens, as a language model would, and settles their number when the stream ends or its client leaves.
-async fn complete(decision: Decision, Json(completion): Json<Completion>) -> impl IntoResponse + use<> {
+/// Streams tokens, as a language model would, and settles their number when the stream ends, its client leaves or the gateway stops.
+fn complete(
+    decision: &Decision,
+    Json(completion): Json<Completion>,
+    stopped: watch::Receiver<()>,
+) -> impl IntoResponse + use<> {
     let mut used = Used {
         tokens: 0,
         receipt: decision.take_receipt_of("tokens"),
@@ -136,13 +153,19 @@ async fn complete(decision: Decision, Json(completion): Json<Completion>) -> imp
         "data: {\"token\":\"tick\"}\n\n",
         usize::try_from(length).unwrap_or(usize::MAX),
     );
-    let model = tokio_stream::iter(tokens).then(async |token| {
-        sleep(Duration::from_millis(20)).await;
-        token
+    let model = tokio_stream::iter(tokens).then(move |token| {
+        let mut stopped = stopped.clone();
+        async move {
+            tokio::select! {
+                () = sleep(Duration::from_millis(20)) => Some(token),
+                _ = stopped.changed() => None,
+            }
+        }
     });
-    let stream = Body::from_stream(model.map(move |token| {
+    let stream = Body::from_stream(model.map_while(move |token| {
+        let token = token?;
         used.count();
-        Ok::<_, Infallible>(token)
+        Some(Ok::<_, Infallible>(token))
     }));
     ([(CONTENT_TYPE, "text/event-stream")], stream)
 }

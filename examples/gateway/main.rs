@@ -4,25 +4,64 @@ mod app;
 
 use std::{env, error::Error, sync::Arc, time::Duration};
 
-use tokio::{net::TcpListener, signal};
+use axum::routing::get;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio::{
+    net::TcpListener,
+    signal::{
+        ctrl_c,
+        unix::{SignalKind, signal},
+    },
+    sync::watch,
+    time::interval,
+};
 use tower_quota::{MemoryStore, RedisStore, store::Store};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt::init();
+    let metrics = PrometheusBuilder::new().install_recorder()?;
+    tokio::spawn(keep_up(metrics.clone()));
+
     let store: Arc<dyn Store> = match env::var("REDIS_URL") {
-        Ok(url) => Arc::new(RedisStore::connect(&url).await?),
+        // It starts while Redis is down, and counts alone until Redis is there.
+        Ok(url) => Arc::new(RedisStore::connect_lazy(&url)?),
         Err(_) => {
             println!("this process counts alone; set REDIS_URL for replicas");
             Arc::new(MemoryStore::new())
         }
     };
+    let (running, stopped) = watch::channel(());
+    let app::Gateway { customers, operators } = app::gateway(store.clone(), stopped);
+    if let Ok(addr) = env::var("OPERATORS_ADDR") {
+        let operators = operators.route("/metrics", get(async move || metrics.render()));
+        let listener = TcpListener::bind(&addr).await?;
+        tokio::spawn(async { axum::serve(listener, operators).await });
+    }
+
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
+    let mut terminated = signal(SignalKind::terminate())?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app::app(store.clone()))
-        .with_graceful_shutdown(async { drop(signal::ctrl_c().await) })
+    axum::serve(listener, customers)
+        .with_graceful_shutdown(async move {
+            tokio::select! {
+                _ = terminated.recv() => {}
+                _ = ctrl_c() => {}
+            }
+            drop(running); // which ends the streams
+        })
         .await?;
-    // The last settlements, and the slots of streams that were cut.
+    // The last settlements, and the slots of the streams.
     store.drained(Duration::from_secs(5)).await?;
     Ok(())
+}
+
+/// Without it the values of histograms stay in memory until the next scrape.
+async fn keep_up(metrics: PrometheusHandle) {
+    let mut ticks = interval(Duration::from_secs(5));
+    loop {
+        ticks.tick().await;
+        metrics.run_upkeep();
+    }
 }

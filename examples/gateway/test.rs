@@ -8,6 +8,7 @@ mod redis;
 
 use std::{
     future::Future,
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -17,16 +18,27 @@ use axum::{
     http::{Request, Response, StatusCode, header::AUTHORIZATION},
 };
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    process::Command,
+    sync::watch,
+};
 use tower::ServiceExt;
-use tower_quota::RedisStore;
+use tower_quota::{MemoryStore, RedisStore};
 
 use self::redis::Redis;
 
-/// Two replicas, and the Redis that both count in.
-async fn replicas() -> ([Router; 2], Redis) {
-    let server = Redis::start();
-    let replica = async || app::app(RedisStore::connect(&server.url()).await.expect("Redis replies"));
-    ([replica().await, replica().await], server)
+/// Two replicas, and the Redis that both count in, which run until these are dropped.
+async fn replicas() -> ([Router; 2], (Redis, watch::Sender<()>)) {
+    let (server, (running, stopped)) = (Redis::start(), watch::channel(()));
+    let replicas = [replica(&server, &stopped).await, replica(&server, &stopped).await];
+    (replicas, (server, running))
+}
+
+async fn replica(server: &Redis, stopped: &watch::Receiver<()>) -> Router {
+    let store = RedisStore::connect(&server.url()).await.expect("Redis replies");
+    app::gateway(store, stopped.clone()).customers
 }
 
 async fn complete(replica: &Router, key: &str, body: impl ToString) -> Response<Body> {
@@ -172,4 +184,69 @@ async fn what_cannot_work_is_said_in_the_shape_of_the_others() {
         assert_eq!((status, &*code), expected);
     }
     assert_eq!(left(&one, "sk-free", "requests").await, 3, "none of them counts");
+}
+
+#[tokio::test]
+async fn operators_have_a_page_and_customers_have_not() {
+    let (_running, stopped) = watch::channel(());
+    let app::Gateway { customers, operators } = app::gateway(MemoryStore::new(), stopped);
+    for (routes, status) in [(operators, 200), (customers, 401)] {
+        let request = Request::get("/").body(Body::empty()).expect("a request");
+        let Ok(response) = routes.oneshot(request).await;
+        assert_eq!(response.status(), status);
+    }
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_streams_which_are_charged_what_they_had() {
+    let server = Redis::start();
+    let mut gateway = Command::new(env!("CARGO_BIN_EXE_gateway"))
+        .envs([("REDIS_URL", &*server.url()), ("ADDR", "127.0.0.1:0")])
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the gateway starts");
+    let mut lines = BufReader::new(gateway.stdout.take().expect("a pipe")).lines();
+    let addr = loop {
+        let line = lines.next_line().await.expect("text").expect("its address");
+        if let Some(addr) = line.strip_prefix("listening on http://") {
+            break addr.to_owned();
+        }
+    };
+
+    let body = json!({ "max_tokens": 25_000 }).to_string();
+    let request = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer sk-pro\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(&addr).await.expect("a connection");
+        stream.write_all(request.as_bytes()).await.expect("it is sent");
+        let mut received = Vec::new();
+        while String::from_utf8_lossy(&received).matches("data:").count() < 3 {
+            assert!(stream.read_buf(&mut received).await.expect("a part") > 0);
+        }
+        streams.push((stream, received));
+    }
+    let pid = gateway.id().expect("it runs").to_string();
+    let killed = Command::new("kill").args(["-TERM", &pid]).status().await;
+    assert!(killed.is_ok_and(|status| status.success()));
+    let mut tokens = 0;
+    for (mut stream, mut received) in streams {
+        stream.read_to_end(&mut received).await.expect("the rest");
+        let text = String::from_utf8_lossy(&received).into_owned();
+        assert!(
+            text.starts_with("HTTP/1.1 200") && text.ends_with("0\r\n\r\n"),
+            "it ends as a whole one: {text}"
+        );
+        tokens += text.matches("data:").count();
+    }
+    assert!(gateway.wait().await.expect("it ends").success());
+
+    let (_running, stopped) = watch::channel(());
+    let other = replica(&server, &stopped).await;
+    assert_eq!(left(&other, "sk-pro", "tokens").await, 100_000 - tokens as u64);
+    assert_eq!(left(&other, "sk-pro", "streams").await, 2);
 }
