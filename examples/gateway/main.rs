@@ -13,7 +13,7 @@ use tokio::{
         unix::{SignalKind, signal},
     },
     sync::watch,
-    time::interval,
+    time::{interval, timeout},
 };
 use tower_quota::{MemoryStore, RedisStore, store::Store};
 
@@ -24,8 +24,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::spawn(keep_up(metrics.clone()));
 
     let store: Arc<dyn Store> = match env::var("REDIS_URL") {
-        // It starts while Redis is down, and counts alone until Redis is there.
-        Ok(url) => Arc::new(RedisStore::connect_lazy(&url)?),
+        Ok(url) => {
+            let store = RedisStore::connect_lazy(&url)?;
+            // It also starts while Redis is down.
+            match timeout(Duration::from_secs(1), store.ready()).await {
+                Ok(ready) => ready?, // an error if Redis refuses the user or the script
+                Err(_) => println!("this process counts alone until Redis replies"),
+            }
+            Arc::new(store)
+        }
         Err(_) => {
             println!("this process counts alone; set REDIS_URL for replicas");
             Arc::new(MemoryStore::new())

@@ -488,7 +488,7 @@ async fn mails_are_counted_by_the_calendar_day_of_each_user() {
 
 #[tokio::test]
 #[ignore = "needs faketime: `.ci/test`"]
-async fn each_ban_is_twice_as_long_as_the_one_before() {
+async fn each_ban_of_a_login_is_twice_as_long_as_the_last() {
     let (clock, mut now) = (Faketime::new(), AFTERNOON);
     clock.stop_at(now * 1_000_000);
     let service = Service::start_with(clock.start_redis(), HashMap::new()).await;

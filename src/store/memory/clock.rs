@@ -80,6 +80,28 @@ pub(super) fn micros(time: Duration) -> u64 {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Requests that wait
+///
+/// A request that [waits](crate::Policy::wait_up_to) sleeps by the clock of tokio, which this one does not move. A test of waits has a
+/// paused runtime, in which time passes when all tasks sleep, and the clock of [`MemoryStore::new`](crate::MemoryStore::new), which
+/// goes by it:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] // of a test: `#[tokio::test(start_paused = true)]`
+/// # async fn main() -> Result<(), tower_quota::AcquireError> {
+/// let mails = Policy::new("mails", SlidingLog::per_hour(1)).wait_up_to(Duration::from_secs(3_600));
+/// let limiter = Limiter::new(MemoryStore::new(), mails);
+///
+/// limiter.acquire("42").await?;
+/// let waited = limiter.acquire("42").await?; // at once
+/// assert_eq!(waited.delay().as_secs(), 3_600);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ManualClock {
