@@ -82,9 +82,10 @@ impl ResponseFormat for Problem {
 
         let mut response = Response::new(problem);
         *response.status_mut() = rejection.status();
-        response
-            .headers_mut()
-            .insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        response.headers_mut().insert(
+            CONTENT_TYPE,
+            const { HeaderValue::from_static("application/problem+json") },
+        );
         response
     }
 }
