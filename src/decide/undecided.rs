@@ -271,11 +271,11 @@ impl Untaken {
         Self(AtomicBool::new(charged))
     }
 
-    /// Returns whether this is the first call for a charged policy.
     pub(super) fn is_untaken(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Returns whether this is the first call for a charged policy.
     pub(super) fn take(&self) -> bool {
         self.0.swap(false, Ordering::Relaxed)
     }

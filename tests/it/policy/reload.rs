@@ -608,7 +608,7 @@ fn pair_of(field: &str) -> u64 {
     minute - 1_000_000_000
 }
 
-const RELOADS: u64 = 150;
+const RELOADS: u64 = 300;
 
 /// While threads send requests as fast as they can, 300 reloads: each request is decided by one file, and each is counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -119,12 +119,6 @@ impl Redis {
         self.command_of_bytes(name, arguments).await
     }
 
-    /// Whether the server is Redis 7.0, of which the docs state figures.
-    pub(crate) async fn is_7_0(&self) -> bool {
-        let server: String = self.command("INFO", ["server"]).await;
-        server.contains("redis_version:7.0.")
-    }
-
     /// Runs a command whose arguments need not be text, and panics if Redis does not answer it.
     pub(crate) async fn command_of_bytes<R: FromValue>(
         &self,
