@@ -1,9 +1,11 @@
 -- Sliding window log with a precision: the admissions of one grain are one entry, which counts until the last of them is one window
 -- old. x is the window, and y the grain.
 --
--- A text of little-endian doubles. Of each entry, oldest first: the time of its last admission, its weight, and the time of its first
--- admission. Then: the weight of all, how many entries at the front have expired, how many there are with those, the time of the first
--- that has not expired, and until when the key holds them. A check reads the last eight numbers, and writes them.
+-- A text of little-endian doubles, of which a check reads the first nine, and writes them. Of the last entry: the time of its last
+-- admission, its weight, and the time of its first admission. Then: the weight of all, the number of the first entry that has not
+-- expired, the number after that of the last one, the time of the first, until when the key holds them, and the room of what follows.
+-- That are the other entries: the nth, in three numbers, has the place n % room. They have a room of their own since Redis doubles a
+-- text that grows by itself.
 --
 -- A log is empty if its last entry has expired, or is too far ahead of the clock: that belongs to a clock that is gone. What cannot be
 -- a log counts for nothing.
@@ -11,63 +13,83 @@
 -- How many entries the call may still pass for the waits of denied charges, beside eight of each.
 local reads = ALL_READS
 
-local function entry_at(key, place)
-  return unpack_numbers('<ddd', call('GETRANGE', key, 24 * place, 24 * place + 23))
+-- The entries from one number until before another, or until the end of the text.
+local function entries_of(key, log, from, til)
+  local place = from % log.room
+  return call('GETRANGE', key, 72 + 24 * place, 71 + 24 * math.min(place + til - from, log.room))
 end
 
--- Passes the first entries as long as they are not younger than `til` and weigh less than `need`, at most so many. Returns the place
--- and the time of the next one, and the weight of those before it.
+-- An entry before the last one.
+local function entry_at(key, log, number)
+  return unpack_numbers('<ddd', entries_of(key, log, number, number + 1))
+end
+
+-- Passes the first entries as long as they are not younger than `til` and weigh less than `need`, at most so many, and not the last.
+-- Returns the number and the time of the next one, and the weight of those before it.
 local function pass(key, log, til, need, most)
-  local place, last, passed, text, position, size = log.first, log.first + most, 0, '', 1, 2
-  while true do
+  local last, number, passed, text, position, size = log.count - 1, log.first, 0, '', 1, 4
+  local bound = math.min(number + most, last)
+  while number < last do
     if position > #text then
-      text, position = call('GETRANGE', key, 24 * place, 24 * (place + size) - 1), 1
+      text, position = entries_of(key, log, number, math.min(number + size, last)), 1
       size = 8 * size
     end
     local at, weight, _, following = unpack_numbers('<ddd', text, position)
-    if place >= last or at > til or passed + weight >= need then
-      return place, at, passed
+    if number >= bound or at > til or passed + weight >= need then
+      return number, at, passed
     end
-    place, passed, position = place + 1, passed + weight, following
+    number, passed, position = number + 1, passed + weight, following
   end
+  return number, log.newest, passed
 end
 
--- The last eight numbers.
-local function tail_of(log)
-  local newest, weight, since, total = log.newest, log.weight, log.since, log.total
-  return pack('<dddddddd', newest, weight, since, total, log.first, log.count, log.oldest, log.expires)
+-- The first nine numbers.
+local function head_of(log)
+  local newest, weight, since, total, first, count = log.newest, log.weight, log.since, log.total, log.first, log.count
+  return pack('<ddddddddd', newest, weight, since, total, first, count, log.oldest, log.expires, log.room)
 end
 
--- Writes the last entry and what follows it; where `anew`, with the entries before it that count, and no others.
-local function save(charge, log, anew)
-  local key, til, last, entries = charge.key, log.newest + charge.x, log.count - 1, ''
-  local keeps = not anew and til <= log.expires and log.expires <= til + SLACK
+-- Writes the first nine numbers, and the entry that has ended with this change.
+local function save(charge, log, ended)
+  local key, til, others = charge.key, log.newest + charge.x, log.count - 1 - log.first
+  local keeps = til <= log.expires and log.expires <= til + SLACK
   log.expires = keeps and log.expires or til + SLACK - (til + SLACK) % 1000
-  if anew then
-    entries = log.first < last and call('GETRANGE', key, 24 * log.first, 24 * last - 1) or ''
-    log.first, log.count = 0, log.count - log.first
-    call('SET', key, entries .. tail_of(log), 'PXAT', expiry(til))
-  else
-    call('SETRANGE', key, 24 * last, tail_of(log))
-    if not keeps then
-      call('PEXPIREAT', key, expiry(til))
+  if others > log.room then
+    local entries = ended or ''
+    if others > 1 then
+      local from, til = log.first, log.count - 2
+      local before = entries_of(key, log, from, til)
+      local got = #before / 24
+      entries = before .. (got < til - from and entries_of(key, log, from + got, til) or '') .. entries
     end
+    -- Half as many again, up to what a window can have.
+    log.room = math.max(others, math.min(others + math.ceil(others / 2), math.ceil(charge.x / charge.y)))
+    log.first, log.count = 0, others + 1
+    call('SET', key, head_of(log) .. entries .. string.rep('\0', 24 * (log.room - others)), 'PXAT', expiry(til))
+    return
+  end
+  if ended then
+    call('SETRANGE', key, 72 + 24 * ((log.count - 2) % log.room), ended)
+  end
+  call('SETRANGE', key, '0', head_of(log))
+  if not keeps then
+    call('PEXPIREAT', key, expiry(til))
   end
 end
 
--- The state is one table, in which `stored` is how many entries have expired as it is stored.
+-- The state is one table, in which `stored` is the number of the first entry as it is stored.
 local function precise_read(charge)
-  local window, value = charge.x, call('GETRANGE', charge.key, '-64', '-1')
-  local newest, weight, since, total, first, count, oldest, expires
-  if #value == 64 then
-    newest, weight, since, total, first, count, oldest, expires = unpack_numbers('<dddddddd', value)
+  local window, value = charge.x, call('GETRANGE', charge.key, '0', '71')
+  local newest, weight, since, total, first, count, oldest, expires, room
+  if #value == 72 then
+    newest, weight, since, total, first, count, oldest, expires, room = unpack_numbers('<ddddddddd', value)
   end
-  if not total or not (0 < total and total < EXACT and 0 <= first and first < count) then
-    newest, total, first, count, expires = -1, 0, 0, 0, 0
+  if not total or not (0 < total and total < EXACT and 0 <= first and first < count and count - first <= room + 1 and room < EXACT) then
+    newest, total, first, count, expires, room = -1, 0, 0, 0, 0, -1
   end
   local log = {
     newest = newest, weight = weight, since = since, total = total, first = first, count = count, oldest = oldest, expires = expires,
-    stored = first,
+    room = room, stored = first,
   }
   if count == 0 or not (now - window < newest and (newest <= now or newest <= now + math.min(SLACK, window))) then
     log.newest, log.total, log.first = -1, 0, count
@@ -81,10 +103,9 @@ end
 
 local function precise_add(charge, weight, _, log)
   -- Where the clock was set back, the last entry goes on.
-  local time, anew = log.newest > now and log.newest or now, false
+  local time, ended = log.newest > now and log.newest or now, nil
   if log.newest < time - time % charge.y then
-    -- What has expired is removed once it is a third of the text.
-    anew = 3 * log.first >= log.count
+    ended = log.first < log.count and pack('<ddd', log.newest, log.weight, log.since) or nil
     log.count, log.weight, log.since = log.count + 1, 0, time
   end
   if weight > MAX_TOTAL - log.total then
@@ -94,7 +115,7 @@ local function precise_add(charge, weight, _, log)
   if log.count - log.first == 1 then
     log.oldest = time
   end
-  save(charge, log, anew)
+  save(charge, log, ended)
   return charge.x
 end
 
@@ -106,13 +127,13 @@ local function precise_wait(charge, cost, log)
     wait = window
   elseif need then
     local most = reads < BUDGET and 7 or MOST_EXPIRED - (log.first - log.stored)
-    local place, at = pass(charge.key, log, math.huge, need, most)
-    reads = reads - (place + 1 - log.first)
+    local number, at = pass(charge.key, log, math.huge, need, most)
+    reads = reads - (number + 1 - log.first)
     wait = math.max(1, math.min(at + window - now, window + SLACK))
   end
   if log.first ~= log.stored then
     log.stored = log.first
-    call('SETRANGE', charge.key, 24 * (log.count - 1), tail_of(log))
+    call('SETRANGE', charge.key, '0', head_of(log))
   end
   return wait, total > 0 and math.min(window, log.newest + window - now) or 0
 end
@@ -126,29 +147,32 @@ local function precise_give_back(charge, at, cost, log)
   if log.newest < from then
     return
   end
-  local place, other = log.first, last
-  while place < other do
-    local middle = math.floor((place + other) / 2)
-    if entry_at(key, middle) < from then
-      place = middle + 1
+  local number, other = log.first, last
+  while number < other do
+    local middle = math.floor((number + other) / 2)
+    if entry_at(key, log, middle) < from then
+      number = middle + 1
     else
       other = middle
     end
   end
-  local time, weight, since = entry_at(key, place)
+  local time, weight, since = log.newest, log.weight, log.since
+  if number < last then
+    time, weight, since = entry_at(key, log, number)
+  end
   local part = since <= at and math.min(weight, cost) or 0
   if part > 0 then
     log.total = math.max(0, log.total - part)
-    if place < last then
-      call('SETRANGE', key, 24 * place, pack('<ddd', time, weight - part, since))
+    if number < last then
+      call('SETRANGE', key, 72 + 24 * (number % log.room), pack('<ddd', time, weight - part, since))
     else
       log.weight = weight - part
     end
     -- The last entry has weight.
     while log.weight == 0 and log.first < log.count - 1 and last - log.count < BUDGET do
       log.count = log.count - 1
-      log.newest, log.weight, log.since = entry_at(key, log.count - 1)
+      log.newest, log.weight, log.since = entry_at(key, log, log.count - 1)
     end
-    save(charge, log, log.count <= last)
+    save(charge, log)
   end
 end

@@ -53,7 +53,7 @@
 //! | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 //! | `sliding-log 100/min` | 120 | 2,136 | 2,136 | 5 | 5 | 6 |
 //! | `sliding-log 10000/min` | 120 | 2,136 | 1,291,808 | 5 | 7 | 8 |
-//! | `sliding-log 1000000/10s precision 1000` | 184 | 552 | 32,872 | 3 | 5 | 4 |
+//! | `sliding-log 1000000/10s precision 1000` | 184 | 424 | 24,680 | 3 | 5 | 4 |
 //! | `sliding-log 1000000/10s precision 100` | 184 | 184 | 2,664 | 3 | 5 | 4 |
 //! | `sliding-counter 100/min` | 136 | 136 | 136 | 3 | 3 | 3 |
 //! | `fixed-window 100/min` | 136 | 136 | 136 | 3 | 3 | 3 |
@@ -63,7 +63,7 @@
 //! A check of `concurrency` is 4 to 6 commands, and its release 4 or 5. A lease takes about 50 bytes up to 128 of them.
 //!
 //! A log takes about 20 bytes for an entry up to 128 entries, and 130 above, where Redis changes its encoding; with a precision 24
-//! to 100. *After expiry* is an admission that also removes expired entries. `cargo bench --bench figures --all-features` measures all of this.
+//! to 36. *After expiry* is an admission that also removes expired entries. `cargo bench --bench figures --all-features` measures all of this.
 //!
 //! A check is one script call whatever the algorithm, and a request of any cost is one entry. A key expires one second after
 //! nothing in it counts.

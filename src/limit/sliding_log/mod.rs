@@ -120,7 +120,7 @@ impl SlidingLog {
     /// use std::time::Duration;
     /// use tower_quota::{Policy, SlidingLog};
     ///
-    /// // A million in any 10 seconds, each counted at most 10 ms too long, in 100 KB.
+    /// // A million in any 10 seconds, each counted at most 10 ms too long, in 25 KB.
     /// let limit = SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000);
     /// assert!(Policy::new("ingest", limit).validate().is_ok());
     /// ```

@@ -325,12 +325,13 @@ async fn a_key_that_has_lost_its_expiry_has_one_again_once_checks_are_denied() {
 /// To set an expiry costs as much as the rest of a check.
 #[tokio::test]
 async fn a_key_whose_expiry_will_do_is_written_without_it() {
-    for limit in [LIMITS[1], LIMITS[3]] {
-        an_expiry_that_will_do_is_kept(limit).await;
+    for (limit, place) in [(LIMITS[1], 7), (LIMITS[3], 3)] {
+        an_expiry_that_will_do_is_kept(limit, place).await;
     }
 }
 
-async fn an_expiry_that_will_do_is_kept(window: &str) {
+/// The number in this place of the key is when it expires.
+async fn an_expiry_that_will_do_is_kept(window: &str, place: usize) {
     let redis = Redis::start();
     call(&redis, window, &[("check 1 1", &["k"])]).await;
     let in_ms = async || -> u64 {
@@ -341,7 +342,7 @@ async fn an_expiry_that_will_do_is_kept(window: &str) {
     let left: u64 = redis.command("PTTL", ["k"]).await;
     let after = in_ms().await;
     let value: Vec<u8> = redis.command("GET", ["k"]).await;
-    let noted = f64::from_le_bytes(value[value.len() - 8..].try_into().expect("eight bytes")) as u64 / 1_000;
+    let noted = f64::from_le_bytes(value[8 * place..][..8].try_into().expect("eight bytes")) as u64 / 1_000;
     assert!(
         (before + left..=after + left).contains(&noted),
         "the key has the time at which it expires"
@@ -628,7 +629,7 @@ async fn a_value_that_is_not_ours_counts_for_nothing() {
         "garbage",
         "1800000000000000 5 1800000000000000",
         "not a number, 32 bytes..........",
-        "not a number, 64 bytes..........................................",
+        "not a number, 72 bytes..................................................",
         "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}",
     ];
     for limit in LIMITS.iter().filter(|limit| !limit.starts_with("log")) {
@@ -649,22 +650,25 @@ async fn a_value_that_is_not_ours_counts_for_nothing() {
 #[tokio::test]
 async fn numbers_that_are_no_log_count_for_nothing() {
     let redis = Redis::start();
-    for [total, expired, count] in [
-        [0.0, 0.0, 1.0],
-        [9_007_199_254_740_992.0, 0.0, 1.0],
-        [3.0, -1.0, 1.0],
-        [3.0, 1.0, 1.0],
-        [f64::NAN, 0.0, 1.0],
+    for [total, expired, count, room] in [
+        [0.0, 0.0, 1.0, 0.0],
+        [9_007_199_254_740_992.0, 0.0, 1.0, 0.0],
+        [3.0, -1.0, 1.0, 1.0],
+        [3.0, 1.0, 1.0, 0.0],
+        [3.0, 0.0, 3.0, 1.0],
+        [3.0, 0.0, 1.0, 9_007_199_254_740_992.0],
+        [f64::NAN, 0.0, 1.0, 0.0],
+        [3.0, 0.0, 1.0, f64::NAN],
     ] {
         let time: Vec<u64> = redis.command("TIME", [""; 0]).await;
         let newest = (time[0] * 1_000_000) as f64;
-        let numbers = [newest, 3.0, newest, total, expired, count, newest, 0.0];
+        let numbers = [newest, 3.0, newest, total, expired, count, newest, 0.0, room];
         let value = numbers.map(f64::to_le_bytes).concat();
         redis.command_of_bytes::<()>("SET", vec![b"k".to_vec(), value]).await;
 
         let replies = call(&redis, LIMITS[1], &[("check 1 1", &["k"])]).await;
 
-        assert_eq!(replies[0].verdict()[0], 4, "{total} {expired} {count}");
+        assert_eq!(replies[0].verdict()[0], 4, "{total} {expired} {count} {room}");
     }
 }
 
@@ -817,5 +821,5 @@ async fn admissions_of_one_grain_of_a_microsecond_are_one_entry() {
         assert!(decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
     }
     let bytes: u64 = redis.command("STRLEN", ["quota:1:log/10ms/1us:test:{key=k}"]).await;
-    assert_eq!(bytes, 24 + 40, "one, and the total");
+    assert_eq!(bytes, 72, "one, and the total");
 }
