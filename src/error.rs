@@ -116,6 +116,7 @@ impl_error!(StoreError, error => &error.message, error.source.as_ref().map(|sour
 ///
 /// let error = StoreError::new(ErrorKind::Unreachable, "connection refused");
 /// assert_eq!(error.kind(), ErrorKind::Unreachable);
+/// assert_eq!(error.kind().to_string(), "unreachable"); // as in logs and metrics
 /// assert_eq!(error.to_string(), "connection refused");
 /// ```
 #[derive(Clone)]
@@ -152,6 +153,13 @@ impl ErrorKind {
             Self::Refused => "refused",
             Self::Protocol => "protocol",
         }
+    }
+}
+
+/// Its name in logs and metrics, such as `timeout`.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The routes of the gateway, and their limits.
 
-use std::{convert::Infallible, iter, mem, sync::Arc, time::Duration};
+use std::{convert::Infallible, iter, mem, time::Duration};
 
 use axum::{
     Extension, Json, Router,
@@ -25,7 +25,7 @@ use tokio::{
 };
 use tokio_stream::StreamExt;
 use tower_quota::{
-    Admin, Concurrency, Decision, Headers, Key, Limiter, Plans, Policy, RateLimitLayer, Receipt, SlidingLog, key,
+    Admin, Concurrency, Decision, Headers, Plans, Policy, RateLimitLayer, Receipt, SlidingLog, key,
     response::Rejection, store::Store,
 };
 
@@ -74,15 +74,6 @@ fn plans() -> Plans {
         .by(|parts| parts.extensions.get::<Account>().map(|account| account.plan))
 }
 
-/// The same limits without HTTP, to show what is left of them.
-fn usage_of(store: impl Store) -> Limiter {
-    let requests = |quota| Policy::new("requests", SlidingLog::per_minute(quota));
-    let tokens = |quota| Policy::new("tokens", SlidingLog::per_minute(quota));
-    let streams = |slots| Policy::new("streams", Concurrency::new(slots));
-    let plans = Plans::new("free", [requests(3), tokens(1_000), streams(1)]);
-    Limiter::new(store, plans.plan("pro", [requests(100), tokens(100_000), streams(2)]))
-}
-
 /// The routes of customers, and those for an address that only operators reach.
 pub(crate) struct Gateway {
     pub(crate) customers: Router,
@@ -90,18 +81,20 @@ pub(crate) struct Gateway {
 }
 
 /// Its streams end when the sender of `stopped` is dropped.
-pub(crate) fn gateway(store: impl Store + Clone, stopped: watch::Receiver<()>) -> Gateway {
-    let limits = RateLimitLayer::new(store.clone(), plans())
+pub(crate) fn gateway(store: impl Store, stopped: watch::Receiver<()>) -> Gateway {
+    let limits = RateLimitLayer::new(store, plans())
         .headers(Headers::custom(fields))
         .format(error)
         .drain_body(LONGEST_BODY as u64, SLOWEST_BODY); // it is read, so the connection stays open
     let operators = Admin::new().layer(&limits).router_behind_authentication();
     let complete = post(async move |decision: Decision, body| complete(&decision, body, stopped.clone()));
-    let complete = complete.layer((from_fn(read_body), limits));
-    let usage = Arc::new(usage_of(store));
+    let complete = complete.layer((from_fn(read_body), limits.clone()));
     let customers = Router::new()
         .route("/v1/chat/completions", complete)
-        .route("/v1/usage", get(async move |account| show_usage(&usage, account).await))
+        .route(
+            "/v1/usage",
+            get(async move |account, head| show_usage(&limits, account, head).await),
+        )
         .layer(from_fn(authenticate));
     Gateway { customers, operators }
 }
@@ -189,9 +182,8 @@ impl Drop for Used {
 }
 
 /// What is left for the account.
-async fn show_usage(usage: &Limiter, Extension(account): Extension<Account>) -> Response<Body> {
-    let request = usage.request(Key::extension("account", account.id)).plan(account.plan);
-    match request.peek().await {
+async fn show_usage(limits: &RateLimitLayer, Extension(account): Extension<Account>, head: Parts) -> Response<Body> {
+    match limits.peek(&head).await {
         Ok(decision) => {
             let left = decision.policies().map(|policy| {
                 let left = json!({ "limit": policy.limit(), "remaining": policy.remaining() });

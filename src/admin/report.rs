@@ -33,7 +33,7 @@ pub(super) async fn report(shared: &Admin, input: &Input) -> Value {
     for number in 1..=stores {
         let of_store: Vec<_> = policies.iter().filter(|policy| policy.store == number).collect();
         store_reports.push(report_store(number, &of_store).await);
-        overrides.extend(report_overrides(number, &of_store, names));
+        overrides.extend(report_overrides(&of_store, names));
     }
 
     let mut policy_reports: Vec<Value> = Vec::new();
@@ -62,24 +62,28 @@ pub(super) async fn report(shared: &Admin, input: &Input) -> Value {
 /// The override of a key that is [bound](Key::bound), if the key has one.
 pub(super) fn override_of(names: &SubjectNames, policy: &WatchedPolicy, key: &Key) -> Option<Value> {
     let overrides = policy.context.overrides.as_ref()?;
-    let found = overrides.of(policy.name(), key)?;
-    Some(report_override(names, &found, policy.store, overrides.now()))
+    let found = overrides.of(policy.policy.counted_as(), key)?;
+    Some(report_override(names, &found, policy, overrides.now()))
 }
 
-fn report_overrides(store: usize, policies: &[&WatchedPolicy], names: &SubjectNames) -> Vec<Value> {
+fn report_overrides(policies: &[&WatchedPolicy], names: &SubjectNames) -> Vec<Value> {
     let Some(overrides) = policies.iter().find_map(|policy| policy.context.overrides.as_ref()) else {
         return Vec::new();
     };
-    let (now, mut list) = (overrides.now(), overrides.list());
-    list.retain(|one| policies.iter().any(|policy| policy.name() == &*one.policy));
-    list.iter().map(|one| report_override(names, one, store, now)).collect()
+    let (now, list) = (overrides.now(), overrides.list());
+    let reports = list.iter().filter_map(|one| {
+        let mut policies = policies.iter();
+        let policy = policies.find(|policy| policy.policy.counted_as() == &*one.policy)?;
+        Some(report_override(names, one, policy, now))
+    });
+    reports.collect()
 }
 
 /// A limit of one subject in place of the limit of a policy, for a time.
-fn report_override(names: &SubjectNames, one: &Override, store: usize, now: Duration) -> Value {
+fn report_override(names: &SubjectNames, one: &Override, policy: &WatchedPolicy, now: Duration) -> Value {
     json!({
-        "policy": one.policy,
-        "store": store,
+        "policy": policy.name(),
+        "store": policy.store,
         "subject": names.name(&one.key),
         "limit": one.limit.to_string(),
         "ends_after_seconds": one.expires_at.saturating_sub(now).as_secs_f64(),
@@ -283,7 +287,12 @@ fn report_slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<Valu
     if !policy.limits.iter().any(|limit| limit.limit.is_held()) {
         return None;
     }
-    let mut held: Vec<_> = policy.context.keeper.held_of(policy.name()).into_iter().collect();
+    let mut held: Vec<_> = policy
+        .context
+        .keeper
+        .held_of(policy.policy.counted_as())
+        .into_iter()
+        .collect();
     held.sort_by_key(|(_, held)| Reverse((held.slots, held.longest)));
     let reports = held.iter().take(MOST_SLOTS).map(|(key, held)| {
         json!({

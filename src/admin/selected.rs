@@ -62,7 +62,7 @@ pub(super) struct WatchedPolicy {
 impl WatchedPolicy {
     /// Whether both have the same counts.
     pub(super) fn shares_counts(&self, other: &Self) -> bool {
-        self.name() == other.name() && self.store == other.store
+        self.policy.counted_as() == other.policy.counted_as() && self.store == other.store
     }
 
     /// The limit of a key that is [bound](Key::bound) in place of this limit, if an override applies.

@@ -66,7 +66,7 @@ pub(super) async fn set_override(selected: &Selected, limit: Option<(Limit, Dura
         let valid = Policy::accept_override(selected.sharing().map(|of| &of.policy), limit);
         valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
     }
-    let set = overrides.set(policy.name(), &selected.key, limit).await;
+    let set = overrides.set(policy.policy.counted_as(), &selected.key, limit).await;
     set.map_err(|error| {
         let message = format!("the store has not confirmed the change of the override: {error}");
         AdminError::new(StatusCode::SERVICE_UNAVAILABLE, message)
@@ -112,7 +112,7 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
         // Whether a request of the cost of the policy is admitted now.
         "allowed": denial.is_none(),
         // Why it is not, also by a policy that only observes.
-        "denial": denial.map(denial_text),
+        "denial": denial.map(|denial| denial.to_string()),
         // None without a limit.
         "quota": decided.map(PolicyDecision::limit),
         "remaining": decided.map(PolicyDecision::remaining),
@@ -145,16 +145,6 @@ async fn perform(operation: Operation, undecided: Undecided) -> Result<Decision,
     match decide::begin(operation, undecided) {
         Check::Decided(decision) => decision,
         Check::Pending(check) => check.await,
-    }
-}
-
-fn denial_text(denial: Denial) -> &'static str {
-    match denial {
-        Denial::QuotaExceeded => "quota exceeded",
-        Denial::LineFull => "line is full",
-        Denial::CostAboveLimit => "cost above limit",
-        Denial::DenyAll => "deny all",
-        Denial::Banned => "banned",
     }
 }
 

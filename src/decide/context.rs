@@ -215,7 +215,9 @@ impl Apart for CheckContext {
 
 /// Those of the policies that count under the name of a policy.
 fn of_name<'a>(policies: &'a [PolicyContext], policy: &PolicyContext) -> Vec<&'a PolicyContext> {
-    let counts = |other: &&PolicyContext| other.limit.limit.is_counted() && other.limit.name == policy.limit.name;
+    let counts = |other: &&PolicyContext| {
+        other.limit.limit.is_counted() && other.limit.counted_as() == policy.limit.counted_as()
+    };
     policies.iter().filter(counts).collect()
 }
 
@@ -283,6 +285,6 @@ pub(crate) trait PolicyFile: Send + Sync {
 
 impl Apart for NamedLimit {
     fn apart(&self) -> Self {
-        Self::new(self.name.as_ref().into(), self.limit.clone())
+        Self::new(self.name.as_ref().into(), self.limit.clone()).formerly(self.former.as_deref().map(Into::into))
     }
 }

@@ -342,6 +342,7 @@ impl fmt::Debug for PolicyDecision {
 ///     let denied = limiter.request("42").cost(cost).check().await?;
 ///     assert_eq!(denied.policies().next().and_then(|policy| policy.denial()), Some(denial));
 /// }
+/// assert_eq!(Denial::QuotaExceeded.to_string(), "quota exceeded");
 /// # Ok(())
 /// # }
 /// ```
@@ -359,4 +360,17 @@ pub enum Denial {
     /// The key is banned for its denials, by hand or for a pause: [`Policy::ban`](crate::Policy::ban) describes bans.
     /// [`retry_after`](PolicyDecision::retry_after) includes the rest of the ban.
     Banned,
+}
+
+/// The reason in words, such as `quota exceeded`.
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::QuotaExceeded => "quota exceeded",
+            Self::LineFull => "line is full",
+            Self::CostAboveLimit => "cost above limit",
+            Self::DenyAll => "deny all",
+            Self::Banned => "banned",
+        })
+    }
 }

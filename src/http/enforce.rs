@@ -10,20 +10,13 @@
 //!                    store failed       -> reject: failed, if a policy is `Closed`
 //! ```
 
-use std::{
-    mem,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{mem, sync::Arc, time::Duration};
 
 use http::{Response, StatusCode, request::Parts};
 use smallvec::SmallVec;
 
 use super::{
-    Presentation,
+    Presentation, Warned,
     completed::AwaitedCompletion,
     denied,
     drain::{Bounds, Rejected},
@@ -73,7 +66,7 @@ pub(crate) enum Action {
 impl Enforcer {
     /// Extracts the keys and checks them in the store.
     pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
-        let undecided = match self.undecided(parts) {
+        let undecided = match self.undecided(parts, Operation::Check) {
             Ok(Some(undecided)) => undecided,
             Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
             Err(refused) => {
@@ -94,7 +87,7 @@ impl Enforcer {
     /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped. An error is why it
     /// has no key, or `None` if it is blocked.
     #[inline(always)]
-    fn undecided(&self, parts: &Parts) -> Result<Option<Undecided>, Option<KeyError>> {
+    fn undecided(&self, parts: &Parts, operation: Operation) -> Result<Option<Undecided>, Option<KeyError>> {
         let basis: &Basis = &self.policies.newest();
         let Basis {
             policies,
@@ -106,24 +99,30 @@ impl Enforcer {
         let context = context.here();
         if let Some(access) = access {
             if access.blocks(parts) {
-                context.count_for_all(PolicyOutcome::Blocked);
-                context.record(PolicyOutcome::Blocked, None);
+                if operation.counts() {
+                    context.count_for_all(PolicyOutcome::Blocked);
+                    context.record(PolicyOutcome::Blocked, None);
+                }
                 return Err(None);
             }
             if access.skips(parts) {
-                context.count_for_all(PolicyOutcome::Skipped);
+                if operation.counts() {
+                    context.count_for_all(PolicyOutcome::Skipped);
+                }
                 return Ok(None);
             }
         }
 
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let ([policy], None) = (&policies[..], plans) {
-            match self.undecided_by(policy, (context, 0), parts) {
+            match self.undecided_by(policy, (context, 0), parts, operation) {
                 Ok(Some(undecided)) => return Ok(Some(Undecided::new(SmallVec::from_buf([undecided])))),
                 Ok(None) => {}
-                Err(error) => self.without_key((context, 0), error)?,
+                Err(error) => self.without_key((context, 0), error, operation)?,
             }
-            context.count(0, PolicyOutcome::Skipped);
+            if operation.counts() {
+                context.count(0, PolicyOutcome::Skipped);
+            }
             return Ok(None);
         }
 
@@ -134,15 +133,17 @@ impl Enforcer {
             .enumerate()
             .filter(|(_, policy)| policy.is_of_plan(plan));
         for (position, policy) in of_plan {
-            match self.undecided_by(policy, (context, position), parts) {
+            match self.undecided_by(policy, (context, position), parts, operation) {
                 Ok(Some(policy)) => {
                     undecided.push(policy);
                     continue;
                 }
                 Ok(None) => {}
-                Err(error) => self.without_key((context, position), error)?,
+                Err(error) => self.without_key((context, position), error, operation)?,
             }
-            context.count(position, PolicyOutcome::Skipped);
+            if operation.counts() {
+                context.count(position, PolicyOutcome::Skipped);
+            }
         }
         Ok((!undecided.is_empty()).then(|| Undecided::new(undecided)))
     }
@@ -154,6 +155,7 @@ impl Enforcer {
         policy: &Policy,
         (context, position): (&Arc<CheckContext>, usize),
         parts: &Parts,
+        operation: Operation,
     ) -> Result<Option<PolicyDecision>, KeyError> {
         let settings = &context.policies[position].settings;
         if !settings.apply_to(parts) {
@@ -168,7 +170,10 @@ impl Enforcer {
         }
         let mut cost = settings.cost_of(parts);
         if cost == 0 {
-            return Ok(None);
+            if operation.counts() {
+                return Ok(None);
+            }
+            cost = 1;
         }
         let Some(mut key) = policy.extractor().extract(parts)? else {
             return Ok(None);
@@ -181,8 +186,10 @@ impl Enforcer {
             }
         }
 
-        let earlier = parts.extensions.get::<Decision>();
-        let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), &limit, &key));
+        let earlier = operation.counts().then(|| parts.extensions.get::<Decision>());
+        let charged = earlier
+            .flatten()
+            .map_or(0, |earlier| earlier.charged((context, position), &limit, &key));
         if charged > 0 {
             let Some(rest) = self.rest_of(cost, charged, &limit) else {
                 return Ok(None);
@@ -196,17 +203,24 @@ impl Enforcer {
 
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
     #[cold]
-    fn without_key(&self, (context, position): (&CheckContext, usize), error: KeyError) -> Result<(), KeyError> {
+    fn without_key(
+        &self,
+        (context, position): (&CheckContext, usize),
+        error: KeyError,
+        operation: Operation,
+    ) -> Result<(), KeyError> {
         let policy = &context.policies[position];
         if error.is_misconfigured() {
             self.warned.of_key(&policy.limit, &error);
         }
-        if policy.settings.enforced.is_whole() {
+        if !policy.settings.enforced.is_whole() {
+            return Ok(());
+        }
+        if operation.counts() {
             context.count(position, PolicyOutcome::Refused);
             context.record(PolicyOutcome::Refused, Some(position));
-            return Err(error);
         }
-        Ok(())
+        Err(error)
     }
 
     /// The rest of a cost of which outer layers have charged a part.
@@ -262,6 +276,26 @@ impl Enforcer {
             parts.extensions.insert(decision);
         }
         Action::Admit(None)
+    }
+}
+
+/// What remains for a caller.
+impl Enforcer {
+    /// What the check of such a request would return. Charges of earlier layers are not regarded.
+    pub(super) async fn peek(&self, parts: &Parts) -> Result<Decision, StoreError> {
+        let undecided = self.undecided(parts, Operation::Peek).map_err(|refused| {
+            StoreError::refused(refused.map_or("the request is blocked".to_owned(), |error| error.to_string()))
+        });
+        let Some(undecided) = undecided? else {
+            return Ok(Decision::empty());
+        };
+        let decision = match decide::begin(Operation::Peek, undecided) {
+            Check::Decided(decision) => decision,
+            Check::Pending(check) => check.await,
+        };
+        let failure = decision.as_ref().map_or_else(Some, Decision::store_error);
+        failure.inspect(|error| notify(&self.on_failure, error));
+        decision
     }
 }
 
@@ -358,34 +392,6 @@ impl Admitted {
     pub(super) fn fail(self) {
         if let Some(mut completion) = self.completion {
             completion.fail();
-        }
-    }
-}
-
-/// Which warnings were logged.
-#[derive(Debug, Default)]
-pub(crate) struct Warned {
-    key: AtomicBool,
-    repetition: AtomicBool,
-}
-
-impl Warned {
-    pub(crate) fn of_key(&self, named: &NamedLimit, error: &KeyError) {
-        if !self.key.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                policy = &*named.name,
-                error = error.to_string(),
-                "requests are refused, or not observed: their key or limit cannot be determined"
-            );
-        }
-    }
-
-    pub(crate) fn of_repetition(&self, named: &NamedLimit) {
-        if !self.repetition.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                policy = &*named.name,
-                "a policy is met twice on one request; only the larger cost is charged"
-            );
         }
     }
 }

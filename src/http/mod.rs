@@ -22,7 +22,10 @@ mod requested_pause;
 pub mod response;
 mod service;
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{
+    Arc, LazyLock,
+    atomic::{AtomicBool, Ordering},
+};
 
 #[cfg(feature = "axum")]
 pub use self::axum::undecided_routes;
@@ -37,7 +40,7 @@ use self::{
     headers::Fields,
     response::{Grpc, Problem, ResponseFormat},
 };
-use crate::decide::CheckContext;
+use crate::{decide::CheckContext, key::KeyError, store::NamedLimit};
 
 /// How the callers of a layer or a limiter are told about its decisions: the rate limit fields of responses, and the format of
 /// those to requests that are not admitted.
@@ -62,5 +65,33 @@ impl Presentation {
         let mut changed = Self::of(context).clone();
         change(&mut changed);
         context.presentation = Arc::new(changed);
+    }
+}
+
+/// Which warnings were logged.
+#[derive(Debug, Default)]
+pub(crate) struct Warned {
+    key: AtomicBool,
+    repetition: AtomicBool,
+}
+
+impl Warned {
+    pub(crate) fn of_key(&self, named: &NamedLimit, error: &KeyError) {
+        if !self.key.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                policy = &*named.name,
+                error = error.to_string(),
+                "requests are refused, or not observed: their key or limit cannot be determined"
+            );
+        }
+    }
+
+    pub(crate) fn of_repetition(&self, named: &NamedLimit) {
+        if !self.repetition.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                policy = &*named.name,
+                "a policy is met twice on one request; only the larger cost is charged"
+            );
+        }
     }
 }

@@ -286,8 +286,10 @@ impl fmt::Display for ShapeText<'_> {
 #[derive(Debug)]
 pub(crate) struct NamedLimit {
     pub(crate) name: Arc<str>,
+    /// The name under which it is counted, if that is another one.
+    pub(crate) former: Option<Arc<str>>,
     pub(crate) limit: Limit,
-    /// The hash of the name by [`hash_text`].
+    /// The hash of the name under which it is counted, by [`hash_text`].
     pub(crate) name_hash: u64,
     pub(crate) shape: Shape,
     /// The shape as in the keys of Redis.
@@ -308,21 +310,35 @@ impl NamedLimit {
             #[cfg(feature = "_redis")]
             shape_text: shape_text.into(),
             name,
+            former: None,
             limit,
             policy_item: OnceLock::new(),
             problem: OnceLock::new(),
         }
     }
 
+    /// The same, counted under a former name of the policy if it has one.
+    pub(crate) fn formerly(mut self, former: Option<Arc<str>>) -> Self {
+        self.former = former;
+        self.name_hash = hash_text(self.counted_as());
+        self
+    }
+
+    /// The name under which it is counted.
+    #[inline]
+    pub(crate) fn counted_as(&self) -> &str {
+        self.former.as_ref().unwrap_or(&self.name)
+    }
+
     /// The same with a share of the limit.
     pub(crate) fn scaled(&self, share: Share) -> Self {
-        Self::new(self.name.clone(), self.limit.scaled(share))
+        Self::new(self.name.clone(), self.limit.scaled(share)).formerly(self.former.clone())
     }
 }
 
 impl PartialEq for NamedLimit {
     fn eq(&self, other: &Self) -> bool {
-        self.name == other.name && self.limit == other.limit
+        self.name == other.name && self.former == other.former && self.limit == other.limit
     }
 }
 

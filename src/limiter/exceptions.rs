@@ -156,9 +156,16 @@ impl Limiter {
     pub fn overrides(&self) -> Vec<Override> {
         let basis = self.policies.newest();
         let overrides = basis.context.overrides.as_ref();
-        let mut list = overrides.map(Overrides::list).unwrap_or_default();
-        list.retain(|one| basis.policies.iter().any(|policy| policy.name() == &*one.policy));
-        list
+        let list = overrides.map(Overrides::list).unwrap_or_default();
+        let named = list.into_iter().filter_map(|mut one| {
+            let policy = basis
+                .policies
+                .iter()
+                .find(|policy| policy.counted_as() == &*one.policy)?;
+            one.policy = policy.name().into();
+            Some(one)
+        });
+        named.collect()
     }
 
     async fn set_override(
@@ -168,19 +175,20 @@ impl Limiter {
         limit: Option<(Limit, Duration)>,
     ) -> Result<(), StoreError> {
         key.bound();
-        let overrides = {
+        let (overrides, counted_as) = {
             let basis = self.policies.newest();
             let overrides = basis.context.require_overrides()?.clone();
             let mut named = basis.policies.iter().filter(|of| of.name() == policy).peekable();
-            if named.peek().is_none() {
+            let Some(first) = named.peek() else {
                 return Err(unknown(policy, &basis.context));
-            }
+            };
+            let counted_as = Box::<str>::from(first.counted_as());
             if let Some((limit, _)) = &limit {
                 let valid = Policy::accept_override(named, limit);
                 valid.map_err(|error| StoreError::refused(error.to_string()))?;
             }
-            overrides
+            (overrides, counted_as)
         };
-        overrides.set(policy, &key, limit).await
+        overrides.set(&counted_as, &key, limit).await
     }
 }

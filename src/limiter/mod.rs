@@ -8,8 +8,8 @@ use std::{fmt, sync::Arc};
 
 pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
-    ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision, Usage,
-    decide::{CheckContext, Undecided, Waiting},
+    ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision, RateLimitLayer, Usage,
+    decide::{CheckContext, LongestWait, Undecided, Waiting},
     error::or_panic,
     http::{Presentation, response::ResponseFormat},
     observe::{Observer, PolicyOutcome, notify},
@@ -28,7 +28,6 @@ use crate::{
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
 /// let codes = Limiter::new(MemoryStore::new(), Policy::new("sms-codes", SlidingLog::per_hour(1)));
-///
 /// // In one form (E.164): each spelling of a number would have a limit of its own.
 /// let phone = Key::from("+4930901820");
 /// assert!(codes.check(phone.clone()).await?.is_allowed());
@@ -99,6 +98,35 @@ impl Limiter {
     }
 }
 
+/// The policies of a layer, counted where the layer counts them, so that one definition serves requests and code without them.
+///
+/// Settings that need an HTTP request are ignored: a [computed](Policy::cost_fn) cost is 1 unless a [`request`](Limiter::request) has
+/// another, nothing is [refunded](Policy::refund_if) by itself, all policies [apply](Policy::apply_if), and only
+/// [fixed](Policy::wait_up_to) waits are made, in the order of arrival. A policy whose limit is [chosen](Policy::with_limit_fn) for
+/// each request does not apply. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
+///
+/// ```
+/// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let api = Policy::new("api", SlidingLog::per_minute(10)).key(key::header("x-user-id")).cost_fn(|_| 5);
+/// let layer = RateLimitLayer::new(MemoryStore::new(), api);
+/// let messages = Limiter::from(&layer);
+/// assert_eq!(messages.check(Key::header("x-user-id", "42")).await?.remaining(), 9);
+/// # Ok(())
+/// # }
+/// ```
+impl From<&RateLimitLayer> for Limiter {
+    fn from(layer: &RateLimitLayer) -> Self {
+        Self {
+            policies: layer.policies().clone(),
+            on_decision: None,
+            on_failure: None,
+        }
+    }
+}
+
 /// The path of an operation.
 impl Limiter {
     /// Notifies the callbacks.
@@ -143,9 +171,10 @@ fn undecided_by(basis: &Basis, operation: Operation, request: &LimiterRequest<'_
         let own = &context.policies[position].limit;
         let limit = policy.overriding(context, &own.limit, key);
         let limit = limit.unwrap_or_else(|| own.clone());
-        let waiting = match context.policies[position].observes(key) {
-            true => Waiting::default(),
-            false => request.waiting(context.policies[position].waiting),
+        let waiting = match (context.policies[position].observes(key), &settings.longest_wait) {
+            (true, _) => Waiting::default(),
+            (false, Some(LongestWait::Computed(_))) => request.waiting(Waiting::default()),
+            (false, _) => request.waiting(context.policies[position].waiting),
         };
         PolicyDecision::undecided(context.clone(), position, limit, (key.clone(), cost), waiting)
     });
@@ -184,7 +213,6 @@ impl Limiter {
     /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
     /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(3)));
     /// mails.check("42").await?;
-    ///
     /// assert_eq!(mails.peek("42").await?.remaining(), 2);
     /// assert_eq!(mails.peek("42").await?.remaining(), 2);
     /// # Ok(())
@@ -200,8 +228,7 @@ impl Limiter {
 
     /// Removes all counts of the key in all [plans](crate::Plans), and its [bans](crate::Policy::ban).
     ///
-    /// The counts of a policy that is now [`Limit::Unlimited`](crate::Limit::Unlimited) or
-    /// [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire.
+    /// Those of a policy that is now [`Limit::Unlimited`] or [`Limit::DenyAll`] are not removed; they expire.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -210,7 +237,6 @@ impl Limiter {
     /// let login = Limiter::new(MemoryStore::new(), Policy::new("login", SlidingLog::per_hour(1)));
     /// login.check("42").await?;
     /// assert!(!login.check("42").await?.is_allowed());
-    ///
     /// // The user has reset the password.
     /// login.reset("42").await?;
     /// assert!(login.check("42").await?.is_allowed());
@@ -260,9 +286,7 @@ impl Limiter {
     /// let mails = Policy::new("mails", SlidingLog::per_hour(3));
     /// let mails = Limiter::new(MemoryStore::new(), mails).headers(Headers::Draft06);
     ///
-    /// let headers = mails.check("42").await?.headers();
-    /// assert_eq!(headers["ratelimit-limit"], "3");
-    /// assert_eq!(headers["ratelimit-remaining"], "2");
+    /// assert_eq!(mails.check("42").await?.headers()["ratelimit-remaining"], "2");
     /// # Ok(())
     /// # }
     /// ```
@@ -279,11 +303,10 @@ impl Limiter {
     /// wait, and of the same methods of a [`request`](Self::request), [`charge`](LimiterRequest::charge) and
     /// [`take_up_to`](LimiterRequest::take_up_to).
     ///
-    /// [`peek`](Self::peek), which counts nothing, is not observed. There is no call either if no policy applies (the cost
-    /// is 0, or the limit is [`Limit::Unlimited`](crate::Limit::Unlimited)), or if the store fails and nothing was counted
-    /// ([`FailureMode::Open`](crate::FailureMode::Open) and [`FailureMode::Closed`](crate::FailureMode::Closed)). The callback
-    /// runs on the path of the check, so it must be quick, and a panic in it is a panic of the check. Setting it again
-    /// replaces it. By default none is set.
+    /// [`peek`](Self::peek) is not observed. There is no call either if no policy applies (the cost is 0, or the limit is
+    /// [`Limit::Unlimited`]), or if the store fails and nothing was counted ([`FailureMode::Open`](crate::FailureMode::Open) and
+    /// [`FailureMode::Closed`](crate::FailureMode::Closed)). The callback runs on the path of the check, so it must be quick, and a
+    /// panic in it is a panic of the check. Setting it again replaces it. By default none is set.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU64, Ordering};

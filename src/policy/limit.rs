@@ -29,6 +29,19 @@ impl PolicyLimit {
         }
     }
 
+    /// The same, counted under a former name of the policy if it has one.
+    pub(super) fn formerly(self, former: Option<Arc<str>>) -> Self {
+        let (name, limit) = (self.fixed.name.clone(), self.fixed.limit.clone());
+        Self {
+            chosen: Arc::new(ChosenLimits {
+                former: former.clone(),
+                ..ChosenLimits::new(name.clone())
+            }),
+            fixed: Arc::new(NamedLimit::new(name, limit).formerly(former)),
+            ..self
+        }
+    }
+
     pub(super) fn chosen(name: Arc<str>, choose: ChooseLimit) -> Self {
         Self {
             choose: Some(choose),
@@ -39,7 +52,7 @@ impl PolicyLimit {
     /// The limit of a policy that a file has switched off: nothing is limited.
     #[cfg(feature = "serde")]
     pub(super) fn switched_off(self) -> Self {
-        Self::new(self.fixed.name.clone(), Limit::Unlimited)
+        Self::new(self.fixed.name.clone(), Limit::Unlimited).formerly(self.fixed.former.clone())
     }
 }
 
@@ -72,6 +85,7 @@ pub(super) fn valid_name(name: impl Into<Arc<str>>) -> Arc<str> {
 /// The limits that apply to some requests of a policy alone: those that are chosen, and overrides.
 pub(super) struct ChosenLimits {
     policy: Arc<str>,
+    former: Option<Arc<str>>,
     /// Those that were rendered before, each near the place of its limit. None is removed, so reading takes no lock.
     seen: OnceLock<Box<[OnceLock<Arc<NamedLimit>>; PLACES]>>,
 }
@@ -85,6 +99,7 @@ impl ChosenLimits {
     fn new(policy: Arc<str>) -> Self {
         Self {
             policy,
+            former: None,
             seen: OnceLock::new(),
         }
     }
@@ -108,7 +123,7 @@ impl ChosenLimits {
             return Err(KeyError::misconfigured(message));
         }
 
-        let new = Arc::new(NamedLimit::new(self.policy.clone(), limit));
+        let new = Arc::new(NamedLimit::new(self.policy.clone(), limit).formerly(self.former.clone()));
         for place in self.near(&new.limit) {
             let seen = place.get_or_init(|| new.clone());
             if seen.limit == new.limit {
@@ -214,6 +229,47 @@ impl Policy<()> {
     ) -> Self {
         let choose = Arc::new(move |parts: &Parts| limit(parts).into());
         Self::of_limit(PolicyLimit::chosen(valid_name(name), choose))
+    }
+}
+
+/// Another name.
+impl<K> Policy<K> {
+    /// The former name of the policy, under which its requests go on to be counted, in files `formerly`.
+    ///
+    /// Counts, bans, overrides and lines are stored under the name of a policy, so a policy with another name starts at zero, and
+    /// during a deploy the replicas with the old name count apart from those with the new one. With its former name none of this
+    /// happens: the new name is that of fields, metrics and the page, and the old one that of the store. Leave it out once the counts
+    /// may start at zero. A window, rate or algorithm that changes with the name [starts a new count](crate::limit#when-a-limit-changes).
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let store = MemoryStore::new();
+    /// let old = Limiter::new(store.clone(), Policy::new("login", SlidingLog::per_hour(5)));
+    /// let new = Limiter::new(store, Policy::new("sign-in", SlidingLog::per_hour(5)).formerly("login"));
+    ///
+    /// assert_eq!(old.check("42").await?.remaining(), 4);
+    /// let decision = new.check("42").await?;
+    /// assert_eq!((decision.policies().next().map(|policy| policy.name()), decision.remaining()), (Some("sign-in"), 3));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If it is not a name that [`new`](Policy::new) takes, or the policy is one of a file, which has its former name.
+    #[track_caller]
+    pub fn formerly(mut self, name: impl Into<Arc<str>>) -> Self {
+        #[cfg(feature = "serde")]
+        assert!(
+            self.from_file.is_none(),
+            "the policy `{}` is one of a file; write `formerly` there",
+            self.name()
+        );
+        self.policy_limit = self.policy_limit.formerly(Some(valid_name(name)));
+        self
     }
 }
 

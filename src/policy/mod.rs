@@ -188,6 +188,11 @@ impl<K> Policy<K> {
         }
     }
 
+    /// The name under which it is counted.
+    pub(crate) fn counted_as(&self) -> &str {
+        self.policy_limit.fixed.counted_as()
+    }
+
     /// The settings in code, or those of the file.
     fn all_settings(&self) -> Settings {
         #[cfg(feature = "serde")]
@@ -273,7 +278,7 @@ impl<K> Policy<K> {
         if matches!(own, Limit::Unlimited) {
             return None;
         }
-        let limit = overrides.limit_of(self.name(), key)?;
+        let limit = overrides.limit_of(self.counted_as(), key)?;
         self.validate_override(own, limit).ok()
     }
 

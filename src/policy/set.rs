@@ -76,10 +76,10 @@ fn validate_policies(policies: &[Policy], validate: Validate) -> Result<(), Conf
             _ => true,
         };
         let mut earlier = policies[..position].iter().filter(in_one_plan);
-        if earlier.any(|earlier| earlier.name() == policy.name()) {
+        if earlier.any(|earlier| earlier.name() == policy.name() || earlier.counted_as() == policy.counted_as()) {
             return Err(ConfigError::new(format!(
                 "two policies are named `{}`; counts are stored under the name, so each policy needs its own",
-                policy.name(),
+                policy.counted_as(),
             )));
         }
         validate(policy)?;

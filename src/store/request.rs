@@ -253,10 +253,10 @@ impl Charge {
 
 /// Accessors.
 impl Charge {
-    /// The name of the policy.
+    /// The name under which the policy is counted: its own, or a [former](crate::Policy::formerly) one.
     #[must_use]
     pub fn policy(&self) -> &str {
-        &self.limit.name
+        self.limit.counted_as()
     }
 
     /// The limit of the policy.
@@ -301,7 +301,7 @@ impl Charge {
     pub(crate) fn counts_with(&self, other: &Self) -> bool {
         self.hash == other.hash
             && self.key == other.key
-            && self.limit.name == other.limit.name
+            && self.policy() == other.policy()
             && self.limit.shape == other.limit.shape
     }
 }

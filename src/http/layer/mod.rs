@@ -3,13 +3,13 @@ mod settings;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use http::request::Parts;
+
 use super::{Presentation, enforce::Enforcer};
-#[cfg(feature = "serde")]
-use crate::Policies;
 use crate::{
-    ConfigError, IntoPolicies,
+    ConfigError, Decision, IntoPolicies,
     policy::{PolicySet, validate_for_layer},
-    store::Store,
+    store::{Store, StoreError},
 };
 
 /// Layer that limits how often a caller may use a service.
@@ -298,6 +298,42 @@ impl RateLimitLayer {
     }
 }
 
+/// What remains for a caller.
+impl RateLimitLayer {
+    /// Returns what the layer would decide about a request with this head, and counts nothing.
+    ///
+    /// All policies that apply to such a request are in the decision, with the key and the plan of the caller. To ask about another
+    /// route than that of the handler, change the method and the URI. What the layer has counted for the request itself is regarded as
+    /// a part of the counts, and a computed [cost](crate::Policy::cost_fn) of 0 as one of 1. Callbacks of decisions are not called.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = |name, limit| Policy::new(name, limit).key(key::header("x-user-id"));
+    /// let policies = [policy("minute", SlidingLog::per_minute(10)), policy("day", SlidingLog::per_day(500))];
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policies);
+    ///
+    /// // The handler of `/v1/limits`.
+    /// let (head, _) = Request::get("/v1/limits").header("x-user-id", "42").body(())?.into_parts();
+    /// let decision = layer.peek(&head).await?;
+    /// let remaining: Vec<_> = decision.policies().map(|policy| (policy.name(), policy.remaining())).collect();
+    /// assert_eq!(remaining, [("minute", 10), ("day", 500)]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Of the kind [`Refused`](crate::store::ErrorKind::Refused) if the request has no key, or is blocked by the file of the policies.
+    /// And if the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
+    pub async fn peek(&self, parts: &Parts) -> Result<Decision, StoreError> {
+        self.enforcer.peek(parts).await
+    }
+}
+
 impl RateLimitLayer {
     fn enforcer_mut(&mut self) -> &mut Enforcer {
         Arc::make_mut(&mut self.enforcer)
@@ -308,69 +344,8 @@ impl RateLimitLayer {
         policies.change_context(|context| Presentation::change(context, change));
     }
 
-    #[cfg(feature = "admin")]
     pub(crate) fn policies(&self) -> &PolicySet {
         &self.enforcer.policies
-    }
-}
-
-/// Layers.
-#[cfg(feature = "serde")]
-impl Policies {
-    /// A layer that counts in this store for the policies of these names, which are decided together.
-    ///
-    /// It is [`RateLimitLayer::try_new`] with what [`get`](Self::get) returns for each name or, if the file has plans, with
-    /// [`plans`](Self::plans) of these names.
-    ///
-    /// ```
-    /// use axum::{Router, body::Body, routing::get};
-    /// use http::{Request, StatusCode};
-    /// use tower::ServiceExt;
-    /// use tower_quota::{MemoryStore, Policies, key::PeerAddr};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # #[cfg(feature = "file")] {
-    /// let policies = Policies::from_toml(r#"
-    ///     [block]
-    ///     networks = "198.51.100.0/24"
-    ///
-    ///     [policies]
-    ///     api = { limit = "sliding-log 100/min", key = "ip" }
-    ///     search = { limit = "sliding-log 5/s", key = "ip" }
-    /// "#)?;
-    /// let app: Router = Router::new()
-    ///     .route("/search", get(async || "found"))
-    ///     .layer(policies.layer(MemoryStore::new(), ["api", "search"])?);
-    ///
-    /// for (peer, status) in [("203.0.113.7:4711", StatusCode::OK), ("198.51.100.9:4711", StatusCode::FORBIDDEN)] {
-    ///     let request = Request::get("/search").extension(PeerAddr(peer.parse()?)).body(Body::empty())?;
-    ///     assert_eq!(app.clone().oneshot(request).await?.status(), status);
-    /// }
-    /// # }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If there is no policy of a name, or it has no key, a name occurs twice, or there are no names.
-    pub fn layer<N: AsRef<str>>(
-        &self,
-        store: impl Store,
-        names: impl IntoIterator<Item = N>,
-    ) -> Result<RateLimitLayer, ConfigError> {
-        let names: Vec<N> = names.into_iter().collect();
-        if names.is_empty() {
-            return Err(ConfigError::new(
-                "a layer of a file has at least one of its policies, by which it finds the file; name one",
-            ));
-        }
-        if self.has_plans() {
-            return RateLimitLayer::try_new(store, self.plans(names)?);
-        }
-        let policies: Result<Vec<_>, _> = names.iter().map(|name| self.get(name.as_ref())).collect();
-        RateLimitLayer::try_new(store, policies?)
     }
 }
 

@@ -195,6 +195,7 @@ impl Config {
                 }
             }
         };
+        let policy_limit = policy_limit.formerly(entry.formerly.clone());
         entry.limit.validate_wait(entry.wait.0).map_err(of_policy)?;
         policy_limit.fixed.limit.validate()?;
         // An operator can reset the counts of all plans before a request of each was here.

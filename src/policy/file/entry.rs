@@ -1,4 +1,4 @@
-use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Arc};
 
 use http::{HeaderName, Method, request::Parts};
 use serde::{
@@ -33,6 +33,8 @@ type ByPlan = BTreeMap<String, Limit>;
 )]
 pub(super) struct PolicyEntry {
     pub(super) limit: Limit,
+    #[serde(default, deserialize_with = "former_name")]
+    pub(super) formerly: Option<Arc<str>>,
     plan: Option<Selector>,
     plans: Option<Unique<String, Limit>>,
     pub(super) key: Option<KeySpec>,
@@ -110,6 +112,12 @@ enum Mode {
 
 pub(super) fn yes() -> bool {
     true
+}
+
+fn former_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<str>>, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    validate_name(&name).map_err(D::Error::custom)?;
+    Ok(Some(name.into()))
 }
 
 fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMode, D::Error> {

@@ -78,6 +78,7 @@ use crate::{ConfigError, key};
 /// | field | value | default |
 /// | --- | --- | --- |
 /// | `limit` | the limit, in one of its [spellings](crate::limit#limits-as-text) | required |
+/// | `formerly` | the [former name](Policy::formerly) of the policy, under which it goes on to be counted | none |
 /// | `plan`, `plans` | what selects the [plan](#plans) of a request, and the limits of plans by name | none |
 /// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; for [`unkeyed`](Self::unkeyed) |
 /// | `routes` | the [routes](#routes) that the policy is for: one, or a list; or `others` | all |

@@ -10,4 +10,5 @@ mod observing;
 mod plan_sets;
 mod plans;
 mod reload;
+mod renamed;
 mod unused;

@@ -1,0 +1,225 @@
+//! The policies of a layer, read and counted by code without a second definition of them.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{Request, Response, StatusCode, request::Parts};
+use http_body_util::Empty;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_quota::{
+    Decision, FailureMode, Key, Limit, Limiter, Plans, Policies, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
+};
+
+use crate::support::each_store;
+
+type Body = Empty<bytes::Bytes>;
+
+each_store! { with crate::support::Unclocked:
+    a_peek_of_a_layer_is_what_its_check_would_return_and_counts_nothing
+    a_handler_behind_a_layer_peeks_at_what_remains_after_its_request
+    a_peek_of_a_layer_has_the_plan_of_the_caller
+    a_limiter_of_a_layer_counts_with_it_by_what_needs_no_request
+}
+
+/// A store that fails.
+#[derive(Clone)]
+struct Down;
+
+impl Store for Down {
+    fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
+        StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "connection refused")))
+    }
+}
+
+fn user() -> impl tower_quota::KeyExtractor {
+    key::header("x-user-id")
+}
+
+fn head(uri: &str, user: &str) -> Parts {
+    let request = Request::get(uri).header("x-user-id", user);
+    request.body(()).expect("a request").into_parts().0
+}
+
+async fn send(layer: &RateLimitLayer, head: Parts) -> StatusCode {
+    let service = layer.layer(service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Body::new()))
+    }));
+    let Ok(response) = service.oneshot(Request::from_parts(head, Body::new())).await;
+    response.status()
+}
+
+fn remaining(decision: &Decision) -> Vec<(&str, u64)> {
+    let policies = decision.policies();
+    policies.map(|policy| (policy.name(), policy.remaining())).collect()
+}
+
+async fn a_peek_of_a_layer_is_what_its_check_would_return_and_counts_nothing(store: Arc<impl Store>) {
+    let path = |path: &'static str| move |parts: &Parts| parts.uri.path() == path;
+    let observed = Arc::new(AtomicU32::new(0));
+    let decisions = observed.clone();
+    let layer = RateLimitLayer::new(
+        store,
+        [
+            Policy::new("all", SlidingLog::per_hour(9)).key(user()).cost(2),
+            // Nothing is known of its cost in the request of a page.
+            Policy::new("tokens", TokenBucket::per_hour(500))
+                .key(user())
+                .cost_fn(|parts| u64::from(parts.uri.path() == "/search")),
+            Policy::new("search", SlidingLog::per_hour(1))
+                .key(user())
+                .apply_if(path("/search")),
+        ],
+    )
+    .skip(path("/health"))
+    .on_decision(move |_| {
+        observed.fetch_add(1, Ordering::Relaxed);
+    });
+
+    assert_eq!(send(&layer, head("/search", "42")).await, StatusCode::OK);
+    assert_eq!(decisions.load(Ordering::Relaxed), 1);
+    for _ in 0..2 {
+        let page = layer.peek(&head("/v1/limits", "42")).await.expect("the store answers");
+        assert!(page.is_allowed());
+        assert_eq!(remaining(&page), [("all", 7), ("tokens", 499)]);
+
+        let search = layer.peek(&head("/search", "42")).await.expect("the store answers");
+        assert!(!search.is_allowed() && search.retry_after().is_some(), "{search:?}");
+        assert_eq!(remaining(&search), [("all", 7), ("tokens", 499), ("search", 0)]);
+
+        let other = layer.peek(&head("/search", "43")).await.expect("the store answers");
+        assert_eq!(remaining(&other), [("all", 9), ("tokens", 500), ("search", 1)]);
+
+        let skipped = layer.peek(&head("/health", "42")).await.expect("nothing is asked");
+        assert_eq!(remaining(&skipped), []);
+    }
+    let nobody = Request::get("/search").body(()).expect("a request").into_parts().0;
+    let error = layer.peek(&nobody).await.expect_err("it has no key");
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.to_string().contains("x-user-id"), "{error}");
+
+    assert_eq!(decisions.load(Ordering::Relaxed), 1, "peeks are not observed");
+    assert_eq!(send(&layer, head("/search", "42")).await, StatusCode::TOO_MANY_REQUESTS);
+}
+
+async fn a_handler_behind_a_layer_peeks_at_what_remains_after_its_request(store: Arc<impl Store>) {
+    let layer = RateLimitLayer::new(store, Policy::new("api", SlidingLog::per_hour(9)).key(user()));
+    let limits = layer.clone();
+    let service = layer.layer(service_fn(move |request: Request<Body>| {
+        let limits = limits.clone();
+        async move {
+            // It has the decision of the layer in its extensions.
+            let (head, _) = request.into_parts();
+            assert!(head.extensions.get::<Decision>().is_some());
+            let decision = limits.peek(&head).await.expect("the store answers");
+            assert_eq!(remaining(&decision), [("api", 8)]);
+            Ok::<_, Infallible>(Response::new(Body::new()))
+        }
+    }));
+    let request = Request::from_parts(head("/v1/limits", "42"), Body::new());
+    let Ok(response) = service.oneshot(request).await;
+    assert_eq!(response.status(), StatusCode::OK);
+}
+
+async fn a_peek_of_a_layer_has_the_plan_of_the_caller(store: Arc<impl Store>) {
+    let api = |n| Policy::new("api", SlidingLog::per_hour(n)).key(user());
+    let plans = Plans::new("free", api(3)).plan("pro", api(100));
+    let layer = RateLimitLayer::new(
+        store,
+        plans.by(|parts| {
+            Some(if parts.headers["x-user-id"] == "pro" {
+                "pro"
+            } else {
+                "free"
+            })
+        }),
+    );
+    for (user, left) in [("42", 3), ("pro", 100)] {
+        let decision = layer.peek(&head("/", user)).await.expect("the store answers");
+        assert_eq!(remaining(&decision), [("api", left)]);
+    }
+}
+
+async fn a_limiter_of_a_layer_counts_with_it_by_what_needs_no_request(store: Arc<impl Store>) {
+    let layer = RateLimitLayer::new(
+        store,
+        [
+            Policy::new("fixed", SlidingLog::per_hour(9)).key(user()).cost(2),
+            Policy::new("computed", SlidingLog::per_hour(9))
+                .key(user())
+                .cost_fn(|_| 4)
+                .refund_if(|_| true)
+                .apply_if(|_| false),
+            Policy::new("waiting", TokenBucket::per_hour(9))
+                .key(user())
+                .wait_up_to_fn(|_| Duration::from_secs(3_600)),
+            Policy::with_limit_fn("chosen", |_| Limit::from(SlidingLog::per_hour(3))).key(user()),
+        ],
+    );
+    let limiter = Limiter::from(&layer);
+    let key = || Key::header("x-user-id", "42");
+
+    assert_eq!(send(&layer, head("/", "42")).await, StatusCode::OK);
+    let decision = limiter.check(key()).await.expect("the store answers");
+    assert_eq!(remaining(&decision), [("fixed", 5), ("computed", 8), ("waiting", 7)]);
+    let layered = layer.peek(&head("/", "42")).await.expect("the store answers");
+    assert_eq!(remaining(&layered), [("fixed", 5), ("waiting", 7), ("chosen", 2)]);
+
+    // It would wait for most of an hour if the computed wait held.
+    let request = limiter
+        .request(key())
+        .cost_of("waiting", 8)
+        .cost_of("fixed", 0)
+        .cost_of("computed", 0);
+    assert!(!request.check().await.expect("the store answers").is_allowed());
+}
+
+#[tokio::test]
+async fn a_peek_reports_that_the_store_fails() {
+    let policy = |mode| {
+        Policy::new("api", SlidingLog::per_hour(9))
+            .key(user())
+            .failure_mode(mode)
+    };
+    for (mode, counted) in [(FailureMode::Local, 1), (FailureMode::Open, 0)] {
+        let failures = Arc::new(AtomicU32::new(0));
+        let observed = failures.clone();
+        let layer = RateLimitLayer::new(Down, policy(mode)).on_failure(move |_| {
+            observed.fetch_add(1, Ordering::Relaxed);
+        });
+        let decision = layer.peek(&head("/", "42")).await.expect("it is not closed");
+        assert!(decision.store_error().is_some());
+        assert_eq!(decision.policies().count(), counted);
+        assert_eq!(failures.load(Ordering::Relaxed), 1);
+    }
+    let error = RateLimitLayer::new(Down, policy(FailureMode::Closed))
+        .peek(&head("/", "42"))
+        .await;
+    assert_ne!(error.expect_err("it is closed").kind(), ErrorKind::Refused);
+}
+
+#[tokio::test]
+async fn a_peek_of_a_blocked_request_says_so() {
+    let policies = Policies::from_toml(
+        r#"
+        [block]
+        routes = ["/admin"]
+
+        [policies]
+        api = { limit = "sliding-log 9/h", key = "header:x-user-id" }
+        "#,
+    )
+    .expect("a file");
+    let layer = policies
+        .layer(tower_quota::MemoryStore::new(), ["api"])
+        .expect("a layer");
+    assert!(layer.peek(&head("/", "42")).await.is_ok());
+    let error = layer.peek(&head("/admin", "42")).await.expect_err("it is blocked");
+    assert!(error.to_string().contains("blocked"), "{error}");
+}
