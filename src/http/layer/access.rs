@@ -55,6 +55,53 @@ impl RateLimitLayer {
         self
     }
 
+    /// Admits the requests of gRPC services of these full names without limiting them, such as those of checks of health and of
+    /// reflection, as [`skip`](Self::skip) does.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let all = Policy::new("all", SlidingLog::per_minute(1)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), all)
+    ///     .skip_services(["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"]);
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// for (path, limited) in [("/grpc.health.v1.Health/Check", false), ("/shop.Orders/List", true)] {
+    ///     let response = service.clone().oneshot(Request::post(path).body(Body::new())?).await?;
+    ///     assert_eq!(response.headers().contains_key("ratelimit"), limited);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If a name is empty or has a slash, since no service has it.
+    #[track_caller]
+    pub fn skip_services<'a>(self, names: impl IntoIterator<Item = &'a str>) -> Self {
+        let names: Vec<Box<str>> = names.into_iter().map(Into::into).collect();
+        for name in &names {
+            assert!(
+                !name.is_empty() && !name.contains('/'),
+                "{name:?} is not the full name of a gRPC service, such as `grpc.health.v1.Health`"
+            );
+        }
+        self.skip(move |parts| {
+            let path = parts.uri.path().strip_prefix('/');
+            let service = path.and_then(|path| path.split_once('/')).map(|(service, _)| service);
+            service.is_some_and(|service| names.iter().any(|name| &**name == service))
+        })
+    }
+
     /// Rejects the requests that fulfill a condition with `403 Forbidden`, in gRPC with `PERMISSION_DENIED`.
     ///
     /// No policy of the layer applies to such a request, and the store is not called. A [`format`](Self::format) has the reason

@@ -404,3 +404,27 @@ fn a_wrong_network_is_an_error_with_a_right_one() {
         assert!(!error.contains("trust"), "{error}");
     }
 }
+
+#[tokio::test]
+async fn grpc_services_are_skipped_by_their_full_names() {
+    let app = app(layer().skip_services(["grpc.health.v1.Health", "b.B"]));
+    for (path, statuses) in [
+        ("/grpc.health.v1.Health/Check", [200, 200]),
+        ("/grpc.health.v1.Health/", [200, 200]),
+        ("/b.B/M", [200, 200]),
+        ("/grpc.health.v1.Health", [200, 429]),
+        ("/grpc.health.v1.Healthy/Check", [429, 429]),
+        ("/grpc.health.v1.health/Check", [429, 429]),
+        ("//grpc.health.v1.Health/Check", [429, 429]),
+        ("/a/grpc.health.v1.Health/Check", [429, 429]),
+        ("/", [429, 429]),
+    ] {
+        for status in statuses {
+            assert_eq!(send(&app, get(path)).await.status.as_u16(), status, "{path}");
+        }
+    }
+    for name in ["", "/b.B", "b.B/M"] {
+        let skipped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| layer().skip_services([name])));
+        assert!(skipped.is_err(), "{name}");
+    }
+}

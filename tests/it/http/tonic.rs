@@ -32,7 +32,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 use tonic_web::GrpcWebLayer;
 use tower::{Layer, Service, ServiceExt, service_fn, util::MapRequestLayer};
 use tower_quota::{
-    Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, Policies, Policy, RateLimitLayer, SlidingLog,
+    Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, MemoryStore, Policies, Policy, RateLimitLayer,
+    SlidingLog,
     key::{self, KeyError},
     response::{Grpc, Problem},
 };
@@ -309,6 +310,21 @@ async fn serve(layer: RateLimitLayer, echo: Echo) -> (Endpoint, String) {
     let server = Server::builder().layer(layer).add_service(echo);
     tokio::spawn(server.serve_with_incoming(incoming));
     (endpoint, authority)
+}
+
+#[tokio::test]
+async fn a_skipped_service_of_a_server_is_not_limited() {
+    for (name, served) in [("test.Echo", 5), ("grpc.health.v1.Health", 1)] {
+        let limit = Policy::new("api", SlidingLog::per_hour(1)).key(key::ip());
+        let layer = RateLimitLayer::new(MemoryStore::new(), limit).skip_services([name]);
+        let (endpoint, _) = serve(layer, Echo::default()).await;
+        let mut caller = Caller::new(&endpoint).await;
+        let mut answers = Vec::new();
+        for _ in 0..5 {
+            answers.push(caller.once("hi").await.is_ok());
+        }
+        assert_eq!(answers.iter().filter(|answered| **answered).count(), served, "{name}");
+    }
 }
 
 /// The policy of the vectors: 100 a minute for each address.
