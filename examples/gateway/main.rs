@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let store: Arc<dyn Store> = match env::var("REDIS_URL") {
         Ok(url) => {
-            let store = RedisStore::connect_lazy(&url)?;
+            let store = RedisStore::builder().url(&url).connect_lazy()?;
             // It also starts while Redis is down.
             match timeout(Duration::from_secs(1), store.ready()).await {
                 Ok(ready) => ready?, // an error if Redis refuses the user or the script

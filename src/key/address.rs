@@ -27,6 +27,25 @@ use crate::ConfigError;
 /// assert_eq!(key::ip().extract(&parts)?, Some(Key::ip("203.0.113.7".parse()?)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// The extractors of this crate know the types of axum 0.8. An application on axum 0.7 takes the address from its own:
+///
+/// ```
+/// use std::net::SocketAddr;
+/// use axum::{extract::{ConnectInfo, Request}, middleware::map_request};
+/// # use axum::{Router, routing::get};
+/// use tower_quota::key::PeerAddr;
+/// # use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// async fn with_peer(ConnectInfo(peer): ConnectInfo<SocketAddr>, mut request: Request) -> Request {
+///     request.extensions_mut().insert(PeerAddr(peer));
+///     request
+/// }
+/// # let app: Router = Router::new().route("/", get(async || "hi"));
+/// # let limit = RateLimitLayer::new(MemoryStore::new(), Policy::new("api", SlidingLog::per_minute(5)).key(key::ip()));
+/// let app = app.layer(limit).layer(map_request(with_peer));
+/// # let _: Router = app;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddr(pub SocketAddr);
 

@@ -457,7 +457,10 @@ mod tests {
             ("sliding-log 100/month", "calendar"),
             ("100 per year", "calendar"),
             ("sliding-log +1/min", "`+1` is not a whole number"),
-            ("1.5/s", "`1.5` is not a whole number"),
+            (
+                "1.5/s",
+                "`1.5` is not a whole number; half a request a second is `1/2s`, and 1.5 are `3/2s`",
+            ),
             ("concurrency", "it needs a number of slots"),
             ("concurrency 3/s", "slots have none"),
             ("concurrency three", "`three` is not a whole number"),

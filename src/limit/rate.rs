@@ -2,7 +2,11 @@ use std::{fmt, time::Duration};
 
 #[cfg(feature = "calendar")]
 use super::calendar::Calendar;
-use super::{parse::fault, rule::MAX_QUOTA};
+use super::{
+    parse::fault,
+    rule::MAX_QUOTA,
+    token_bucket::{TokenBucket, gcd},
+};
 use crate::ConfigError;
 
 /// A quota and a window in the text form of a limit: `100/min`, `5 per 15 minutes`.
@@ -126,6 +130,10 @@ pub(super) fn whole_number(text: &str, example: &str) -> Result<u64, ConfigError
     let well_formed = text.bytes().all(is_digit) && !text.starts_with('_') && !text.ends_with('_');
     match text.replace('_', "").parse() {
         Ok(number) if well_formed => Ok(number),
+        _ if text.contains('.') => Err(fault(
+            format_args!("`{text}` is not a whole number; half a request a second is `1/2s`, and 1.5 are `3/2s`"),
+            example,
+        )),
         _ => Err(fault(format_args!("`{text}` is not a whole number"), example)),
     }
 }
@@ -320,3 +328,64 @@ macro_rules! constructors {
 }
 
 pub(super) use constructors;
+
+/// A number of tokens a second, as configuration may have it, rounded to six significant digits.
+///
+/// The default burst is the numerator of the rate in its lowest terms, so set the [`burst`](TokenBucket::try_burst) too:
+///
+/// ```
+/// use tower_quota::TokenBucket;
+///
+/// assert_eq!(TokenBucket::try_from(0.5)?.burst(5).to_string(), "token-bucket 1/2s burst 5");
+/// assert_eq!(TokenBucket::try_from(1.0 / 3.0)?.burst(1).to_string(), "token-bucket 1/3s");
+/// assert_eq!(TokenBucket::try_from(2.25)?.burst(5).to_string(), "token-bucket 9/4s burst 5");
+/// assert!(TokenBucket::try_from(0.0).is_err());
+/// # Ok::<(), tower_quota::ConfigError>(())
+/// ```
+///
+/// # Errors
+///
+/// If the number is not above 0, is above 999,999,999,999,999, or is less than one in 10 years.
+impl TryFrom<f64> for TokenBucket {
+    type Error = ConfigError;
+
+    fn try_from(per_second: f64) -> Result<Self, ConfigError> {
+        if per_second.is_nan() || per_second <= 0.0 {
+            return Err(ConfigError::new(format!(
+                "a rate of {per_second} tokens a second is not above 0; `DenyAll` admits nothing"
+            )));
+        }
+        if per_second < 1.0 {
+            let micros = (1e6 / per_second).round();
+            return Self::try_from((1, Duration::from_micros(micros as u64)));
+        }
+        // So many seconds that the tokens have six digits.
+        let seconds = 10_u64.pow(5_u32.saturating_sub(per_second.log10() as u32));
+        let tokens = (per_second * seconds as f64).round() as u64;
+        let divisor = gcd(tokens, seconds);
+        Self::try_from((tokens / divisor, Duration::from_secs(seconds / divisor)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_of_a_float_has_six_digits() {
+        for digits in [100_000, 123_456, 333_333, 500_001, 999_999] {
+            for exponent in -13..7 {
+                let rate = f64::from(digits) * 10_f64.powi(exponent);
+                let bucket = TokenBucket::try_from(rate).expect("a rate");
+                let (tokens, period) = bucket.reduced;
+                let error = tokens as f64 * 1e6 / period as f64 / rate - 1.0;
+                assert!(error.abs() < 5e-6, "{rate}: {bucket}, {error}");
+                assert_eq!(bucket.burst(1).validate(), Ok(()), "{rate}: {bucket}");
+            }
+        }
+        let impossible = [f64::NAN, f64::INFINITY, -0.5, 0.0, f64::MIN_POSITIVE, 1e-9, 1e15];
+        for rate in impossible {
+            TokenBucket::try_from(rate).expect_err("no rate");
+        }
+    }
+}

@@ -58,6 +58,8 @@ metrics! {
         "Checks that were sent to a server of Redis, by their outcome";
     describe_counter DENY_CACHE_HITS = "tower_quota_deny_cache_hits_total", Count,
         "Checks that the deny cache has denied";
+    describe_counter PREFETCH_HITS = "tower_quota_prefetch_hits_total", Count,
+        "Checks that were admitted by units that the process has taken ahead";
     describe_gauge BREAKERS_OPEN = "tower_quota_breakers_open", Count,
         "Breakers that are open, since Redis does not reply";
     describe_counter EVICTIONS = "tower_quota_memory_evictions_total", Count,
@@ -142,6 +144,7 @@ pub(crate) struct RedisMetrics(Handles<RedisHandles>);
 struct RedisHandles {
     call_requests: Histogram,
     deny_cache_hits: Counter,
+    prefetch_hits: Counter,
 }
 
 impl RedisMetrics {
@@ -161,6 +164,12 @@ impl RedisMetrics {
         let record = |handles: &RedisHandles| handles.deny_cache_hits.increment(1);
         self.0.record(RedisHandles::new, record);
     }
+
+    #[inline]
+    pub(crate) fn prefetch_hit(&self) {
+        let record = |handles: &RedisHandles| handles.prefetch_hits.increment(1);
+        self.0.record(RedisHandles::new, record);
+    }
 }
 
 impl RedisHandles {
@@ -171,6 +180,7 @@ impl RedisHandles {
         Self {
             call_requests: histogram!(CALL_REQUESTS),
             deny_cache_hits: counter!(DENY_CACHE_HITS),
+            prefetch_hits: counter!(PREFETCH_HITS),
         }
     }
 }

@@ -86,7 +86,7 @@ impl MemoryStore {
     /// ```
     /// use tower_quota::MemoryStore;
     ///
-    /// assert_eq!(MemoryStore::new().capacity(), 100_000);
+    /// assert!(MemoryStore::new().is_empty());
     /// ```
     pub fn new() -> Self {
         Self::builder().build()
@@ -103,18 +103,6 @@ impl MemoryStore {
 
 /// Metrics.
 impl MemoryStore {
-    /// The largest number of keys that it holds.
-    ///
-    /// ```
-    /// use tower_quota::MemoryStore;
-    ///
-    /// assert_eq!(MemoryStore::builder().capacity(1_000).build().capacity(), 1_000);
-    /// ```
-    #[must_use]
-    pub fn capacity(&self) -> usize {
-        self.shards.capacity
-    }
-
     /// The number of keys that it holds, with expired keys that are not removed yet.
     ///
     /// ```
@@ -175,7 +163,7 @@ impl Default for MemoryStore {
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore")
-            .field("capacity", &self.capacity())
+            .field("capacity", &self.shards.capacity)
             .field("len", &self.len())
             .field("evictions", &self.evictions())
             .finish()
@@ -197,7 +185,7 @@ impl Store for MemoryStore {
 
     fn status(&self) -> Option<StoreStatus> {
         let status = StoreStatus::new("memory").number("keys", self.len() as u64);
-        let status = status.number("capacity", self.capacity() as u64);
+        let status = status.number("capacity", self.shards.capacity as u64);
         Some(status.number("evictions", self.evictions()))
     }
 
@@ -215,7 +203,7 @@ const DEFAULT_CAPACITY: usize = 100_000;
 ///
 /// let clock = ManualClock::new();
 /// let store = MemoryStore::builder().capacity(1_000).manual_clock(&clock).build();
-/// assert_eq!(store.capacity(), 1_000);
+/// assert!(store.is_empty());
 /// ```
 #[derive(Debug)]
 #[must_use]
@@ -235,9 +223,11 @@ impl MemoryStoreBuilder {
     /// If the capacity is 0.
     ///
     /// ```
-    /// use tower_quota::MemoryStore;
+    /// use tower_quota::{MemoryStore, store::Store};
     ///
-    /// assert_eq!(MemoryStore::builder().capacity(1_000_000).build().capacity(), 1_000_000);
+    /// let store = MemoryStore::builder().capacity(1_000_000).build();
+    /// let status = store.status().expect("the numbers of a memory store");
+    /// assert!(status.numbers.contains(&("capacity".into(), 1_000_000)));
     /// ```
     #[track_caller]
     pub fn capacity(mut self, capacity: usize) -> Self {

@@ -30,7 +30,7 @@ impl RedisStore {
     ///
     /// It returns when checks can be made: it has run each command that a check requires, on a key with the
     /// [prefix](RedisStoreBuilder::prefix) of the store, in a cluster on every primary. A service that must start without
-    /// Redis uses [`connect_lazy`](Self::connect_lazy). A Redis that starts meanwhile is waited for; a warning is logged at once if
+    /// Redis uses [`connect_lazy`](RedisStoreBuilder::connect_lazy). A Redis that starts meanwhile is waited for; a warning is logged at once if
     /// nothing listens at its address. The connection is closed when the last clone of the store is dropped.
     ///
     /// ```
@@ -54,31 +54,6 @@ impl RedisStore {
     ///   the last cause, and its kind that of this cause.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::builder().url(url).connect().await
-    }
-
-    /// Connects to the Redis of a [URL](#connecting) in the background, with the default settings.
-    ///
-    /// It is for services that must start without Redis; others use [`connect`](Self::connect), which finds a wrong password
-    /// or a missing permission when the service starts. Until Redis is connected, checks fail at once, and the
-    /// [`FailureMode`](crate::FailureMode) defines what happens to the requests. A refusal of Redis is logged as an error
-    /// once, with the text of the error of `connect`, and each check that meets it fails.
-    ///
-    /// ```
-    /// use tower_quota::RedisStore;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::ConfigError> {
-    /// let store = RedisStore::connect_lazy("redis://127.0.0.1:6379")?;
-    /// assert!(RedisStore::connect_lazy("http://127.0.0.1").is_err());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the URL is not one of Redis, or requires a feature that is off; and outside of a tokio runtime.
-    pub fn connect_lazy(url: &str) -> Result<Self, ConfigError> {
-        Self::builder().url(url).connect_lazy()
     }
 
     /// A builder for a store with other settings, or on a client of the application; see [`RedisStoreBuilder`] for an example.
@@ -117,7 +92,12 @@ impl RedisStoreBuilder {
         Ok(store)
     }
 
-    /// Returns the store at once, and connects it in the background; see [`RedisStore::connect_lazy`].
+    /// Returns the store at once, and connects it in the background.
+    ///
+    /// It is for services that must start without Redis; others use [`connect`](Self::connect), which finds a wrong password
+    /// or a missing permission when the service starts. Until Redis is connected, checks fail at once, and the
+    /// [`FailureMode`](crate::FailureMode) defines what happens to the requests. A refusal of Redis is logged as an error
+    /// once, with the text of the error of `connect`, and each check that meets it fails.
     ///
     /// ```
     /// use tower_quota::RedisStore;
@@ -132,8 +112,8 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// Those of [`RedisStore::connect_lazy`], and if a setting is out of its range, there is no source, or a client of the
-    /// application cannot serve a limiter.
+    /// If the URL is not one of Redis, or requires a feature that is off; if a setting is out of its range, there is no source,
+    /// or a client of the application cannot serve a limiter; and outside of a tokio runtime.
     pub fn connect_lazy(self) -> Result<RedisStore, ConfigError> {
         let (connect_timeout, server) = (self.connect_timeout, self.server());
         let store = self.build()?;

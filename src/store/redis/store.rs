@@ -40,7 +40,7 @@ use crate::store::{
 /// | | |
 /// | --- | --- |
 /// | [`RedisStore::connect(url).await?`](Self::connect) | connects, and checks all permissions |
-/// | [`RedisStore::connect_lazy(url)?`](Self::connect_lazy) | connects in the background, for a service that must start without Redis |
+/// | [`RedisStore::builder().url(url).connect_lazy()?`](RedisStoreBuilder::connect_lazy) | connects in the background, for a service that must start without Redis |
 /// | [`RedisStore::builder()`](Self::builder) | other settings, or a client of the application |
 ///
 /// URLs:
@@ -186,6 +186,7 @@ impl RedisStore {
                     if let Some(more) = more {
                         self.prefetch.ask(&self.queues, more);
                     }
+                    self.queues.backend.metrics.prefetch_hit();
                     return Ok(response);
                 }
                 Err(noted) => sent = noted,
@@ -208,7 +209,7 @@ impl RedisStore {
     /// use tower_quota::RedisStore;
     ///
     /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
-    /// let store = RedisStore::connect_lazy("redis://127.0.0.1:6379")?;
+    /// let store = RedisStore::builder().url("redis://127.0.0.1:6379").connect_lazy()?;
     /// timeout(Duration::from_secs(30), store.ready()).await??;
     /// # Ok(())
     /// # }

@@ -388,6 +388,7 @@ each_client! {
     decisions_are_counted_in_redis
     the_requests_of_a_script_call_are_recorded
     hits_of_the_deny_cache_are_counted
+    hits_of_units_taken_ahead_are_counted
     an_open_breaker_is_counted_until_it_closes
 }
 
@@ -421,6 +422,25 @@ async fn hits_of_the_deny_cache_are_counted(library: ClientLibrary) {
     );
     let requests: f64 = metrics.outcomes("api").iter().map(|(_, count)| count).sum();
     assert_eq!(hits + sent, requests);
+}
+
+async fn hits_of_units_taken_ahead_are_counted(library: ClientLibrary) {
+    let (metrics, redis) = (Metrics::install(), Redis::start());
+    let store = redis_store(&redis, library).await;
+    let limit = SlidingLog::per_minute(100_000).prefetch(Duration::from_secs(1));
+    let limiter = Limiter::new(store, Policy::new("hot", limit));
+    let hits = || metrics.value("tower_quota_prefetch_hits_total");
+    let mut checks = 0.0;
+    eventually("units are taken ahead", async || {
+        checks += 1.0;
+        assert!(limiter.check("k").await.expect("Redis answers").is_allowed());
+        hits() >= 20.0
+    })
+    .await;
+    // The first 8 of a key are decided by Redis.
+    assert!(hits() <= checks - 8.0, "{} of {checks}", hits());
+    let sent = metrics.value("tower_quota_redis_call_requests_sum");
+    assert!(hits() + sent >= checks, "{} and {sent} of {checks}", hits());
 }
 
 async fn an_open_breaker_is_counted_until_it_closes(library: ClientLibrary) {

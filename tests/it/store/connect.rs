@@ -446,7 +446,7 @@ fn a_store_outside_of_a_runtime_is_an_error_that_names_the_fix() {
 
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _guard = runtime.enter();
-    assert!(RedisStore::connect_lazy("redis://127.0.0.1:1").is_ok());
+    assert!(RedisStore::builder().url("redis://127.0.0.1:1").connect_lazy().is_ok());
 }
 
 #[test]
@@ -563,7 +563,7 @@ async fn a_wrong_url_is_shown_without_its_password() {
         ("redis://user:sec#secret@localhost", "`redis://..@localhost`: "),
         ("redis://localhost:99999", "`redis://localhost:99999`: "),
     ] {
-        let error = RedisStore::connect_lazy(url).unwrap_err();
+        let error = RedisStore::builder().url(url).connect_lazy().unwrap_err();
         assert!(error.to_string().starts_with(shown), "{error}");
         assert!(!format!("{error:?} {error}").contains("sec"), "{error:?}");
     }
