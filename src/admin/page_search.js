@@ -2,27 +2,48 @@
 // The search over all policies.
 async function search(text) {
   const result = await post("/search", { text });
-  const rank = (one) => (isDenied(one) ? 0 : one.denied ? 1 : one.override ? 2 : 3);
   searched = { text, result };
-  const [first] = [...result.found].sort((one, other) => rank(one) - rank(other));
-  shown = first;
+  [shown] = ranked(result.found);
   await load();
   showStatus(searchStatus(text, result));
 }
 
+// Why the counts are those of one process, which says nothing about the others.
+const failureOf = ({ counts }) => counts.map(({ store_error: error }) => error).find(Boolean);
+
+const isCounted = ({ counts, denied, override: own }) => denied || own || counts.some(({ reset_after_seconds: reset }) => reset > 0);
+
+// What denies first.
+function ranked(all) {
+  const rank = (one) => (isDenied(one) ? 0 : one.denied ? 1 : one.override ? 2 : isCounted(one) ? 3 : 4);
+  return [...all].sort((one, other) => rank(one) - rank(other));
+}
+
 function searchStatus(text, { found: all, incomplete, failed }) {
+  const local = all.filter(failureOf).map((one) => ({ policy: one.policy, error: failureOf(one) }));
+  const failing = [...failed, ...local].map(({ policy, error }) => `${policy}: ${error}.`);
+  const decided = all.filter((one) => !failureOf(one));
+  if (decided.length > 0) {
+    return [...failing, verdict(text, decided)].join(" ");
+  }
+  return failing.join(" ") || (incomplete.length > 0 ? `No policy has ${text} alone as its key.` : `No policy has a key with ${text}.`);
+}
+
+function verdict(text, all) {
   const denying = all.filter(isDenied).map(({ policy, key }) => `${policy} denies ${key}.`);
   if (denying.length > 0) {
     return denying.join(" ");
   }
-  const failing = failed.map(({ policy, error }) => `${policy}: ${error}.`).join(" ");
-  if (all.length > 0) {
-    return `${all.length === 1 ? `${all[0].policy} admits ${all[0].key}.` : `${all.length} policies admit ${text}.`} ${failing}`.trim();
+  if (!all.some(isCounted)) {
+    return `Nothing is counted for ${text}.`;
   }
-  return failing || (incomplete.length > 0 ? `No policy has ${text} alone as its key.` : `No policy has a key with ${text}.`);
+  return all.length === 1 ? `${all[0].policy} admits ${all[0].key}.` : `${all.length} policies admit ${text}.`;
 }
 
 function stateOf(one) {
+  if (failureOf(one)) {
+    return ["not known: the store fails", "bad"];
+  }
   const denying = one.counts.find(({ allowed }) => !allowed);
   if (!denying) {
     return ["admits", ""];
@@ -61,5 +82,5 @@ function otherRow({ policy, store, key, error }) {
 
 function drawFound() {
   const { found: all, incomplete, failed } = searched?.result ?? { found: [], incomplete: [], failed: [] };
-  drawRows(found, [...all.map(foundRow), ...failed.map(otherRow), ...incomplete.map(otherRow)]);
+  drawRows(found, [...ranked(all).map(foundRow), ...failed.map(otherRow), ...incomplete.map(otherRow)]);
 }

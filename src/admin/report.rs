@@ -118,7 +118,7 @@ fn report_node(node: &NodeStatus) -> Value {
     json!({
         // None for checks that no server was called for.
         "node": node.address,
-        "state": node.state.name(),
+        "state": node.state.to_string(),
         "since": node.since.map(unix_seconds),
         "decided": node.decided,
         "failed": node.failed,

@@ -12,7 +12,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use http::{Response, StatusCode, request::Parts};
+use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
 use super::{
@@ -262,7 +262,7 @@ impl Enforcer {
         }
         Action::Admit(Some(Admitted {
             completion: AwaitedCompletion::of(&decision),
-            release: Release::of(&decision),
+            release: Release::of(&decision, &parts.method),
             left: self
                 .response_extensions
                 .then(|| left.unwrap_or_else(|| decision.clone())),
@@ -377,7 +377,7 @@ impl Admitted {
             fields.annotate(&own, response.status(), response.headers_mut());
         }
         if let Some(release) = &release
-            && response.status() == StatusCode::SWITCHING_PROTOCOLS
+            && release.outlives(response.status())
         {
             release.warn_of_upgrade();
         }

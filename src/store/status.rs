@@ -1,4 +1,4 @@
-use std::{borrow::Cow, time::SystemTime};
+use std::{borrow::Cow, fmt, time::SystemTime};
 
 /// What a store reports about itself to operators.
 ///
@@ -57,15 +57,14 @@ pub enum NodeState {
     Down,
 }
 
-impl NodeState {
-    /// `ok`, `degraded` or `down`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
+/// `ok`, `degraded` or `down`.
+impl fmt::Display for NodeState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Self::Ok => "ok",
             Self::Degraded => "degraded",
             Self::Down => "down",
-        }
+        })
     }
 }
 
@@ -77,7 +76,7 @@ pub(crate) fn summary(nodes: &[NodeStatus]) -> Option<String> {
     });
     let states = [NodeState::Down, NodeState::Degraded].into_iter().filter_map(|state| {
         let number = nodes.iter().filter(|node| node.state == state).count();
-        (number > 0).then_some((number, state.name()))
+        (number > 0).then_some((number, state))
     });
     let states: Vec<_> = states.collect();
     let states = match (&*states, nodes) {

@@ -19,7 +19,7 @@ use tower_quota::{
 use crate::{
     admin_page::Visit,
     chromium::Chromium,
-    support::{Redis, connected, get_from, patient, send},
+    support::{Broken, Redis, connected, get_from, patient, send},
 };
 
 fn store() -> MemoryStore {
@@ -77,6 +77,7 @@ async fn an_operator_finds_a_customer_in_all_policies() {
         assert!(rows.contains(part), "no `{part}` in {rows}");
     }
     assert!(!rows.contains("logins"), "{rows}");
+    assert!(rows.find("writes") < rows.find("reads"), "what denies is first: {rows}");
     let shown = visit.text("#subject").await;
     assert!(
         shown.contains("header:x-user=张三") && shown.contains("writes"),
@@ -85,22 +86,52 @@ async fn an_operator_finds_a_customer_in_all_policies() {
 
     visit
         .tab
-        .evaluate("document.querySelector('#found button').click()")
+        .evaluate("document.querySelector('#found tr:last-child button').click()")
         .await;
     visit.has_status("reads admits header:x-user=张三.").await;
     assert!(visit.text("#found tr.found").await.contains("reads"));
 
-    visit
-        .tab
-        .evaluate("document.querySelector('#key').focus(); document.activeElement.select()")
-        .await;
-    visit.type_text("ip=192.0.2.1").await;
-    visit.tab.press("Enter").await;
-    visit.has_status("No policy has ip=192.0.2.1 alone as its key.").await;
+    for (text, status) in [
+        ("nobody", "Nothing is counted for nobody."),
+        ("ip=192.0.2.1", "No policy has ip=192.0.2.1 alone as its key."),
+    ] {
+        visit
+            .tab
+            .evaluate("document.querySelector('#key').focus(); document.activeElement.select()")
+            .await;
+        visit.type_text(text).await;
+        visit.tab.press("Enter").await;
+        visit.has_status(status).await;
+    }
     assert!(visit.text("#found tbody").await.contains("ip=192.0.2.1|path=/.."));
     for width in [360, 1280] {
         assert!(visit.tab.fits(width).await, "{width}");
     }
+    visit.end();
+}
+
+/// The counts of this process alone say nothing about the customer.
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_search_while_a_store_fails_has_no_verdict_from_the_counts_of_one_process() {
+    let Some(tab) = Chromium::start().await else { return };
+    let one = |name| Policy::new(name, SlidingLog::per_hour(1));
+    let (shared, local) = (
+        Limiter::new(Broken::default(), one("shared")),
+        Limiter::new(store(), one("local")),
+    );
+    check(&local, "42", 2).await;
+    let admin = Admin::new().limiter(&shared).limiter(&local).show_keys(true);
+    let app = Router::new().nest("/operators/limits", admin.router_behind_authentication());
+    let mut visit = Visit::of(tab, app, "").await;
+    visit.focus("key").await;
+    visit.type_text("42").await;
+    visit.tab.press("Enter").await;
+    visit
+        .has_status("shared: the store is away. local denies key=42.")
+        .await;
+    let rows = visit.text("#found tbody").await;
+    assert!(rows.contains("not known: the store fails"), "{rows}");
     visit.end();
 }
 

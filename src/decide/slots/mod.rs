@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use http::{Method, StatusCode};
 use smallvec::SmallVec;
 
 use super::{PolicyDecision, completion::caught, store_replies::Responses};
@@ -26,7 +27,7 @@ pub(crate) use self::lease::{Keeper, Lease};
 /// releases them.
 ///
 /// [`Decision::take_slots`](crate::Decision::take_slots) returns it, for work that continues after the response, such as an
-/// upgraded connection (without it, a layer logs a warning at the first response with the status 101):
+/// upgraded connection (without it, a layer logs a warning at the first one):
 ///
 /// ```
 /// use std::time::Duration;
@@ -192,19 +193,33 @@ impl fmt::Debug for Slots {
 }
 
 /// Releases the slots of a decision when it is dropped, even if the decision has clones. Slots that a handler has taken stay.
-pub(crate) struct Release(Decision);
+pub(crate) struct Release {
+    decision: Decision,
+    /// Whether the request is a CONNECT.
+    connects: bool,
+}
 
 impl Release {
-    /// The release of a decision with slots.
+    /// The release of a decision with slots, about a request with this method.
     #[inline]
-    pub(crate) fn of(decision: &Decision) -> Option<Self> {
-        decision.has_slots().then(|| Self(decision.clone()))
+    pub(crate) fn of(decision: &Decision, method: &Method) -> Option<Self> {
+        decision.has_slots().then(|| Self {
+            decision: decision.clone(),
+            connects: method == Method::CONNECT,
+        })
+    }
+
+    /// Whether a response with this status opens a connection that outlives it: 101, or 2xx to a CONNECT, which opens a WebSocket
+    /// in HTTP/2 (RFC 9110 §9.3.6, RFC 8441 §5).
+    #[inline]
+    pub(crate) fn outlives(&self, status: StatusCode) -> bool {
+        status == StatusCode::SWITCHING_PROTOCOLS || self.connects && status.is_success()
     }
 
     /// Logs once that the slots of an upgraded connection are about to be released, unless the handler has taken them.
     #[cold]
     pub(crate) fn warn_of_upgrade(&self) {
-        let decision = &self.0.0;
+        let decision = &self.decision.0;
         let (Some(slots), Some(policy)) = (&decision.slots, decision.policies.first()) else {
             return;
         };
@@ -220,7 +235,7 @@ impl Release {
     /// Releases the slots now.
     #[cold]
     pub(crate) fn now(&self) {
-        drop(self.0.take_slots());
+        drop(self.decision.take_slots());
     }
 }
 

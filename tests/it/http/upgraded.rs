@@ -2,8 +2,13 @@
 
 use std::future::pending;
 
-use axum::{Router, body::Body, extract::Request, routing::get};
-use http::{Response, StatusCode};
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    routing::{any, get},
+};
+use http::{Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy, split},
@@ -66,35 +71,54 @@ async fn a_slot_is_held_until_an_upgraded_connection_ends() {
     .await;
 }
 
+/// The response that opens a connection: 101, and 200 to the CONNECT of a WebSocket in HTTP/2.
+fn opened(method: &Method) -> StatusCode {
+    match *method {
+        Method::CONNECT => StatusCode::OK,
+        _ => StatusCode::SWITCHING_PROTOCOLS,
+    }
+}
+
 #[tokio::test]
 async fn the_first_upgraded_connection_without_its_slots_is_logged() {
-    let sockets = |name| Policy::new(name, Concurrency::new(9)).key(key::constant("all"));
-    let layer = RateLimitLayer::new(MemoryStore::new(), [sockets("one"), sockets("two")]);
-    let forgets = async || StatusCode::SWITCHING_PROTOCOLS;
-    let takes = async |decision: Decision| {
-        let slots = decision.take_slots();
-        tokio::spawn(async move {
-            let () = pending().await;
-            drop(slots);
-        });
-        StatusCode::SWITCHING_PROTOCOLS
-    };
-    let app = Router::new()
-        .route("/takes", get(takes))
-        .route("/forgets", get(forgets))
-        .layer(layer);
-    let log = Log::capture();
-    for path in ["/takes", "/forgets", "/forgets"] {
-        let request = Request::get(path).body(Body::empty()).expect("a request");
-        let response = app.clone().oneshot(request).await.expect("a response");
-        assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
-        let expected = usize::from(path == "/forgets");
-        let text = log.text();
-        assert_eq!(
-            text.matches("`Decision::take_slots`").count(),
-            expected,
-            "{path}: {text}"
-        );
-        assert_eq!(text.matches(r#"["one", "two"]"#).count(), expected, "{path}: {text}");
+    for method in [Method::GET, Method::CONNECT] {
+        let sockets = |name| Policy::new(name, Concurrency::new(9)).key(key::constant("all"));
+        let layer = RateLimitLayer::new(MemoryStore::new(), [sockets("one"), sockets("two")]);
+        let forgets = async |method: Method| opened(&method);
+        let takes = async |decision: Decision, method: Method| {
+            let slots = decision.take_slots();
+            tokio::spawn(async move {
+                let () = pending().await;
+                drop(slots);
+            });
+            opened(&method)
+        };
+        let app = Router::new()
+            .route("/takes", any(takes))
+            .route("/forgets", any(forgets))
+            .route("/fails", any(async || StatusCode::BAD_REQUEST))
+            .layer(layer);
+        let log = Log::capture();
+        for path in ["/takes", "/fails", "/forgets", "/forgets"] {
+            let request = Request::builder().method(&method).uri(path).body(Body::empty());
+            let response = app.clone().oneshot(request.expect("a request")).await;
+            let status = response.expect("a response").status();
+            assert!(
+                path == "/fails" || status == opened(&method),
+                "{method} {path}: {status}"
+            );
+            let expected = usize::from(path == "/forgets");
+            let text = log.text();
+            assert_eq!(
+                text.matches("`Decision::take_slots`").count(),
+                expected,
+                "{method} {path}: {text}"
+            );
+            assert_eq!(
+                text.matches(r#"["one", "two"]"#).count(),
+                expected,
+                "{method} {path}: {text}"
+            );
+        }
     }
 }
