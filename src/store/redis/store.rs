@@ -40,7 +40,7 @@ use crate::store::{
 /// | | |
 /// | --- | --- |
 /// | [`RedisStore::connect(url).await?`](Self::connect) | connects, and checks all permissions |
-/// | [`RedisStore::builder().url(url).connect_lazy()?`](RedisStoreBuilder::connect_lazy) | connects in the background, for a service that must start without Redis |
+/// | [`RedisStore::builder().url(url).connect_lazy()?`](crate::RedisStoreBuilder::connect_lazy) | connects in the background, for a service that must start without Redis |
 /// | [`RedisStore::builder()`](Self::builder) | other settings, or a client of the application |
 ///
 /// URLs:
