@@ -414,7 +414,8 @@ const isDenied = ({ counts }) => counts.some(({ allowed, observed }) => !allowed
 function select({ policy, store }, key) {
   attempt(async () => {
     await lookUp(policy, store, key);
-    showStatus(`${shown.policy} ${isDenied(shown) ? "denies" : "admits"} ${shown.key}.`);
+    const failure = failureOf(shown);
+    showStatus(failure ? `${shown.policy}: ${failure}.` : `${shown.policy} ${isDenied(shown) ? "denies" : "admits"} ${shown.key}.`);
     subject.focus();
   });
 }

@@ -11,38 +11,52 @@ async function search(text) {
 // Why the counts are those of one process, which says nothing about the others.
 const failureOf = ({ counts }) => counts.map(({ store_error: error }) => error).find(Boolean);
 
-const isCounted = ({ counts, denied, override: own }) => denied || own || counts.some(({ reset_after_seconds: reset }) => reset > 0);
+const isCounted = ({ counts, denied, override: own }) => denied || own || counts.some(({ allowed, reset_after_seconds: reset }) => !allowed || reset > 0);
 
-// What denies first.
+// What denies first, and then what is not known.
 function ranked(all) {
-  const rank = (one) => (isDenied(one) ? 0 : one.denied ? 1 : one.override ? 2 : isCounted(one) ? 3 : 4);
+  const rank = (one) => (failureOf(one) ? 1 : isDenied(one) ? 0 : one.denied ? 2 : one.override ? 3 : isCounted(one) ? 4 : 5);
   return [...all].sort((one, other) => rank(one) - rank(other));
 }
 
 function searchStatus(text, { found: all, incomplete, failed }) {
   const local = all.filter(failureOf).map((one) => ({ policy: one.policy, error: failureOf(one) }));
   const failing = [...failed, ...local].map(({ policy, error }) => `${policy}: ${error}.`);
-  const decided = all.filter((one) => !failureOf(one));
+  // Those without counts choose a limit by request, and have chosen none in this process.
+  const decided = all.filter((one) => !failureOf(one) && one.counts.length > 0);
   if (decided.length > 0) {
-    return [...failing, verdict(text, decided)].join(" ");
+    return [...failing, verdict(text, decided, failing.length + incomplete.length === 0 && decided.length === all.length)].join(" ");
   }
-  return failing.join(" ") || (incomplete.length > 0 ? `No policy has ${text} alone as its key.` : `No policy has a key with ${text}.`);
+  if (failing.length > 0) {
+    return failing.join(" ");
+  }
+  if (all.length > 0) {
+    return `No limit was chosen for ${text} in this process yet.`;
+  }
+  return incomplete.length > 0 ? `No policy has ${text} alone as its key.` : `No policy has a key with ${text}.`;
 }
 
-function verdict(text, all) {
+function verdict(text, all, areAll) {
   const denying = all.filter(isDenied).map(({ policy, key }) => `${policy} denies ${key}.`);
   if (denying.length > 0) {
     return denying.join(" ");
   }
-  if (!all.some(isCounted)) {
+  const counted = all.some(isCounted);
+  if (!counted && areAll) {
     return `Nothing is counted for ${text}.`;
   }
-  return all.length === 1 ? `${all[0].policy} admits ${all[0].key}.` : `${all.length} policies admit ${text}.`;
+  if (all.length === 1) {
+    return `${all[0].policy} ${counted ? "admits" : "has counted nothing for"} ${all[0].key}.`;
+  }
+  return `${all.length} policies ${counted ? "admit" : "have counted nothing for"} ${text}.`;
 }
 
 function stateOf(one) {
   if (failureOf(one)) {
     return ["not known: the store fails", "bad"];
+  }
+  if (one.counts.length === 0) {
+    return ["not known: no limit was chosen yet", ""];
   }
   const denying = one.counts.find(({ allowed }) => !allowed);
   if (!denying) {

@@ -187,7 +187,7 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-24nzcY0DPPMaOKTaFUQ+w2fmRYdOWWxUltWTMvrwTwk='; \
+     script-src 'sha256-oSDNYRBU+sCdVnBXTK0o6AKSSXIiRbzhoOCghMfSvAg='; \
      style-src 'sha256-k0VNUIy1yMJmIDXYrZhJGcJn2byIuXiK5flNaqswe7s='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

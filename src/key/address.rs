@@ -28,7 +28,8 @@ use crate::ConfigError;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The extractors of this crate know the types of axum 0.8. An application on axum 0.7 takes the address from its own:
+/// The extractors of this crate know the types of axum 0.8. An application on axum 0.7 takes the address from the
+/// `ConnectInfo` of its axum:
 ///
 /// ```
 /// use std::net::SocketAddr;

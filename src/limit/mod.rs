@@ -175,9 +175,9 @@
 //! | [`FixedWindow`] | A unit is used in the window in which it was counted: its time ends with the window | nothing |
 //! | [`TokenBucket`] | The tokens that are used in a time T were taken in T or in the prefetch time before it. The bucket in Redis is smaller by the tokens that come in one prefetch time | the quota is lower by these |
 //!
-//! Turn it on for a key that each process is asked for some hundred times a second or more, such as a limit of a whole service; a
-//! key with few requests gains nothing. [The measurements](crate::guide::speed) have what it gains. The metric
-//! `tower_quota_prefetch_hits_total`, beside `tower_quota_decisions_total` of the policy, is the share of requests that it admits.
+//! Turn it on for a key that each process is asked for hundreds of times a second, such as a limit of a whole service; a key with
+//! few requests gains nothing. [The measurements](crate::guide::speed) have what it gains. The metric
+//! `tower_quota_prefetch_hits_total`, divided by the decisions of all policies with the setting, is the share that needs no call.
 //!
 //! Set a time that is several times as long as a call of Redis takes while the process is busy: the next units are taken while requests
 //! use the ones in hand. On a core that is saturated, 100 ms replace almost all calls, and 10 ms only a part.

@@ -463,6 +463,10 @@ mod tests {
             ),
             ("concurrency", "it needs a number of slots"),
             ("concurrency 3/s", "slots have none"),
+            (
+                "concurrency 1.5",
+                "`1.5` is not a whole number; one looks like `concurrency 3`",
+            ),
             ("concurrency three", "`three` is not a whole number"),
             ("concurrency 0", "between 1 and 999999999 slots"),
             ("concurrency 3 burst 5", "`burst 5` is not a setting of `concurrency`"),

@@ -28,6 +28,11 @@ impl<'a> Rate<'a> {
         }
 
         let (quota, rest) = split_before(text, |c| c == '/' || c.is_whitespace());
+        if quota.contains('.') {
+            return Err(error(format_args!(
+                "`{quota}` is not a whole number; half a request a second is `1/2s`, and 1.5 are `3/2s`"
+            )));
+        }
         let quota = whole_number(quota, example)?;
         let Some(window) = after_separator(rest.trim_start()) else {
             return Err(error(format_args!(
@@ -130,10 +135,6 @@ pub(super) fn whole_number(text: &str, example: &str) -> Result<u64, ConfigError
     let well_formed = text.bytes().all(is_digit) && !text.starts_with('_') && !text.ends_with('_');
     match text.replace('_', "").parse() {
         Ok(number) if well_formed => Ok(number),
-        _ if text.contains('.') => Err(fault(
-            format_args!("`{text}` is not a whole number; half a request a second is `1/2s`, and 1.5 are `3/2s`"),
-            example,
-        )),
         _ => Err(fault(format_args!("`{text}` is not a whole number"), example)),
     }
 }
@@ -331,14 +332,14 @@ pub(super) use constructors;
 
 /// A number of tokens a second, as configuration may have it, rounded to six significant digits.
 ///
-/// The default burst is the numerator of the rate in its lowest terms, so set the [`burst`](TokenBucket::try_burst) too:
+/// The default [burst](TokenBucket::try_burst) is the rate, rounded up.
 ///
 /// ```
 /// use tower_quota::TokenBucket;
 ///
 /// assert_eq!(TokenBucket::try_from(0.5)?.burst(5).to_string(), "token-bucket 1/2s burst 5");
 /// assert_eq!(TokenBucket::try_from(1.0 / 3.0)?.burst(1).to_string(), "token-bucket 1/3s");
-/// assert_eq!(TokenBucket::try_from(2.25)?.burst(5).to_string(), "token-bucket 9/4s burst 5");
+/// assert_eq!(TokenBucket::try_from(2.25)?.to_string(), "token-bucket 9/4s burst 3");
 /// assert!(TokenBucket::try_from(0.0).is_err());
 /// # Ok::<(), tower_quota::ConfigError>(())
 /// ```
@@ -355,15 +356,23 @@ impl TryFrom<f64> for TokenBucket {
                 "a rate of {per_second} tokens a second is not above 0; `DenyAll` admits nothing"
             )));
         }
-        if per_second < 1.0 {
-            let micros = (1e6 / per_second).round();
-            return Self::try_from((1, Duration::from_micros(micros as u64)));
-        }
-        // So many seconds that the tokens have six digits.
-        let seconds = 10_u64.pow(5_u32.saturating_sub(per_second.log10() as u32));
-        let tokens = (per_second * seconds as f64).round() as u64;
-        let divisor = gcd(tokens, seconds);
-        Self::try_from((tokens / divisor, Duration::from_secs(seconds / divisor)))
+        let (tokens, window) = if per_second < 1.0 {
+            (1, Duration::from_micros((1e6 / per_second).round() as u64))
+        } else {
+            // The tokens of so many seconds have six digits, which zeros follow if the rate has more.
+            let digits = per_second.min(MAX_QUOTA as f64).log10() as u32;
+            let (seconds, zeros) = (
+                10_u64.pow(5_u32.saturating_sub(digits)),
+                10_u64.pow(digits.saturating_sub(5)),
+            );
+            let tokens = (per_second * seconds as f64 / zeros as f64).round() as u64;
+            let divisor = gcd(tokens, seconds);
+            (
+                (tokens / divisor).saturating_mul(zeros),
+                Duration::from_secs(seconds / divisor),
+            )
+        };
+        Self::try_from((tokens, window))?.try_burst(per_second.ceil() as u64)
     }
 }
 
@@ -382,6 +391,17 @@ mod tests {
                 assert!(error.abs() < 5e-6, "{rate}: {bucket}, {error}");
                 assert_eq!(bucket.burst(1).validate(), Ok(()), "{rate}: {bucket}");
             }
+        }
+        for (rate, text) in [
+            (123_456_789.0, "token-bucket 123457000/s burst 123456789"),
+            (1e8 / 3.0, "token-bucket 33333300/s burst 33333334"),
+            (1.234_567_89, "token-bucket 123457/100000s burst 2"),
+            (999_999.6, "token-bucket 1000000/s"),
+            (0.75, "token-bucket 1/1333333us"),
+        ] {
+            let bucket = TokenBucket::try_from(rate).expect("a rate");
+            assert_eq!(bucket.to_string(), text);
+            assert_eq!(bucket.validate(), Ok(()), "{text}");
         }
         let impossible = [f64::NAN, f64::INFINITY, -0.5, 0.0, f64::MIN_POSITIVE, 1e-9, 1e15];
         for rate in impossible {

@@ -120,7 +120,9 @@ async fn a_search_while_a_store_fails_has_no_verdict_from_the_counts_of_one_proc
         Limiter::new(Broken::default(), one("shared")),
         Limiter::new(store(), one("local")),
     );
+    // Both deny it, one by the counts of this process.
     check(&local, "42", 2).await;
+    check(&shared, "42", 2).await;
     let admin = Admin::new().limiter(&shared).limiter(&local).show_keys(true);
     let app = Router::new().nest("/operators/limits", admin.router_behind_authentication());
     let mut visit = Visit::of(tab, app, "").await;
@@ -132,6 +134,13 @@ async fn a_search_while_a_store_fails_has_no_verdict_from_the_counts_of_one_proc
         .await;
     let rows = visit.text("#found tbody").await;
     assert!(rows.contains("not known: the store fails"), "{rows}");
+    assert!(rows.find("local") < rows.find("shared"), "{rows}");
+    assert!(visit.text("#subject").await.contains("local"));
+    visit
+        .tab
+        .evaluate("document.querySelector('#found tr:last-child button').click()")
+        .await;
+    visit.has_status("shared: the store is away.").await;
     visit.end();
 }
 

@@ -27,7 +27,7 @@ pub(crate) use self::lease::{Keeper, Lease};
 /// releases them.
 ///
 /// [`Decision::take_slots`](crate::Decision::take_slots) returns it, for work that continues after the response, such as an
-/// upgraded connection (without it, a layer logs a warning at the first one):
+/// upgraded connection (without it, a layer logs a warning at the first response that opens one):
 ///
 /// ```
 /// use std::time::Duration;

@@ -84,9 +84,10 @@ impl MemoryStore {
     /// An empty store with the default capacity and clock.
     ///
     /// ```
-    /// use tower_quota::MemoryStore;
+    /// use tower_quota::{MemoryStore, store::Store};
     ///
-    /// assert!(MemoryStore::new().is_empty());
+    /// let status = MemoryStore::new().status().expect("the numbers of a memory store");
+    /// assert!(status.numbers.contains(&("capacity".into(), 100_000)));
     /// ```
     pub fn new() -> Self {
         Self::builder().build()
