@@ -174,6 +174,21 @@ impl Visit {
         panic!("the focus does not get to {id}");
     }
 
+    /// Searches for a text by the keyboard.
+    pub(super) async fn find(&mut self, text: &str) {
+        self.focus("key").await;
+        self.type_text(text).await;
+        self.tab.press("Enter").await;
+    }
+
+    /// Replaces the text of the field with this id, and sends its form.
+    pub(super) async fn replace(&mut self, id: &str, text: &str) {
+        let select = format!("document.querySelector('#{id}').focus(); document.activeElement.select()");
+        self.tab.evaluate(&select).await;
+        self.type_text(text).await;
+        self.tab.press("Enter").await;
+    }
+
     /// Panics if the page has loaded something from elsewhere, or an error was reported.
     pub(super) fn end(self) {
         for event in &self.tab.events {
@@ -205,9 +220,7 @@ async fn an_operator_finds_a_caller_and_resets_its_counts_by_keyboard() {
     let caller = get_from("192.0.2.1", "/");
     assert_eq!(send(&visit.app, caller).await.status, StatusCode::TOO_MANY_REQUESTS);
 
-    visit.focus("key").await;
-    visit.type_text("ip=192.0.2.1").await;
-    visit.tab.press("Enter").await;
+    visit.find("ip=192.0.2.1").await;
     visit.has_status("api denies ip=192.0.2.1.").await;
     let shown = visit.text("#subject").await;
     for part in [
@@ -260,9 +273,7 @@ async fn an_operator_overrides_a_limit_by_keyboard_and_ends_that() {
         visit.tab.evaluate("document.querySelector('#overrides').hidden").await,
         true
     );
-    visit.focus("key").await;
-    visit.type_text("ip=192.0.2.1").await;
-    visit.tab.press("Enter").await;
+    visit.find("ip=192.0.2.1").await;
     visit.has_status("api denies ip=192.0.2.1.").await;
 
     visit.focus("limit").await;
@@ -277,12 +288,7 @@ async fn an_operator_overrides_a_limit_by_keyboard_and_ends_that() {
         .await;
     assert_eq!(visit.tab.evaluate("document.querySelector('#lasts').value").await, "3d");
 
-    visit
-        .tab
-        .evaluate("document.querySelector('#limit').focus(); document.activeElement.select()")
-        .await;
-    visit.type_text("sliding-log 5/min").await;
-    visit.tab.press("Enter").await;
+    visit.replace("limit", "sliding-log 5/min").await;
     visit
         .has_status("ip=192.0.2.1 has the limit sliding-log 5/min in api for 3 d.")
         .await;
@@ -324,19 +330,12 @@ async fn a_mistake_is_shown_with_its_fix() {
     let Some(mut visit) = Visit::begin(false).await else {
         return;
     };
-    visit.focus("key").await;
-    visit.type_text("a|b|c|d|e|f|g|h|i").await;
-    visit.tab.press("Enter").await;
+    visit.find("a|b|c|d|e|f|g|h|i").await;
     visit
         .tab
         .until("document.querySelector('#status.error')?.textContent.includes('at most 8 values')")
         .await;
-    visit
-        .tab
-        .evaluate("document.querySelector('#key').focus(); document.activeElement.select()")
-        .await;
-    visit.type_text("user=alice").await;
-    visit.tab.press("Enter").await;
+    visit.replace("key", "user=alice").await;
     visit.has_status("No policy has a key with user=alice.").await;
     visit.end();
 }

@@ -30,8 +30,8 @@ impl RedisStore {
     ///
     /// It returns when checks can be made: it has run each command that a check requires, on a key with the
     /// [prefix](RedisStoreBuilder::prefix) of the store, in a cluster on every primary. A service that must start without
-    /// Redis uses [`connect_lazy`](RedisStoreBuilder::connect_lazy). A Redis that starts meanwhile is waited for; a warning is logged at once if
-    /// nothing listens at its address. The connection is closed when the last clone of the store is dropped.
+    /// Redis uses [`connect_lazy`](RedisStoreBuilder::connect_lazy). A Redis that starts meanwhile is waited for; a warning is logged at
+    /// once if nothing listens at its address. The connection is closed when the last clone of the store is dropped.
     ///
     /// ```
     /// use tower_quota::RedisStore;
