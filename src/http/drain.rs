@@ -100,6 +100,7 @@ pub(crate) enum Content {
 const READ_WITH_THE_HEAD: u64 = 8_192;
 
 impl Rejected {
+    #[inline]
     pub(crate) fn new(response: Response<Bytes>, request: &Parts) -> Self {
         let headers = &request.headers;
         let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
