@@ -57,10 +57,13 @@ impl Sizing {
         // A key is there because of at least one.
         let admissions = (checks * window / keys).min(limit.quota() as f64).max(1.0);
         let (key, most) = match limit {
-            Limit::SlidingLog(log) => {
-                let most = log
-                    .grain()
-                    .map_or(f64::INFINITY, |grain| (window / grain.as_secs_f64()).ceil() + 1.0);
+            Limit::SlidingLog(_) => {
+                // As in `sliding-log 1000000/10s precision 1000`.
+                let text = limit.to_string();
+                let precision = text
+                    .rsplit_once(" precision ")
+                    .and_then(|(_, n)| n.split(' ').next()?.parse().ok());
+                let most = precision.map_or(f64::INFINITY, |n: f64| n + 1.0);
                 (bytes_of_log(admissions.min(most)), figures::CHECKS_OF_LOG)
             }
             _ => (figures::FIXED_SIZE, figures::CHECKS_OF_BUCKET),

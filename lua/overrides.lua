@@ -2,10 +2,10 @@
 --
 -- Each change is appended under a version; a later one of the same key replaces it. One that ends an override has expired already.
 --
--- KEYS  a sorted set: a member for each change, a line for the policy, the key, the limit and the expiry each, scored with its
---       version; and the member `#` with the score -first: a caller that has an older version reads all
+-- KEYS  a sorted set: a member for each change, a line for the policy, the key, the limit, who has set it and the expiry each,
+--       scored with its version; and the member `#` with the score -first: a caller that has an older version reads all
 -- ARGV  the version that the caller has read, and the most changes; for a change also how long the limit applies in microseconds,
---       and the lines of the policy, the key and the limit
+--       and the lines before the expiry
 -- reply one string: the time, the version, and 1 if all follows, as little-endian doubles; the changes since the version of the
 --       caller, or all, separated by zero bytes
 

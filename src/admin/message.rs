@@ -31,6 +31,8 @@ pub(super) struct Input {
     /// That of an override.
     limit: Option<String>,
     lasts: Option<Lasts>,
+    /// When it ends, in seconds since the Unix epoch.
+    until: Option<u64>,
 }
 
 /// A length of time: a number of seconds, or text.
@@ -52,6 +54,13 @@ impl Input {
             .limit
             .as_ref()
             .ok_or_else(|| missing("limit", "sliding-log 50/d"))?;
+        Ok((limit.parse()?, self.length()?))
+    }
+
+    fn length(&self) -> Result<Duration, AdminError> {
+        if let Some(until) = self.until {
+            return self.left_until(until);
+        }
         let lasts = match self.lasts.as_ref().ok_or_else(|| missing("lasts", "3d"))? {
             Lasts::Seconds(seconds) => Some(Duration::from_secs(*seconds)),
             Lasts::Text(text) => match text.trim().parse() {
@@ -59,12 +68,30 @@ impl Input {
                 Err(_) => parse_length(text.trim()),
             },
         };
-        let lasts = lasts.filter(|lasts| !lasts.is_zero()).ok_or_else(|| {
+        lasts.filter(|lasts| !lasts.is_zero()).ok_or_else(|| {
             AdminError::bad_request(
-                "`lasts` is not a length of time; use one such as `3d`, `12h`, or a number of seconds",
+                "`lasts` is not a length of time; use one such as `3d`, `12h`, or a number of seconds, or a date as `until`",
             )
-        })?;
-        Ok((limit.parse()?, lasts))
+        })
+    }
+
+    fn left_until(&self, until: u64) -> Result<Duration, AdminError> {
+        /// 31 years, the longest override.
+        const LONGEST: Duration = Duration::from_secs(31 * 366 * 86_400);
+
+        if self.lasts.is_some() {
+            return Err(AdminError::bad_request(
+                "`lasts` and `until` exclude each other; use one of them",
+            ));
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let left = Duration::from_secs(until).saturating_sub(now.unwrap_or_default());
+        match left.is_zero() || left > LONGEST {
+            true => Err(AdminError::bad_request(
+                "`until` is not a time of the next 31 years; use the seconds since the Unix epoch of a later time",
+            )),
+            false => Ok(left),
+        }
     }
 }
 

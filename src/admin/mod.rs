@@ -87,8 +87,11 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// in the report.
 ///
 /// The limit of an override is [text](crate::limit#limits-as-text). `lasts` is a number of seconds, or text such as `3d`, `12h`
-/// or `3600`. Then `override` of `/subject` has the limit and when it ends, and each of its `counts` that the override applies
-/// to is under the limit of the override, with the limit of the policy as `in_place_of`.
+/// or `3600`; `until` in its place is the time of the end. The page also takes `tomorrow` and a date such as `2026-12-01` or
+/// `2026-12-01 18:00`, by the clock of the operator. Then `override` of `/subject` has the limit, when it ends (`ends_at`), and the
+/// [actor](Self::actor) (`set_by`; `null` for one that the application has set), and each of its `counts` that the override applies
+/// to is under the limit of the override, with the limit of the policy as `in_place_of`. `banned_for_seconds` of these is the rest of a
+/// ban.
 ///
 /// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400`
 /// for a mistake in a request, `404` for a policy that does not exist, `403` and `415` as described
@@ -102,7 +105,7 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// `x-tenant=7`, or several of them with `|` between them, in any order. An IPv6 address is that of its network. `found` has what
 /// `/subject` returns for each key that is made of these values. `incomplete` has the policies with more values in their keys, such as
 /// `ip=203.0.113.7|path=/..`, and `failed` the keys for which the store returns no counts, with the `error`. Policies
-/// with keys that cannot have the values are left out.
+/// with keys that cannot have the values are left out. A [hash](#the-subjects-that-are-denied-most-often) of a subject is a value too.
 ///
 /// # The report
 ///
@@ -137,10 +140,17 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// above `n / 100` with the default of [100 keys](Self::most_denied). A denial takes one lock and a search in these keys. An
 /// admission adds one to a number, and all requests without a router load one.
 ///
-/// A subject is shown as a keyed hash, since keys contain addresses and users. The hash is of 64 bits. Its secret is random for
-/// each `Admin`, so that each instance lists other hashes, unless all have one [secret](Self::hash_secret): `shares_hashes`. An operator that has the key of a caller, from a complaint or a log of the application, enters it: the
-/// response has its hash as `subject` and its denials as `denied`, and the page marks it in the list. The hash cannot be turned
-/// into a key, so the counts of a caller cannot be reset, and its limit cannot be overridden, by the hash alone. [`show_keys`](Self::show_keys) lists keys instead.
+/// A subject is shown as a keyed hash, since keys contain addresses and users. The hash is of 64 bits. Its secret is that of the
+/// first store that has one for all its processes, so that all list a subject as the same hash (`shares_hashes`): a
+/// [`RedisStore`](crate::RedisStore) keeps a random one for a year under a key such as `quota:1:secret` or, where it
+/// [hashes keys](crate::RedisStoreBuilder::hash_keys), derives it from that secret. It is read once a minute. Until the store replies
+/// (`hashes_error`), and without such a store, it is random for each `Admin`. [`hash_secret`](Self::hash_secret) sets another.
+///
+/// An operator that has the key of a caller, from a complaint or a log of the application, enters it: the
+/// response has its hash as `subject` and its denials as `denied`, with the time of the last one (`last_at`), and the page marks it in
+/// the list. An operator that has the hash, from a list or the audit log, enters that in place of a key. It selects the subject if
+/// this process lists it as denied, or as one with slots or waiting requests, or if it has an override in a store that does not hash
+/// keys; its key is not shown for it. [`show_keys`](Self::show_keys) lists keys instead.
 ///
 /// # The audit log
 ///
@@ -301,7 +311,7 @@ impl Admin {
     ///
     /// The hash of a key cannot be computed without the secret. The secret is at least 16 bytes, from a random source: operators
     /// see hashes, and can try short or chosen secrets offline. It may be that of `RedisStoreBuilder::hash_keys`; the hashes
-    /// differ. By default it is random for each `Admin`.
+    /// differ. By default it comes [from the store](Self#the-subjects-that-are-denied-most-often).
     ///
     /// ```
     /// use tower_quota::Admin;

@@ -66,7 +66,8 @@ async function call(path, options = {}) {
   const isJson = response.headers.get("content-type")?.startsWith("application/json");
   const body = isJson ? await response.json() : {};
   if (!response.ok || !isJson) {
-    throw new Error(body.error ?? `${response.status} ${response.statusText}`);
+    const { status, statusText } = response;
+    throw Object.assign(new Error(body.error ?? `${status} ${statusText}`), { status });
   }
   return body;
 }
@@ -91,6 +92,15 @@ async function attempt(task) {
 }
 
 const date = (seconds) => new Date(seconds * 1000).toLocaleString();
+
+// The time of a moment today, or its date and time.
+function moment(seconds) {
+  const at = new Date(seconds * 1000);
+  return at.toDateString() === new Date().toDateString() ? at.toLocaleTimeString() : at.toLocaleString();
+}
+
+// The name of a key that a store has hashed: no hash of this page.
+const isStoredHash = (name) => name.startsWith("keyed=");
 
 function duration(seconds) {
   if (seconds > 0 && seconds < 1) {
@@ -203,12 +213,13 @@ function unusedCard(name) {
   return element("article", {}, top(name, "not used by any layer or limiter", "bad"));
 }
 
-function subjectRow(policy, { subject: name, denials, error }) {
+function subjectRow(policy, { subject: name, denials, error, last_at: last }) {
   const share = element("div", { className: "share" });
   share.style.width = `${(100 * denials) / policy.denials.subjects[0].denials}%`;
   const count = error > 0 ? `${(denials - error).toLocaleString()} to ${denials.toLocaleString()}` : denials.toLocaleString();
+  const text = `${count}, last ${moment(last)}`;
   const isFound = shown?.policy === policy.policy && shown.store === policy.store && name === shown.subject;
-  return element("li", { className: isFound ? "found" : "" }, share, subjectLabel(policy, name), element("span", { textContent: count }));
+  return element("li", { className: isFound ? "found" : "" }, share, subjectLabel(policy, name), element("span", { textContent: text }));
 }
 
 function lookUpButton({ policy, store }, key) {
@@ -217,11 +228,9 @@ function lookUpButton({ policy, store }, key) {
   return button;
 }
 
-// The name of a subject, which looks it up if it is a key.
+// The name of a subject, a key or its hash, which looks it up unless a store has hashed the key.
 function subjectLabel(policy, name) {
-  return report.shows_keys && !name.startsWith("keyed=")
-    ? lookUpButton(policy, name)
-    : element("code", { textContent: name });
+  return isStoredHash(name) ? element("code", { textContent: name }) : lookUpButton(policy, name);
 }
 
 // A row of the table of slots, waiting requests and bans.
@@ -241,8 +250,8 @@ function holderRows(policy) {
   const lines = policy.lines.map(({ subject: name, requests }) => {
     return holderRow(policy, name, requests === 1 ? "1 waiting request" : `${requests.toLocaleString()} waiting requests`, "");
   });
-  const bans = (policy.bans ?? []).map(({ subject: name, admitted_after_seconds: wait }) => {
-    return holderRow(policy, name, "a ban", wait === null ? "without an end" : `admitted after ${duration(wait)}`);
+  const bans = (policy.bans ?? []).map(({ subject: name, ends_at: ends, ends_after_seconds: rest }) => {
+    return holderRow(policy, name, "a ban", `until ${moment(ends)}, for ${duration(rest)}`);
   });
   return [...slots, ...lines, ...bans];
 }
@@ -251,32 +260,46 @@ function policyName(policy, store) {
   return report.stores.length > 1 ? `${policy} (store ${store})` : policy;
 }
 
-function overrideRow({ policy, store, subject: name, limit, ends_after_seconds: ends }) {
+function overrideRow({ policy, store, subject: name, limit, ends_at: ends, ends_after_seconds: rest, set_by: by }) {
   const own = shown?.override;
   const isFound = own?.policy === policy && own.store === store && own.subject === name;
   return element("tr", { className: isFound ? "found" : "" },
     element("td", { textContent: policyName(policy, store) }),
     element("td", {}, subjectLabel({ policy, store }, name)),
     element("td", { textContent: limit }),
-    element("td", { textContent: duration(ends) }),
+    element("td", { textContent: `${moment(ends)}, in ${duration(rest)}` }),
+    element("td", { textContent: by ?? "the application" }),
   );
+}
+
+// When an override ends: after a length of time, or when a day begins where the operator is.
+function endOf(text) {
+  const until = (at) => ({ until: Math.floor(at.getTime() / 1000) });
+  if (text.trim().toLowerCase() === "tomorrow") {
+    return until(new Date(new Date().setHours(24, 0, 0, 0)));
+  }
+  const written = text.trim().match(/^(\d{4})-(\d\d)-(\d\d)(?:[T ]([01]\d|2[0-3]):([0-5]\d))?$/);
+  const [year, month, day, ...time] = (written ?? []).slice(1).map((part) => Number(part ?? 0));
+  const at = new Date(year, month - 1, day, ...time);
+  // A month has no 31st day, or the text is no date.
+  return at.getMonth() === month - 1 && at.getDate() === day ? until(at) : { lasts: text };
 }
 
 // A form that gives the subject that is shown another limit.
 function overrideForm() {
   const limit = element("input", { id: "limit", required: true, autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "sliding-log 50/d" });
-  const lasts = element("input", { id: "lasts", required: true, autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "3d" });
+  const lasts = element("input", { id: "lasts", required: true, autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "3d, tomorrow or 2030-12-31" });
   limit.value = shown.override?.limit ?? shown.counts[0]?.limit ?? "";
   const onsubmit = (event) => {
     event.preventDefault();
     const [{ value: limit }, { value: lasts }] = event.target.elements;
-    change("/override", { limit, lasts }, ({ policy, key, override: own }) => {
-      return `${key} has the limit ${own.limit} in ${policy} for ${duration(own.ends_after_seconds)}.`;
+    change("/override", { limit, ...endOf(lasts) }, ({ policy, key, override: own }) => {
+      return `${key} has the limit ${own.limit} in ${policy} until ${date(own.ends_at)}.`;
     });
   };
   const form = element("form", { id: "override", ariaLabel: "Another limit for the subject", onsubmit },
     element("label", { className: "wide" }, "Another limit ", limit),
-    element("label", {}, "For (3d, 12h, seconds) ", lasts),
+    element("label", {}, "For a time, or until a date ", lasts),
     element("button", { type: "submit", textContent: shown.override ? "Replace the override" : "Override the limit" }),
   );
   // Inputs of another subject are others.
@@ -292,14 +315,15 @@ function endOverride() {
 function change(path, settings, done) {
   return attempt(async () => {
     const { policy, store, key } = shown;
-    shown = await post(path, { policy, store, key, ...settings });
+    const changed = await post(path, { policy, store, key, ...settings });
+    shown = changed;
     await reload();
-    showStatus(done(shown));
+    showStatus(done(changed));
     subject.focus();
   });
 }
 
-function countBlock({ limit, in_place_of: own, allowed, denial, quota, remaining, retry_after_seconds: wait, reset_after_seconds: reset, observed, store_error: error }) {
+function countBlock({ limit, in_place_of: own, allowed, denial, quota, remaining, banned_for_seconds: banned, retry_after_seconds: wait, reset_after_seconds: reset, observed, store_error: error }) {
   const inner = element("div");
   inner.style.width = `${quota === null ? 0 : 100 - (100 * remaining) / Math.max(quota, 1)}%`;
   const state = allowed ? "admits" : observed ? `would deny: ${denial}` : `denies: ${denial}`;
@@ -309,6 +333,7 @@ function countBlock({ limit, in_place_of: own, allowed, denial, quota, remaining
     terms([
       ["In place of", own],
       ["Remaining", quota === null ? "unlimited" : `${remaining.toLocaleString()} of ${quota.toLocaleString()}`],
+      ["Banned for", banned === null ? null : duration(banned)],
       ["Admitted after", wait === null ? null : duration(wait)],
       ["Full quota after", reset > 0 ? duration(reset) : null],
       ["Counted in this process", error],
@@ -320,9 +345,11 @@ function hashesText() {
   if (report.shows_keys) {
     return "";
   }
-  return report.shares_hashes
-    ? "Subjects are hashes of their keys, with the secret that was set: all instances that have it list the same."
-    : `Subjects are hashes of their keys, with a secret of ${report.instance} alone: each instance lists others.`;
+  const secret = report.shares_hashes
+    ? "as in the audit log and in all instances that have the secret"
+    : `with a secret of ${report.instance} alone: each instance lists others`;
+  const error = report.hashes_error ? ` That of all is not known: ${report.hashes_error}.` : "";
+  return `Subjects are hashes of their keys, ${secret}.${error}`;
 }
 
 // The policies that the filter leaves, in the chosen order.
@@ -382,13 +409,13 @@ function drawSubject() {
   }
   const { instance, policy, store, key, subject: name, denied, override: own, counts } = shown;
   const text = denied
-    ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}${report.shows_keys ? "" : `, listed as ${name}`}`
+    ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}, last ${moment(denied.last_at)}${report.shows_keys ? "" : `, listed as ${name}`}`
     : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
   show(subject,
     top(key, policyName(policy, store), "none"),
     terms([
       ["Denied", text],
-      ["Override", own && `${own.limit} for ${duration(own.ends_after_seconds)}`],
+      ["Override", own && `${own.limit} until ${date(own.ends_at)}, set by ${own.set_by ?? "the application"}`],
     ]),
     ...(counts.length > 0 ? counts.map(countBlock) : [element("p", { textContent: "No limit was chosen for a request in this process yet." })]),
     element("div", { className: "buttons" },
@@ -430,8 +457,18 @@ async function reload() {
   if (searched) {
     searched.result = await post("/search", { text: searched.text });
   }
-  const { policy, store, key } = shown ?? {};
-  await (shown ? lookUp(policy, store, key) : load());
+  if (shown) {
+    const { policy, store, key } = shown;
+    try {
+      shown = await post("/subject", { policy, store, key });
+    } catch (error) {
+      if (error.status !== 400) {
+        throw error;
+      }
+      shown = undefined; // A hash by which the process that has replied knows no subject anymore.
+    }
+  }
+  await load();
 }
 
 // Refreshes the page while it is seen, one refresh after the other.

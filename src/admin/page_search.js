@@ -19,7 +19,10 @@ function ranked(all) {
   return [...all].sort((one, other) => rank(one) - rank(other));
 }
 
-function searchStatus(text, { found: all, incomplete, failed }) {
+function searchStatus(text, { instance, found: all, incomplete, failed, unknown_hash: isUnknown }) {
+  if (isUnknown && !all.some(isCounted)) {
+    return `${instance} knows no subject by the hash ${text}.`;
+  }
   const local = all.filter(failureOf).map((one) => ({ policy: one.policy, error: failureOf(one) }));
   const failing = [...failed, ...local].map(({ policy, error }) => `${policy}: ${error}.`);
   // Those without counts choose a limit by request, and have chosen none in this process.
@@ -62,7 +65,9 @@ function stateOf(one) {
   if (!denying) {
     return ["admits", ""];
   }
-  const wait = denying.retry_after_seconds === null ? "" : ` for ${duration(denying.retry_after_seconds)}`;
+  // A ban may end before the limit admits again.
+  const seconds = denying.denial === "banned" ? denying.banned_for_seconds : denying.retry_after_seconds;
+  const wait = seconds === null ? "" : ` for ${duration(seconds)}`;
   return [`${denying.observed ? "would deny" : "denies"}: ${denying.denial}${wait}`, "bad"];
 }
 
@@ -80,7 +85,7 @@ function foundRow(one) {
     element("td", {}, lookUpButton(one, key)),
     element("td", {}, element("span", { className: `state ${kind}`, textContent: state })),
     element("td", { textContent: remainingOf(one) }),
-    element("td", { textContent: denied ? times(denied.denials) : "not listed" }),
+    element("td", { textContent: denied ? `${times(denied.denials)}, last ${moment(denied.last_at)}` : "not listed" }),
     element("td", { textContent: own ? own.limit : "" }),
   );
 }

@@ -48,8 +48,10 @@ pub(super) async fn report(shared: &Admin, input: &Input) -> Value {
         "now": unix_seconds(SystemTime::now()),
         "instance": shared.instance,
         "shows_keys": names.show_keys,
-        // Whether the secret of the hashes was given, and is not of this process alone.
-        "shares_hashes": names.is_shared,
+        // Whether the hashes are those of other processes too.
+        "shares_hashes": names.are_shared().unwrap_or_default(),
+        // Why the store has not returned the secret of all processes.
+        "hashes_error": names.are_shared().err(),
         "stores": store_reports,
         "policies": policy_reports,
         // Those of these policies, by policy and key.
@@ -81,13 +83,33 @@ fn report_overrides(policies: &[&WatchedPolicy], names: &SubjectNames) -> Vec<Va
 
 /// A limit of one subject in place of the limit of a policy, for a time.
 fn report_override(names: &SubjectNames, one: &Override, policy: &WatchedPolicy, now: Duration) -> Value {
+    let rest = one.expires_at.saturating_sub(now);
+    // The hash that a store keeps is a name already.
+    let subject = match is_stored_hash(&one.key) {
+        true => one.key.as_str().to_owned(),
+        false => names.name(&one.key),
+    };
     json!({
         "policy": policy.name(),
         "store": policy.store,
-        "subject": names.name(&one.key),
+        "subject": subject,
         "limit": one.limit.to_string(),
-        "ends_after_seconds": one.expires_at.saturating_sub(now).as_secs_f64(),
+        "ends_at": ends_at(rest),
+        "ends_after_seconds": rest.as_secs_f64(),
+        // The operator who has set it; none of one that the application has set.
+        "set_by": one.set_by,
     })
+}
+
+/// Whether a store has hashed a key, so that its hash is not one of the page.
+fn is_stored_hash(key: &Key) -> bool {
+    key.as_str().starts_with("keyed=")
+}
+
+/// The time in so long, by the clock of this process.
+fn ends_at(rest: Duration) -> u64 {
+    const HALF: Duration = Duration::from_millis(500);
+    unix_seconds(SystemTime::now() + rest + HALF)
 }
 
 async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> Value {
@@ -207,6 +229,25 @@ pub(super) fn key_forms(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> S
     forms.join(" or ")
 }
 
+/// The subjects of a policy that this process knows: it has denied them, they hold slots or wait, or have overrides.
+pub(super) fn subjects(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> impl Iterator<Item = Key> {
+    let counted_as = policy.policy.counted_as();
+    let denied = denials_of(policies, policy).map_or_else(Vec::new, |(_, summary)| summary.counts);
+    let denied = denied.into_iter().map(|count| count.item);
+    let held = policy.context.keeper.held_of(counted_as);
+    let waiting = waiting_by_key(policy.context.store.id(), policy.name());
+    let overridden = policy
+        .context
+        .overrides
+        .as_ref()
+        .map_or_else(Vec::new, |of| of.keys_of(counted_as));
+    let overridden = overridden.into_iter().filter(|key| !is_stored_hash(key));
+    denied
+        .chain(held.into_keys())
+        .chain(waiting.into_keys())
+        .chain(overridden)
+}
+
 /// Whether two layers or limiters have a policy with the same settings.
 fn is_same(one: &Value, other: &Value) -> bool {
     const SETTINGS: [&str; 9] = [
@@ -239,9 +280,14 @@ fn report_denials(denied: Option<&DenialSummary>, names: &SubjectNames, most: us
     })
 }
 
-/// How often a subject was denied: at least `denials - error` times, and at most `denials` times.
+/// How often a subject was denied: at least `denials - error` times, and at most `denials` times; and when it was last.
 pub(super) fn denied_subject(count: &Count<Key>, names: &SubjectNames) -> Value {
-    json!({ "subject": names.name(&count.item), "denials": count.count, "error": count.error })
+    json!({
+        "subject": names.name(&count.item),
+        "denials": count.count,
+        "error": count.error,
+        "last_at": unix_seconds(count.last),
+    })
 }
 
 /// The layers and limiters that share the counts of a policy. The clones of a layer are one.
@@ -330,15 +376,15 @@ async fn report_bans(
     let counts = denied.into_iter().flat_map(|(_, summary)| &summary.counts);
     let peeks = counts.take(MOST_BANS).map(|count| {
         let (policy, key) = (policy.clone(), count.item.clone());
-        tokio::spawn(async move { (subject::banned(&policy, &key).await, key) })
+        tokio::spawn(async move { (subject::banned_for(&policy, &key).await, key) })
     });
     let mut banned = Vec::new();
     for peek in peeks.collect::<Vec<_>>() {
-        if let Ok((Some(decided), key)) = peek.await {
+        if let Ok((Some(rest), key)) = peek.await {
             banned.push(json!({
                 "subject": names.name(&key),
-                // At the end of the ban, or later if the limit denies it then.
-                "admitted_after_seconds": decided.retry_after().map(|wait| wait.as_secs_f64()),
+                "ends_at": ends_at(rest),
+                "ends_after_seconds": rest.as_secs_f64(),
             }));
         }
     }

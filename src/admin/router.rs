@@ -74,15 +74,18 @@ async fn protect(mut response: Response) -> Response {
 }
 
 async fn report(State(shared): State<Arc<Admin>>, input: Input) -> Response {
+    shared.names.share_by(&shared).await;
     json(&report::report(&shared, &input).await)
 }
 
 async fn show_subject(State(shared): State<Arc<Admin>>, input: Input) -> Result<Response, AdminError> {
+    shared.names.share_by(&shared).await;
     let selected = Selected::find(&shared, &input)?;
     Ok(json(&selected.peek(&shared).await?))
 }
 
 async fn search(State(shared): State<Arc<Admin>>, input: Input) -> Result<Response, AdminError> {
+    shared.names.share_by(&shared).await;
     Ok(json(&selected::search(&shared, &input).await?))
 }
 
@@ -152,12 +155,13 @@ async fn perform(shared: &Admin, request: Request, line: &mut AuditLine) -> Resu
     if let Some(Ok((limit, lasts))) = &new_limit {
         line.setting = Some(format!("{limit} for {} s", lasts.as_secs()));
     }
+    line.policy = input.policy.clone().unwrap_or_default();
+    shared.names.share_by(shared).await;
     let selected = Selected::find(shared, &input)?;
-    selected.policy.name().clone_into(&mut line.policy);
     line.subject = shared.names.hash(&selected.key);
     match path.as_str() {
         "/reset" => subject::reset(&selected).await?,
-        _ => subject::set_override(&selected, new_limit.transpose()?).await?,
+        _ => subject::set_override(&selected, new_limit.transpose()?, &line.actor).await?,
     }
     selected.peek(shared).await
 }
@@ -187,8 +191,8 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-oSDNYRBU+sCdVnBXTK0o6AKSSXIiRbzhoOCghMfSvAg='; \
-     style-src 'sha256-k0VNUIy1yMJmIDXYrZhJGcJn2byIuXiK5flNaqswe7s='; \
+     script-src 'sha256-Q6Qt7GplwlctXrlVhGBH5Fj9jXmyCjNZN+YIlN1suhE='; \
+     style-src 'sha256-QoGHQaMfCpPyusXwGqSS5TgVWkbXvbH/aJwxVJdS1VA='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 static PAGE: LazyLock<String> = LazyLock::new(|| {

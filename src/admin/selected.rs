@@ -10,6 +10,7 @@ use super::{
     Admin,
     message::{AdminError, Input, missing},
     report, subject,
+    subject::SubjectNames,
 };
 use crate::{
     Key, Policy,
@@ -99,6 +100,8 @@ pub(super) struct Selected {
     pub(super) policy: WatchedPolicy,
     /// It is [bound](Key::bound).
     pub(super) key: Key,
+    /// Whether the operator has named it by its hash, and may not know it.
+    is_hashed: bool,
     pub(super) policies: Arc<[WatchedPolicy]>,
 }
 
@@ -107,7 +110,6 @@ impl Selected {
         let name = input.policy.as_ref().ok_or_else(|| missing("policy", "api"))?;
         let text = input.key.as_ref().ok_or_else(|| missing("key", "ip=203.0.113.7"))?;
         let text = text.trim();
-        let mut key = Key::parse(text)?;
 
         let policies = all_policies(shared);
         let mut of_name: Vec<_> = policies.iter().filter(|policy| policy.name() == name).collect();
@@ -132,9 +134,41 @@ impl Selected {
             )));
         };
         let policy = (*policy).clone();
+        if SubjectNames::is_hash(text) {
+            let found = Self::by_hash(shared, &policies, &policy, text);
+            return found.ok_or_else(|| {
+                let known = "only those that it has denied lately, and those with slots, waiting requests or overrides, are known";
+                AdminError::bad_request(format!("{} knows no subject of this policy by this hash: {known}", shared.instance))
+            });
+        }
+        let mut key = Key::parse(text)?;
         validate_form(&policies, &policy, &key, text)?;
         key.bound();
-        Ok(Self { policy, key, policies })
+        Ok(Self {
+            policy,
+            key,
+            is_hashed: false,
+            policies,
+        })
+    }
+
+    /// The subject of a policy that this hash names, if this process knows it.
+    fn by_hash(shared: &Admin, policies: &Arc<[WatchedPolicy]>, policy: &WatchedPolicy, hash: &str) -> Option<Self> {
+        let key = shared.names.key_of(hash, report::subjects(policies, policy))?;
+        Some(Self {
+            policy: policy.clone(),
+            key,
+            is_hashed: !shared.names.show_keys,
+            policies: policies.clone(),
+        })
+    }
+
+    /// The key as the operator may see it.
+    fn label(&self, names: &SubjectNames) -> String {
+        match self.is_hashed {
+            true => names.name(&self.key),
+            false => self.key.readable(),
+        }
     }
 
     /// The policy in each layer and limiter that shares its counts.
@@ -152,7 +186,7 @@ impl Selected {
             "instance": shared.instance,
             "policy": self.policy.name(),
             "store": self.policy.store,
-            "key": self.key.readable(),
+            "key": self.label(names),
             // The name in the lists of the report.
             "subject": names.name(&self.key),
             // None if it is not listed.
@@ -185,14 +219,33 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
     )))
 }
 
+/// The subjects that this hash names, each once.
+fn find_by_hash(shared: &Admin, policies: &Arc<[WatchedPolicy]>, hash: &str) -> Vec<Selected> {
+    let mut found: Vec<Selected> = Vec::new();
+    for policy in &**policies {
+        if !found.iter().any(|other| other.policy.shares_counts(policy)) {
+            found.extend(Selected::by_hash(shared, policies, policy, hash));
+        }
+    }
+    found
+}
+
 /// The response to `/search`.
 pub(super) async fn search(shared: &Admin, input: &Input) -> Result<Value, AdminError> {
-    let search = Search::parse(input.text()?)?;
+    let text = input.text()?.trim();
     let policies = all_policies(shared);
+    let is_hash = SubjectNames::is_hash(text);
+    let mut selected = if is_hash {
+        find_by_hash(shared, &policies, text)
+    } else {
+        Vec::new()
+    };
+    let is_known = !selected.is_empty();
     let (mut found, mut incomplete, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    let other = |policy: &WatchedPolicy, key| json!({ "policy": policy.name(), "store": policy.store, "key": key });
+    let search = Search::parse(text)?;
     let mut known = Vec::new();
-    for policy in &*policies {
-        let other = |key| json!({ "policy": policy.name(), "store": policy.store, "key": key });
+    for policy in policies.iter().filter(|_| !is_known) {
         for key in policy.key_form().keys_with(&search) {
             let identity = (policy.name().to_owned(), policy.store, key.to_string());
             if known.contains(&identity) {
@@ -202,23 +255,26 @@ pub(super) async fn search(shared: &Admin, input: &Input) -> Result<Value, Admin
             let mut key = match key {
                 FoundKey::Key(key) => key,
                 FoundKey::Incomplete(key) => {
-                    incomplete.push(other(key));
+                    incomplete.push(other(policy, key));
                     continue;
                 }
             };
             key.bound();
-            let selected = Selected {
+            selected.push(Selected {
                 policy: policy.clone(),
                 key,
+                is_hashed: false,
                 policies: policies.clone(),
-            };
-            match selected.peek(shared).await {
-                Ok(subject) => found.push(subject),
-                Err(error) => {
-                    let mut key = other(selected.key.readable());
-                    key["error"] = error.to_string().into();
-                    failed.push(key);
-                }
+            });
+        }
+    }
+    for selected in selected {
+        match selected.peek(shared).await {
+            Ok(subject) => found.push(subject),
+            Err(error) => {
+                let mut key = other(&selected.policy, selected.label(&shared.names));
+                key["error"] = error.to_string().into();
+                failed.push(key);
             }
         }
     }
@@ -229,5 +285,7 @@ pub(super) async fn search(shared: &Admin, input: &Input) -> Result<Value, Admin
         "incomplete": incomplete,
         // The keys for which the store has returned no counts.
         "failed": failed,
+        // Whether the text looks like a hash, by which this process knows no subject.
+        "unknown_hash": is_hash && !is_known,
     }))
 }

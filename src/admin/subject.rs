@@ -1,20 +1,26 @@
 //! One subject of a policy: reads and resets its counts.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::{
+    Admin,
     message::AdminError,
     selected::{Selected, WatchedPolicy},
 };
 use crate::{
-    Decision, Denial, Key, Limit, Policy, PolicyDecision,
+    Decision, Key, Limit, Policy, PolicyDecision,
     decide::{self, Check, Undecided, Waiting},
     key::Secret,
     store::{ErrorKind, NamedLimit, Operation, StoreError},
+    sync::lock,
 };
 
 /// The most limits of a policy whose counts are read for one request, since a policy may choose any number of limits.
@@ -57,8 +63,12 @@ pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
     Ok(())
 }
 
-/// Sets the limit of a key of a policy in a store for so long, or ends its override without a limit.
-pub(super) async fn set_override(selected: &Selected, limit: Option<(Limit, Duration)>) -> Result<(), AdminError> {
+/// Sets the limit of a key of a policy in a store for so long, in the name of an operator, or ends its override without a limit.
+pub(super) async fn set_override(
+    selected: &Selected,
+    limit: Option<(Limit, Duration)>,
+    actor: &str,
+) -> Result<(), AdminError> {
     let policy = &selected.policy;
     let missing = |error: StoreError| AdminError::new(StatusCode::CONFLICT, error.to_string());
     let overrides = policy.context.require_overrides().map_err(missing)?;
@@ -66,7 +76,9 @@ pub(super) async fn set_override(selected: &Selected, limit: Option<(Limit, Dura
         let valid = Policy::accept_override(selected.sharing().map(|of| &of.policy), limit);
         valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
     }
-    let set = overrides.set(policy.policy.counted_as(), &selected.key, limit).await;
+    let set = overrides
+        .set(policy.policy.counted_as(), &selected.key, limit, Some(actor))
+        .await;
     set.map_err(|error| {
         let message = format!("the store has not confirmed the change of the override: {error}");
         AdminError::new(StatusCode::SERVICE_UNAVAILABLE, message)
@@ -116,6 +128,8 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
         // None without a limit.
         "quota": decided.map(PolicyDecision::limit),
         "remaining": decided.map(PolicyDecision::remaining),
+        // The rest of the ban that is in force.
+        "banned_for_seconds": decided.and_then(|decided| decided.banned_for).map(|rest| rest.as_secs_f64()),
         "retry_after_seconds": decided.and_then(PolicyDecision::retry_after).map(|wait| wait.as_secs_f64()),
         "reset_after_seconds": decided.map_or(0.0, |decided| decided.reset_after().as_secs_f64()),
         "observed": policy.is_observed(),
@@ -124,14 +138,13 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
     }))
 }
 
-/// The decision about a key that is banned; none if it is not, or the store fails.
+/// The rest of the ban of a key; none if it is not banned, or the store fails.
 ///
 /// The key is [bound](Key::bound).
-pub(super) async fn banned(policy: &WatchedPolicy, key: &Key) -> Option<PolicyDecision> {
+pub(super) async fn banned_for(policy: &WatchedPolicy, key: &Key) -> Option<Duration> {
     let limit = policy.limits.iter().find(|limit| limit.limit.is_counted())?;
     let decision = perform(Operation::Peek, undecided(policy, limit, key)).await.ok()?;
-    let decided = decision.policies().next()?;
-    (decided.denial() == Some(Denial::Banned)).then(|| decided.clone())
+    decision.policies().next()?.banned_for
 }
 
 fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Undecided {
@@ -153,25 +166,96 @@ async fn perform(operation: Operation, undecided: Undecided) -> Result<Decision,
 pub(super) struct SubjectNames {
     /// Whether a name is the key itself.
     pub(super) show_keys: bool,
-    /// Whether the secret was given, so that other processes can have it too.
-    pub(super) is_shared: bool,
+    hashed_by: Arc<Mutex<HashSecret>>,
+}
+
+/// The secret of the hashes of subjects.
+struct HashSecret {
     secret: Secret,
+    /// Its bytes, unless the application has set it.
+    bytes: Option<[u8; 32]>,
+    /// When the store is asked for it the next time.
+    ask_at: Instant,
+    /// Whether other processes have it too, or why the store has not returned it.
+    is_shared: Result<bool, String>,
 }
 
 /// The length of a hash in a response. Two of a million subjects have one hash with a probability of 3 in 100 million.
 const BYTES: usize = 8;
 
+/// How long the secret of a store is taken for that of all processes. After that Redis may have lost it, and have another one.
+const ASKED_EVERY: Duration = Duration::from_secs(60);
+/// The pause after the store has failed.
+const PAUSE: Duration = Duration::from_secs(10);
+
 impl SubjectNames {
     pub(super) fn new() -> Self {
+        let bytes = Secret::random_bytes();
         Self {
             show_keys: false,
-            is_shared: false,
-            secret: Secret::random_for_subjects(),
+            hashed_by: Arc::new(Mutex::new(HashSecret {
+                secret: Secret::of_subjects(&bytes),
+                bytes: Some(bytes),
+                ask_at: Instant::now(),
+                is_shared: Ok(false),
+            })),
         }
     }
 
     pub(super) fn share(&mut self, secret: Secret) {
-        (self.is_shared, self.secret) = (true, secret);
+        self.hashed_by = Arc::new(Mutex::new(HashSecret {
+            secret,
+            bytes: None,
+            ask_at: Instant::now(),
+            is_shared: Ok(true),
+        }));
+    }
+
+    /// Whether other processes name a subject by the same hash; or why not, if the store has failed.
+    pub(super) fn are_shared(&self) -> Result<bool, String> {
+        lock(&self.hashed_by).is_shared.clone()
+    }
+
+    /// Takes the secret from the first store that has one for all processes, unless the application has set it.
+    pub(super) async fn share_by(&self, admin: &Admin) {
+        let known = {
+            let mut own = lock(&self.hashed_by);
+            let Some(known) = own.bytes.filter(|_| own.ask_at <= Instant::now()) else {
+                return;
+            };
+            own.ask_at = Instant::now() + ASKED_EVERY;
+            known
+        };
+        let mut stores = admin
+            .watched
+            .iter()
+            .map(|set| set.newest().context.here().store.clone());
+        let Some(secret) = stores.find_map(|store| store.shared_secret(known)) else {
+            return;
+        };
+        let secret = secret.await;
+        let mut own = lock(&self.hashed_by);
+        match secret {
+            Ok(secret) => {
+                (own.secret, own.bytes) = (Secret::of_subjects(&secret), Some(secret));
+                own.is_shared = Ok(true);
+            }
+            Err(error) => {
+                own.ask_at = Instant::now() + PAUSE;
+                own.is_shared = Err(error.to_string());
+            }
+        }
+    }
+
+    /// Whether a text can be the hash of a subject.
+    pub(super) fn is_hash(text: &str) -> bool {
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        text.len() == 2 * BYTES && text.bytes().all(is_digit)
+    }
+
+    /// The key that this hash names, among those that are [bound](Key::bound).
+    pub(super) fn key_of(&self, hash: &str, keys: impl IntoIterator<Item = Key>) -> Option<Key> {
+        keys.into_iter().find(|key| self.hash(key) == hash)
     }
 
     /// The name of a key that is [bound](Key::bound).
@@ -184,7 +268,7 @@ impl SubjectNames {
 
     /// The hash of a key that is [bound](Key::bound).
     pub(super) fn hash(&self, key: &Key) -> String {
-        let digest = self.secret.digest(key.as_bytes());
+        let digest = lock(&self.hashed_by).secret.digest(key.as_bytes());
         digest[..BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }

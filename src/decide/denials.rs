@@ -64,7 +64,7 @@ impl Denials {
         if let Some(counted) = &mut *lock(&self.0.counted)
             && let Some(sketch) = counted.sketches.get_mut(position)
         {
-            sketch.count(key);
+            sketch.count(key, SystemTime::now());
         }
     }
 
@@ -129,6 +129,7 @@ struct Counter<T> {
     hash: u64,
     count: u64,
     error: u64,
+    last: SystemTime,
 }
 
 impl<T: Clone + Eq + Hash> SpaceSaving<T> {
@@ -144,7 +145,7 @@ impl<T: Clone + Eq + Hash> SpaceSaving<T> {
     }
 
     /// Counts an item once, in a time that grows with the logarithm of the capacity.
-    pub(crate) fn count(&mut self, item: &T) {
+    pub(crate) fn count(&mut self, item: &T, at: SystemTime) {
         self.total += 1;
         if self.capacity == 0 {
             return;
@@ -153,17 +154,18 @@ impl<T: Clone + Eq + Hash> SpaceSaving<T> {
         let is_item = |place: &usize| self.counters[*place].item == *item;
         let place = match self.places.find(hash, is_item) {
             Some(place) => *place,
-            None => self.add(hash, item.clone()),
+            None => self.add(hash, item.clone(), at),
         };
 
         let count = self.counters[place].count;
         let first = self.counters.partition_point(|counter| counter.count > count);
         self.swap(first, place);
         self.counters[first].count += 1;
+        self.counters[first].last = at;
     }
 
     /// Makes the last counter one of a new item.
-    fn add(&mut self, hash: u64, item: T) -> usize {
+    fn add(&mut self, hash: u64, item: T, at: SystemTime) -> usize {
         let mut inherited = 0;
         if self.counters.len() == self.capacity
             && let Some(last) = self.counters.pop()
@@ -180,6 +182,7 @@ impl<T: Clone + Eq + Hash> SpaceSaving<T> {
             hash,
             count: inherited,
             error: inherited,
+            last: at,
         });
         self.places
             .insert_unique(hash, place, |place| self.counters[*place].hash);
@@ -205,6 +208,7 @@ impl<T: Clone + Eq + Hash> SpaceSaving<T> {
             item: counter.item.clone(),
             count: counter.count,
             error: counter.error,
+            last: counter.last,
         });
         let last = self.counters.last().map_or(0, |counter| counter.count);
         Summary {
@@ -236,6 +240,8 @@ pub(crate) struct Count<T> {
     pub(crate) item: T,
     pub(crate) count: u64,
     pub(crate) error: u64,
+    /// When it was counted last.
+    pub(crate) last: SystemTime,
 }
 
 impl<T: Clone + Eq + Hash> Summary<T> {
@@ -243,24 +249,27 @@ impl<T: Clone + Eq + Hash> Summary<T> {
     pub(crate) fn join(self, other: Self) -> Self {
         let (most, most_of_other) = (self.most_of_others, other.most_of_others);
         // An item that only one of them lists may have been counted by the other one.
-        let listed = |Count { item, count, error }, most| (item, (count + most, error + most));
-        let mut joined: HashMap<T, (u64, u64)> = self
+        let listed = |of: Count<T>, most| {
+            let (count, error) = (of.count + most, of.error + most);
+            (of.item.clone(), Count { count, error, ..of })
+        };
+        let mut joined: HashMap<T, Count<T>> = self
             .counts
             .into_iter()
             .map(|count| listed(count, most_of_other))
             .collect();
-        for Count { item, count, error } in other.counts {
-            let joined = joined
-                .entry(item)
-                .and_modify(|(count, error)| (*count, *error) = (*count - most_of_other, *error - most_of_other))
-                .or_insert((most, most));
-            *joined = (joined.0 + count, joined.1 + error);
+        for of in other.counts {
+            match joined.get_mut(&of.item) {
+                Some(joined) => {
+                    joined.count = joined.count - most_of_other + of.count;
+                    joined.error = joined.error - most_of_other + of.error;
+                    joined.last = joined.last.max(of.last);
+                }
+                None => joined.extend([listed(of, most)]),
+            }
         }
 
-        let counts = joined
-            .into_iter()
-            .map(|(item, (count, error))| Count { item, count, error });
-        let mut counts: Vec<_> = counts.collect();
+        let mut counts: Vec<_> = joined.into_values().collect();
         counts.sort_by_key(|count| std::cmp::Reverse(count.count));
         Self {
             total: self.total + other.total,
@@ -272,6 +281,8 @@ impl<T: Clone + Eq + Hash> Summary<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::{
         collection::vec,
         prelude::{ProptestConfig, Strategy, prop_assert, prop_assert_eq, proptest},
@@ -283,7 +294,7 @@ mod tests {
     fn sketch(capacity: usize, stream: &[u16]) -> Summary<u16> {
         let mut sketch = SpaceSaving::new(capacity);
         for (item, counted) in stream.iter().zip(1..) {
-            sketch.count(item);
+            sketch.count(item, SystemTime::UNIX_EPOCH + Duration::from_secs(counted));
             assert_eq!(sketch.places.len(), sketch.counters.len());
             assert_eq!(sketch.total, counted);
         }
@@ -303,7 +314,7 @@ mod tests {
         let mut exact = exact(stream);
         assert_eq!(summary.total, stream.len() as u64);
         assert!(summary.counts.is_sorted_by(|a, b| a.count >= b.count));
-        for Count { item, count, error } in &summary.counts {
+        for Count { item, count, error, .. } in &summary.counts {
             let exact = exact.remove(item).unwrap_or_default();
             assert!(
                 count - error <= exact && exact <= *count,
@@ -354,6 +365,27 @@ mod tests {
             let joined = sketch(capacity, &a).join(sketch(capacity / 2 + 1, &b));
             verify(&joined, &[a, b].concat());
         }
+    }
+
+    #[test]
+    fn a_count_has_the_time_of_the_last_one() {
+        let last = |summary: &Summary<u16>| -> HashMap<_, _> {
+            let since_epoch = |count: &Count<u16>| count.last.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+            summary
+                .counts
+                .iter()
+                .map(|count| (count.item, since_epoch(count)))
+                .collect()
+        };
+        let (one, other) = (sketch(9, &[1, 2, 1, 3]), sketch(9, &[2, 2, 4, 4, 1]));
+        assert_eq!(last(&one), HashMap::from([(1, 3), (2, 2), (3, 4)]));
+        assert_eq!(
+            last(&one.clone().join(other.clone())),
+            HashMap::from([(1, 5), (2, 2), (3, 4), (4, 4)])
+        );
+        assert_eq!(last(&other.join(one))[&2], 2);
+        // The item that takes over the count of another one does not take over its time.
+        assert_eq!(last(&sketch(1, &[1, 1, 2])), HashMap::from([(2, 3)]));
     }
 
     #[test]

@@ -88,6 +88,17 @@ impl ClientIp {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// The networks of a provider, such as those of Cloudflare, are read from the file that it publishes, one in a line:
+    ///
+    /// ```
+    /// use tower_quota::key::{self, ClientIpSource};
+    ///
+    /// let published = "173.245.48.0/20\n2400:cb00::/32\n"; // std::fs::read_to_string(..)?
+    /// let client = key::client_ip(ClientIpSource::Header("cf-connecting-ip".parse()?)).trusted(published.lines())?;
+    /// # let _ = client;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// ```
     /// use tower_quota::key::{self, ClientIpSource};
     ///

@@ -262,7 +262,7 @@ impl fmt::Debug for Key {
 #[derive(Clone)]
 pub(crate) struct Secret([u8; 32]);
 
-#[cfg(feature = "admin")]
+#[cfg(any(feature = "admin", feature = "_redis"))]
 const SUBJECTS: &str = "tower-quota 2026 hashes of subjects";
 
 /// The shortest secret, in bytes: 128 bits, the length of a digest.
@@ -286,14 +286,26 @@ impl Secret {
         Self::derive(SUBJECTS, secret.as_ref())
     }
 
-    /// A secret of this process alone for the same, so that no hash of a key can be made elsewhere.
+    /// The same from random bytes.
     #[cfg(feature = "admin")]
-    pub(crate) fn random_for_subjects() -> Self {
+    pub(crate) fn of_subjects(bytes: &[u8; 32]) -> Self {
+        Self(blake3::derive_key(SUBJECTS, bytes))
+    }
+
+    /// Bytes that nobody can know.
+    #[cfg(feature = "admin")]
+    pub(crate) fn random_bytes() -> [u8; 32] {
         use std::hash::{BuildHasher, RandomState};
 
         // The keys of `RandomState` are from the entropy of the operating system.
         let words: [u64; 4] = std::array::from_fn(|word| RandomState::new().hash_one(word));
-        Self(blake3::derive_key(SUBJECTS, &words.map(u64::to_ne_bytes).concat()))
+        blake3::derive_key("tower-quota 2026 random bytes", &words.map(u64::to_ne_bytes).concat())
+    }
+
+    /// Bytes for the secret of the names of subjects, from that of stored keys.
+    #[cfg(feature = "_redis")]
+    pub(crate) fn derived_for_subjects(&self) -> [u8; 32] {
+        blake3::derive_key(SUBJECTS, &self.0)
     }
 
     /// With one secret for several purposes, the contexts still make the digest that a caller receives differ from the stored one.

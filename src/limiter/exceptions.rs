@@ -189,6 +189,6 @@ impl Limiter {
             }
             (overrides, counted_as)
         };
-        overrides.set(&counted_as, &key, limit).await
+        overrides.set(&counted_as, &key, limit, None).await
     }
 }

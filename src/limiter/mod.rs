@@ -2,13 +2,14 @@
 
 mod acquire;
 mod exceptions;
+mod of_layer;
 mod request;
 
 use std::{fmt, sync::Arc};
 
 pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
-    ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision, RateLimitLayer, Usage,
+    ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision, Usage,
     decide::{CheckContext, LongestWait, Undecided, Waiting},
     error::or_panic,
     http::{Presentation, response::ResponseFormat},
@@ -20,7 +21,8 @@ use crate::{
 /// A rate limiter without HTTP: for a job, a mail sender or a GraphQL resolver.
 ///
 /// It shares its counts with all limiters and layers that have the same store and policy name. All policies count under the
-/// key that a method is given, unless a [`request`](Self::request) has others; the keys of the policies are not used.
+/// key that a method is given, unless a [`request`](Self::request) has others; the keys of the policies are used by
+/// [`request_of`](Self::request_of) alone.
 ///
 /// ```
 /// use tower_quota::{Key, Limiter, MemoryStore, Policy, SlidingLog};
@@ -40,6 +42,8 @@ use crate::{
 #[must_use]
 pub struct Limiter {
     pub(crate) policies: PolicySet,
+    /// Whether the policies are those of a layer, which have keys of requests.
+    has_extractors: bool,
     on_decision: Observer<Decision>,
     on_failure: Observer<StoreError>,
 }
@@ -92,38 +96,10 @@ impl Limiter {
         let policies = policies.into_policies().into_iter().map(Policy::for_limiter);
         Ok(Self {
             policies: PolicySet::new(store, policies.collect(), validate_for_limiter)?,
+            has_extractors: false,
             on_decision: None,
             on_failure: None,
         })
-    }
-}
-
-/// The policies of a layer, counted where the layer counts them, so that one definition serves requests and code without them.
-///
-/// Settings that need an HTTP request are ignored: a [computed](Policy::cost_fn) cost is 1 unless a [`request`](Limiter::request) has
-/// another, nothing is [refunded](Policy::refund_if) by itself, all policies [apply](Policy::apply_if), and only
-/// [fixed](Policy::wait_up_to) waits are made, in the order of arrival. A policy whose limit is [chosen](Policy::with_limit_fn) for
-/// each request does not apply. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
-///
-/// ```
-/// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-/// let api = Policy::new("api", SlidingLog::per_minute(10)).key(key::header("x-user-id")).cost_fn(|_| 5);
-/// let layer = RateLimitLayer::new(MemoryStore::new(), api);
-/// let messages = Limiter::from(&layer);
-/// assert_eq!(messages.check(Key::header("x-user-id", "42")).await?.remaining(), 9);
-/// # Ok(())
-/// # }
-/// ```
-impl From<&RateLimitLayer> for Limiter {
-    fn from(layer: &RateLimitLayer) -> Self {
-        Self {
-            policies: layer.policies().clone(),
-            on_decision: None,
-            on_failure: None,
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use super::{Limiter, undecided_by, unknown, unknown_plan};
 use crate::{
@@ -15,7 +15,7 @@ pub struct LimiterRequest<'a> {
     limiter: &'a Limiter,
     key: Key,
     cost: Option<u64>,
-    plan: Option<&'a str>,
+    pub(super) plan: Option<Cow<'a, str>>,
     pub(super) max_wait: Option<Duration>,
     pub(super) turn_key: u32,
     pub(super) priority: i32,
@@ -25,10 +25,12 @@ pub struct LimiterRequest<'a> {
 
 /// What one policy has in place of the others.
 #[derive(Clone, Debug)]
-struct OfPolicy<'a> {
-    policy: &'a str,
-    key: Option<Key>,
+pub(super) struct OfPolicy<'a> {
+    policy: Cow<'a, str>,
+    pub(super) key: Option<Key>,
     cost: Option<u64>,
+    /// Whether the policy does not apply.
+    pub(super) is_off: bool,
 }
 
 /// Constructors.
@@ -121,7 +123,7 @@ impl<'a> LimiterRequest<'a> {
     /// # }
     /// ```
     pub fn cost_of(mut self, policy: &'a str, cost: u64) -> Self {
-        self.of(policy).cost = Some(cost);
+        self.of(policy.into()).cost = Some(cost);
         self
     }
 
@@ -149,7 +151,7 @@ impl<'a> LimiterRequest<'a> {
     /// # }
     /// ```
     pub fn key_of(mut self, policy: &'a str, key: impl Into<Key>) -> Self {
-        self.of(policy).key = Some(key.into());
+        self.of(policy.into()).key = Some(key.into());
         self
     }
 
@@ -172,17 +174,18 @@ impl<'a> LimiterRequest<'a> {
     /// # }
     /// ```
     pub fn plan(mut self, name: &'a str) -> Self {
-        self.plan = Some(name);
+        self.plan = Some(name.into());
         self
     }
 
-    fn of(&mut self, policy: &'a str) -> &mut OfPolicy<'a> {
+    pub(super) fn of(&mut self, policy: Cow<'a, str>) -> &mut OfPolicy<'a> {
         let position = self.of_policies.iter().position(|of| of.policy == policy);
         let position = position.unwrap_or_else(|| {
             self.of_policies.push(OfPolicy {
                 policy,
                 key: None,
                 cost: None,
+                is_off: false,
             });
             self.of_policies.len() - 1
         });
@@ -363,7 +366,10 @@ impl LimiterRequest<'_> {
     }
 
     pub(super) fn cost_for(&self, policy: &str) -> Option<u64> {
-        self.find(policy).and_then(|of| of.cost).or(self.cost)
+        match self.find(policy) {
+            Some(of) if of.is_off => Some(0),
+            of => of.and_then(|of| of.cost).or(self.cost),
+        }
     }
 
     #[inline]
@@ -375,12 +381,12 @@ impl LimiterRequest<'_> {
     #[inline]
     pub(super) fn plan_of(&self, Basis { context, plans, .. }: &Basis) -> Result<usize, StoreError> {
         let position = |name| plans.as_ref().and_then(|plans| plans.position(name));
-        let plan = self.plan.map_or(Ok(0), |name| {
+        let plan = self.plan.as_deref().map_or(Ok(0), |name| {
             position(name).ok_or_else(|| unknown_plan(name, plans.as_deref()))
         })?;
         for of in &self.of_policies {
             if context.policies.iter().all(|policy| *policy.limit.name != *of.policy) {
-                return Err(unknown(of.policy, context));
+                return Err(unknown(&of.policy, context));
             }
         }
         Ok(plan)

@@ -206,6 +206,11 @@ impl PlanChoice {
         format!("`{}`", self.names.join("`, `"))
     }
 
+    /// The name of the plan at a position.
+    pub(crate) fn name(&self, position: usize) -> &str {
+        self.names.get(position).map_or("", |name| name)
+    }
+
     /// Whether all requests of a layer would have the first of several plans.
     pub(crate) fn is_forgotten(&self) -> bool {
         self.choose.is_none() && self.names.len() > 1

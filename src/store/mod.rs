@@ -142,6 +142,13 @@ pub trait Store: Send + Sync + 'static {
         self.inner()?.overrides()
     }
 
+    /// Random bytes that all processes which share the counts have in common: those that came first, or these; `None` of counts of
+    /// one process.
+    #[doc(hidden)]
+    fn shared_secret(&self, known: [u8; 32]) -> Option<SecretFuture> {
+        self.inner()?.shared_secret(known)
+    }
+
     /// Waits until the store has confirmed what requests of this process owe to it, for at most this long.
     ///
     /// Refunds, settlements and releases of slots are sent by tasks, which end with their runtime, so a process that ends sends the
@@ -225,6 +232,10 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
+/// The future of [`Store::shared_secret`].
+#[doc(hidden)]
+pub type SecretFuture = Pin<Box<dyn Future<Output = Result<[u8; 32], StoreError>> + Send>>;
+
 /// A pointer to a store, with its identity.
 macro_rules! pointer {
     ($pointer:ident, |$own:ident| $id:expr) => {
@@ -248,6 +259,10 @@ macro_rules! pointer {
 
             fn overrides(&self) -> Option<&Overrides> {
                 (**self).overrides()
+            }
+
+            fn shared_secret(&self, known: [u8; 32]) -> Option<SecretFuture> {
+                (**self).shared_secret(known)
             }
 
             fn status(&self) -> Option<StoreStatus> {

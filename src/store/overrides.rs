@@ -30,15 +30,18 @@ pub struct Override {
     pub limit: Limit,
     /// When it ends, since the Unix epoch by the clock of the store.
     pub expires_at: Duration,
+    /// The operator who has set it by an `Admin`; `None` if the application has.
+    pub set_by: Option<Box<str>>,
 }
 
 impl Override {
-    pub(super) fn new(policy: &str, key: Key, limit: Limit, expires_at: Duration) -> Self {
+    pub(super) fn new(policy: &str, key: Key, (limit, expires_at): (Limit, Duration), set_by: Option<&str>) -> Self {
         Self {
             policy: policy.into(),
             key,
             limit,
             expires_at,
+            set_by: set_by.map(Box::from),
         }
     }
 }
@@ -50,6 +53,7 @@ impl fmt::Debug for Override {
             .field("policy", &self.policy)
             .field("limit", &self.limit)
             .field("expires_at", &self.expires_at)
+            .field("set_by", &self.set_by)
             .finish_non_exhaustive()
     }
 }
@@ -119,6 +123,17 @@ impl Overrides {
         Some(read(found))
     }
 
+    /// The keys of a policy that have overrides, as they are stored.
+    #[cfg(feature = "admin")]
+    pub(crate) fn keys_of(&self, policy: &str) -> Vec<Key> {
+        let (now, table) = (self.now(), self.0.read());
+        let of_policy = table.0.get(policy).into_iter().flat_map(HashMap::values);
+        of_policy
+            .filter(|one| now < one.expires_at)
+            .map(|one| one.key.clone())
+            .collect()
+    }
+
     /// The overrides that have not ended, by policy and key.
     pub(crate) fn list(&self) -> Vec<Override> {
         let (now, table) = (self.now(), self.0.read());
@@ -127,18 +142,21 @@ impl Overrides {
         list
     }
 
-    /// Sets the limit of a key for so long, or ends its override without a limit.
+    /// Sets the limit of a key for so long, in the name of an operator, or ends its override without a limit.
     pub(crate) async fn set(
         &self,
         policy: &str,
         key: &Key,
         limit: Option<(Limit, Duration)>,
+        set_by: Option<&str>,
     ) -> Result<(), StoreError> {
         let limit = limit.map(|(limit, lasts)| (limit, lasts.min(LONGEST)));
+        let set_by = set_by.map(line_of);
+        let set_by = set_by.as_deref().filter(|name| !name.is_empty());
         match &self.0.source {
-            OverrideSource::Memory(now) => self.change(now(), policy, key, limit),
+            OverrideSource::Memory(now) => self.change(now(), policy, key, limit, set_by),
             #[cfg(feature = "_redis")]
-            OverrideSource::Redis(redis) => redis.set(self, policy, key, limit).await,
+            OverrideSource::Redis(redis) => redis.set(self, policy, key, limit, set_by).await,
         }
     }
 
@@ -148,13 +166,14 @@ impl Overrides {
         policy: &str,
         key: &Key,
         limit: Option<(Limit, Duration)>,
+        set_by: Option<&str>,
     ) -> Result<(), StoreError> {
         let Some((limit, lasts)) = limit else {
             self.0.write(|table| table.remove(policy, key));
             return Ok(());
         };
         self.require_room(policy, key)?;
-        let one = Override::new(policy, key.clone(), limit, now.saturating_add(lasts));
+        let one = Override::new(policy, key.clone(), (limit, now.saturating_add(lasts)), set_by);
         self.0.write(|table| table.insert(one));
         Ok(())
     }
@@ -246,6 +265,11 @@ impl fmt::Debug for Overrides {
     }
 }
 
+/// A name as a part of a line: at most 100 characters, none of which ends a line or a text in Redis.
+fn line_of(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(100).collect()
+}
+
 fn too_many() -> StoreError {
     StoreError::new(
         ErrorKind::Refused,
@@ -262,10 +286,14 @@ mod tests {
     async fn there_is_a_bounded_number_of_them() {
         let (limit, lasts) = (Limit::from(SlidingLog::per_hour(9)), Duration::from_secs(9));
         let overrides = Overrides::new(OverrideSource::Memory(Box::new(|| Duration::ZERO)));
-        let all = (0..MAX_OVERRIDES as u64).map(|n| Override::new("p", n.into(), limit.clone(), lasts));
+        let all = (0..MAX_OVERRIDES as u64).map(|n| Override::new("p", n.into(), (limit.clone(), lasts), None));
         overrides.apply(true, all);
 
-        let set = async |key: u64| overrides.set("p", &key.into(), Some((limit.clone(), lasts))).await;
+        let set = async |key: u64| {
+            overrides
+                .set("p", &key.into(), Some((limit.clone(), lasts)), None)
+                .await
+        };
         let error = set(MAX_OVERRIDES as u64).await.unwrap_err();
         assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
         assert_eq!(

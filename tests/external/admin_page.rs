@@ -138,6 +138,12 @@ impl Visit {
         visit
     }
 
+    pub(super) async fn has_status_with(&mut self, text: &str) {
+        let status = "document.querySelector('[role=status]')?.textContent";
+        let text = Value::from(text);
+        self.tab.until(&format!("{status}?.includes({text})")).await;
+    }
+
     pub(super) async fn has_status(&mut self, text: &str) {
         let status = "document.querySelector('[role=status]')?.textContent";
         let text = Value::from(text);
@@ -179,6 +185,30 @@ impl Visit {
         self.focus("key").await;
         self.type_text(text).await;
         self.tab.press("Enter").await;
+    }
+
+    /// Whether the page fits this width, and no word is broken in its middle.
+    pub(super) async fn has_whole_words(&mut self, width: u32) -> bool {
+        const BROKEN: &str = r"(() => {
+            const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+            const broken = [];
+            for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+                for (const word of text.data.matchAll(/[\w.:=,]+/g)) {
+                    const range = document.createRange();
+                    range.setStart(text, word.index);
+                    range.setEnd(text, word.index + word[0].length);
+                    const tops = new Set([...range.getClientRects()].map(({ top }) => Math.round(top)));
+                    if (tops.size > 1) {
+                        broken.push(`${word[0]} in ${text.parentElement.outerHTML.slice(0, 60)}`);
+                    }
+                }
+            }
+            return broken.join(' ');
+        })()";
+        let fits = self.tab.fits(width).await;
+        let broken = self.tab.evaluate(BROKEN).await;
+        assert_eq!(broken, "", "broken words at {width}");
+        fits
     }
 
     /// Replaces the text of the field with this id, and sends its form.
@@ -225,7 +255,8 @@ async fn an_operator_finds_a_caller_and_resets_its_counts_by_keyboard() {
     let shown = visit.text("#subject").await;
     for part in [
         "ip=192.0.2.1",
-        "10 times by api-7, listed as ",
+        "10 times by api-7, last ",
+        ", listed as ",
         "sliding-log 3/min",
         "denies: quota exceeded",
         "0 of 3",
@@ -236,14 +267,17 @@ async fn an_operator_finds_a_caller_and_resets_its_counts_by_keyboard() {
     assert!(header.starts_with("api-7, as of "), "{header}");
     let hashes = visit.text("#hashes").await;
     assert!(hashes.contains("a secret of api-7 alone"), "{hashes}");
-    let found = visit.text("li.found code").await;
+    let found = visit.text("li.found .look-up").await;
     assert!(shown.contains(&format!("listed as {found}")), "{found} in {shown}");
 
+    // From the field of the search.
+    let mut tabs = 0;
+    while visit.tab.evaluate("document.activeElement.textContent").await != "Reset its counts and bans" {
+        visit.tab.press("Tab").await;
+        tabs += 1;
+        assert!(tabs <= 2, "{tabs}");
+    }
     // The question begins with the button that changes nothing.
-    visit
-        .tab
-        .evaluate("document.querySelector('#subject button').focus()")
-        .await;
     visit.tab.press("Enter").await;
     visit.tab.until("document.querySelector('dialog').open").await;
     assert_eq!(visit.tab.evaluate("document.activeElement.id").await, "cancel");
@@ -290,11 +324,12 @@ async fn an_operator_overrides_a_limit_by_keyboard_and_ends_that() {
 
     visit.replace("limit", "sliding-log 5/min").await;
     visit
-        .has_status("ip=192.0.2.1 has the limit sliding-log 5/min in api for 3 d.")
+        .has_status_with("ip=192.0.2.1 has the limit sliding-log 5/min in api until ")
         .await;
     let shown = visit.text("#subject").await;
     for part in [
-        "sliding-log 5/min for 3 d",
+        "sliding-log 5/min until ",
+        "set by not known",
         "In place of",
         "sliding-log 3/min",
         "2 of 5",
@@ -307,10 +342,33 @@ async fn an_operator_overrides_a_limit_by_keyboard_and_ends_that() {
     }
     assert!(!row.contains("192.0.2.1"), "{row}");
     for width in [360, 1280] {
-        assert!(visit.tab.fits(width).await, "{width}");
+        assert!(visit.has_whole_words(width).await, "{width}");
     }
     for expected in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
         assert_eq!(send(&visit.app, get_from("192.0.2.1", "/")).await.status, expected);
+    }
+
+    let status = "document.querySelector('[role=status]').textContent";
+    let midnight = "new Date(new Date().setHours(24, 0, 0, 0)).toLocaleString()";
+    for (text, ends) in [
+        ("tomorrow", midnight),
+        ("2032-02-29", "new Date(2032, 1, 29).toLocaleString()"),
+        ("2032-12-31 18:30", "new Date(2032, 11, 31, 18, 30).toLocaleString()"),
+    ] {
+        visit.replace("lasts", text).await;
+        visit
+            .tab
+            .until(&format!("{status}.endsWith(` in api until ${{{ends}}}.`)"))
+            .await;
+    }
+    for (text, error) in [
+        ("2031-02-29", "is not a length of time"),
+        ("2001-01-01", "is not a time of the next 31 years"),
+        ("yesterday", "is not a length of time"),
+    ] {
+        visit.replace("lasts", text).await;
+        let shown = "document.querySelector('#status.error')?.textContent";
+        visit.tab.until(&format!("{shown}?.includes('{error}')")).await;
     }
 
     visit.focus("end-override").await;

@@ -100,7 +100,7 @@ async fn an_operator_finds_a_customer_in_all_policies() {
     }
     assert!(visit.text("#found tbody").await.contains("ip=192.0.2.1|path=/.."));
     for width in [360, 1280] {
-        assert!(visit.tab.fits(width).await, "{width}");
+        assert!(visit.has_whole_words(width).await, "{width}");
     }
     visit.end();
 }
@@ -291,7 +291,8 @@ async fn slots_and_bans_are_listed_with_the_subjects_that_have_them() {
         "1 slot",
         "key=44",
         "a ban",
-        "admitted after 10 min",
+        "for 10 min",
+        "until ",
         "key=45",
         "1 waiting request",
     ] {
@@ -302,6 +303,34 @@ async fn slots_and_bans_are_listed_with_the_subjects_that_have_them() {
     visit
         .tab
         .until("!/ slots?|waiting request\\b/.test(document.querySelector('#holders tbody').innerText)")
+        .await;
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_hash_by_which_no_subject_is_known_anymore_stops_no_refresh() {
+    let Some(tab) = Chromium::start().await else { return };
+    let limiter = Limiter::new(store(), Policy::new("exports", Concurrency::new(9)));
+    let app = page_of(&limiter, false);
+    let held = limiter.check("42").await.expect("a memory store replies");
+    let mut visit = Visit::of(tab, app, "").await;
+    let hash = visit.text("#holders .look-up").await;
+    visit.find(&hash).await;
+    visit.has_status(&format!("exports admits {hash}.")).await;
+    assert!(!visit.text("#subject").await.contains("42"), "its key is not shown");
+
+    drop(held);
+    visit.focus("refresh").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("Refreshed.").await;
+    assert_eq!(
+        visit.tab.evaluate("document.querySelector('#subject').hidden").await,
+        true
+    );
+    visit.replace("key", &hash).await;
+    visit
+        .has_status_with(&format!("knows no subject by the hash {hash}."))
         .await;
     visit.end();
 }

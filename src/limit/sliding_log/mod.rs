@@ -104,7 +104,8 @@ impl SlidingLog {
     /// The largest quota without a [`precision`](Self::precision): 100,000.
     pub const MAX_QUOTA: u64 = 100_000;
 
-    /// Merges the admissions within one `n`-th of the window into one entry, so that the log has at most `n` + 1 entries.
+    /// Merges the admissions within one `n`-th of the window into one entry, so that the log has at most `n` + 1 entries. Such a
+    /// part is rounded up to a microsecond, and begins at a multiple of its length since the Unix epoch.
     ///
     /// The quota holds in any window, as without it. An entry counts until the last of its admissions is one window old, so
     /// each admission counts too long by less than one `n`-th of the window. `remaining`, `retry_after` and `reset_after`
@@ -153,27 +154,7 @@ prefetch!(
     |log| Some(log.window)
 );
 
-/// Accessors.
 impl SlidingLog {
-    /// The time within which admissions are merged into one entry: the window divided by the
-    /// [`precision`](Self::precision), rounded up to a microsecond; `None` without a precision.
-    ///
-    /// Grains start at multiples of that time since the Unix epoch.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::SlidingLog;
-    /// assert_eq!(SlidingLog::per_minute(100).precision(60).grain(), Some(Duration::from_secs(1)));
-    /// assert_eq!(SlidingLog::per_minute(100).grain(), None);
-    /// ```
-    #[must_use]
-    pub fn grain(&self) -> Option<Duration> {
-        match self.grain_us() {
-            0 => None,
-            grain => Some(Duration::from_micros(grain)),
-        }
-    }
-
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         if self.precision == 0 && self.quota > Self::MAX_QUOTA {
             return Err(ConfigError::new(format!(
@@ -191,7 +172,7 @@ impl SlidingLog {
         self.window.as_micros() as u64 + u64::from(self.ahead_us)
     }
 
-    /// The [grain](Self::grain) in microseconds; 0 without a precision.
+    /// The time within which admissions are one entry, in microseconds; 0 without a precision.
     pub(crate) fn grain_us(&self) -> u64 {
         match self.precision {
             0 => 0,

@@ -65,6 +65,16 @@ impl KeyFormat {
         format!("{}overrides", self.head).into()
     }
 
+    /// The secret of the hashes that operators see, where keys are hashed: Redis is not to have it then.
+    pub(super) fn secret_of_subjects(&self) -> Option<[u8; 32]> {
+        Some(self.secret.as_ref()?.derived_for_subjects())
+    }
+
+    /// The key of the same where they are not, such as `quota:1:secret`.
+    pub(super) fn secret_key(&self) -> Bytes {
+        format!("{}secret", self.head).into()
+    }
+
     /// The key of a trial in the slot of this hash tag, such as `quota:1:trial:{0}`.
     pub(super) fn trial_key(&self, tag: u32) -> Bytes {
         format!("{}trial:{{{tag}}}", self.head).into()

@@ -64,21 +64,26 @@ impl RedisOverrides {
         Duration::from_micros(self.started_at_us.load(Ordering::Relaxed)) + self.started.elapsed()
     }
 
-    /// Sets the limit of a key for so long, or ends its override without a limit.
+    /// Sets the limit of a key for so long, in the name of an operator, or ends its override without a limit.
     pub(in crate::store) async fn set(
         &self,
         overrides: &Overrides,
         policy: &str,
         key: &Key,
         limit: Option<(Limit, Duration)>,
+        set_by: Option<&str>,
     ) -> Result<(), StoreError> {
         let key = self.stored_key(key);
         if limit.is_some() {
             overrides.require_room(policy, &key)?;
         }
+        let set_by = set_by.unwrap_or_default();
         // One that is ended is one that has expired.
         let (limit, lasts) = limit.unwrap_or((Limit::Unlimited, Duration::ZERO));
-        let change = [lasts.as_micros().to_string(), format!("{policy}\n{key}\n{limit}\n")];
+        let change = [
+            lasts.as_micros().to_string(),
+            format!("{policy}\n{key}\n{limit}\n{set_by}\n"),
+        ];
         let changed = self.call(overrides, change.map(Bytes::from)).await;
         changed.map_err(|failure| explain(failure, &self.backend))
     }
@@ -107,13 +112,14 @@ impl RedisOverrides {
 
 fn read(change: &[u8]) -> Option<Override> {
     let mut lines = std::str::from_utf8(change).ok()?.split('\n');
-    let [policy, key, limit, expires_at] = [lines.next()?, lines.next()?, lines.next()?, lines.next()?];
-    let expires_at = Duration::from_micros(expires_at.parse().ok()?);
+    let [policy, key, limit, set_by] = [lines.next()?, lines.next()?, lines.next()?, lines.next()?];
+    let expires_at = Duration::from_micros(lines.next()?.parse().ok()?);
+    let set_by = Some(set_by).filter(|name| !name.is_empty());
     Some(Override::new(
         policy,
         Key::from_stored(key)?,
-        limit.parse().ok()?,
-        expires_at,
+        (limit.parse().ok()?, expires_at),
+        set_by,
     ))
 }
 

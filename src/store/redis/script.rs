@@ -31,6 +31,7 @@ pub(super) enum ScriptName {
     /// Each command once.
     Trial,
     Overrides,
+    Secret,
 }
 
 impl ScriptName {
@@ -50,6 +51,7 @@ pub(super) struct Scripts {
     driver_with_lines: Script,
     trial: Script,
     overrides: Script,
+    secret: Script,
 }
 
 pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(str::to_owned));
@@ -89,7 +91,7 @@ const ALL_RULES: [&str; 8] = [
 const ALL_READS: u64 = 8 * BUDGET as u64;
 
 /// The constants of the scripts, which a call would otherwise make anew.
-const CONSTANTS: [(&str, u64); 18] = [
+const CONSTANTS: [(&str, u64); 19] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
@@ -110,6 +112,7 @@ const CONSTANTS: [(&str, u64); 18] = [
     ("SLACK", SLACK),
     ("SOON_US", SOON_US),
     ("STEPS", STEPS),
+    ("YEAR_US", 366 * 86_400 * 1_000_000),
 ];
 
 /// The functions of a rule, as a field of a table.
@@ -150,6 +153,7 @@ impl Scripts {
             driver_with_lines: script(&[PRELUDE, &all, lua!("line"), lua!("driver")]),
             trial: script(&[PRELUDE, lua!("trial")]),
             overrides: Script::new(text_of(&[PRELUDE, lua!("overrides")]).leak()),
+            secret: Script::new(text_of(&[PRELUDE, lua!("secret")]).leak()),
         }
     }
 
@@ -161,13 +165,21 @@ impl Scripts {
             ScriptName::DriverWithLines => &self.driver_with_lines,
             ScriptName::Trial => &self.trial,
             ScriptName::Overrides => &self.overrides,
+            ScriptName::Secret => &self.secret,
         }
     }
 
     /// All of them.
     pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
-        let others = [&self.driver, &self.driver_with_lines, &self.trial, &self.overrides];
-        self.checks.iter().chain(&self.drivers).chain(others)
+        let rules = self.checks.iter().chain(&self.drivers);
+        let others = [
+            &self.driver,
+            &self.driver_with_lines,
+            &self.trial,
+            &self.secret,
+            &self.overrides,
+        ];
+        rules.chain(others)
     }
 }
 

@@ -1,25 +1,29 @@
 use std::{
     fmt,
+    future::ready as ready_with,
     sync::{Arc, LazyLock, Weak},
 };
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
     across_slots,
+    call::ScriptCall,
     failure::Failure,
     key_format::slot_of_charge,
     overrides::{RedisOverrides, follow, read_first},
     prefetch::{Prefetch, Sent},
     queues::{CallerRequests, CommitQueues, Decided},
     request::OwnedRequest,
-    script::SCRIPTS,
+    script::{SCRIPTS, ScriptName},
     task::spawn,
-    trial::ready,
+    trial::{explain, ready},
     wakes::Subscription,
 };
 use crate::store::{
-    Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, overrides,
+    Overrides, SecretFuture, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus,
+    overrides,
 };
 
 /// Storage backend in Redis 6.2 or later, or Valkey, shared by all replicas of a service.
@@ -263,6 +267,22 @@ impl Store for RedisStore {
 
     fn overrides(&self) -> Option<&Overrides> {
         self.followed.as_ref()
+    }
+
+    fn shared_secret(&self, known: [u8; 32]) -> Option<SecretFuture> {
+        let backend = self.queues.backend.clone();
+        if let Some(secret) = backend.key_format.secret_of_subjects() {
+            return Some(Box::pin(ready_with(Ok(secret))));
+        }
+        Some(Box::pin(async move {
+            let mut call = ScriptCall::of(ScriptName::Secret, [backend.key_format.secret_key()]);
+            call.arguments.push(Bytes::copy_from_slice(&known));
+            let reply = backend.run_call(&call).await.and_then(|reply| {
+                let stored = <[u8; 32]>::try_from(&*reply.numbers);
+                stored.map_err(|_| Failure::malformed_reply())
+            });
+            reply.map_err(|failure| explain(failure, &backend))
+        }))
     }
 
     fn status(&self) -> Option<StoreStatus> {

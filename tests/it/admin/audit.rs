@@ -147,7 +147,15 @@ async fn a_change_that_is_refused_is_logged_with_the_reason() {
             "{body}: {text}"
         );
         let is_selected = body.contains("key=1") && !body.contains("other");
-        assert_eq!(text.contains("policy=\"mails\""), is_selected, "{body}: {text}");
+        // The policy that the operator has named.
+        for policy in ["mails", "other"] {
+            let is_named = body.contains(&format!("\"policy\":\"{policy}\""));
+            assert_eq!(
+                text.contains(&format!("policy=\"{policy}\"")),
+                is_named,
+                "{body}: {text}"
+            );
+        }
         assert_eq!(!text.contains("subject=\"\""), is_selected, "{body}: {text}");
     }
     assert!(

@@ -27,7 +27,8 @@ fn of(limiter: &Limiter) -> Operator {
 async fn lists_slots_and_bans(store: impl Store + Clone) {
     let policies = [
         Policy::new("exports", Concurrency::new(9)),
-        Policy::new("mails", SlidingLog::per_minute(2)).ban(Ban::after(2, MINUTE).first(10 * MINUTE)),
+        // The limit denies for longer than a ban.
+        Policy::new("mails", SlidingLog::per_hour(2)).ban(Ban::after(2, MINUTE).first(10 * MINUTE)),
     ];
     let limiter = Limiter::new(store, policies);
     let operator = of(&limiter);
@@ -69,8 +70,16 @@ async fn lists_slots_and_bans(store: impl Store + Clone) {
         (Some(1), &json!("key=44")),
         "{bans}"
     );
-    let ends = bans[0]["admitted_after_seconds"].as_f64().expect("a number");
-    assert!((590.0..=600.0).contains(&ends), "{ends}");
+    let rest = operator.counts("mails", "key=44").await;
+    for (of, name) in [(&bans[0], "ends_after_seconds"), (&rest, "banned_for_seconds")] {
+        let ends = of[name].as_f64().expect("a number");
+        assert!((590.0..=600.0).contains(&ends), "{of}");
+    }
+    assert!(rest["retry_after_seconds"].as_f64() > Some(3_500.0), "{rest}");
+    assert_eq!(
+        operator.counts("mails", "key=45").await["banned_for_seconds"],
+        Value::Null
+    );
 
     drop(held);
     assert_eq!(list(0, "slots").await, json!([]));

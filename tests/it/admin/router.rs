@@ -1,15 +1,23 @@
 //! The router for operators.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, UNIX_EPOCH},
+};
 
 use axum::{Router, body::Body, routing::get as route};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
+use tokio::time::advance;
 use tower::ServiceExt;
 use tower_quota::{
     Admin, Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies,
-    Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket, key,
-    store::{Store, StoreStatus},
+    Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
+    store::{ErrorKind, SecretFuture, Store, StoreError, StoreFuture, StoreRequest, StoreStatus},
 };
 
 use crate::support::{
@@ -354,8 +362,8 @@ async fn overrides_a_limit(store: impl Store + Clone) {
     );
     let own = &subject["override"];
     assert_eq!(
-        (&own["policy"], &own["store"], &own["limit"]),
-        (&json!("api"), &json!(1), &json!("sliding-log 5/d"))
+        (&own["policy"], &own["store"], &own["limit"], &own["set_by"]),
+        (&json!("api"), &json!(1), &json!("sliding-log 5/d"), &json!("not known"))
     );
     let ends = own["ends_after_seconds"].as_f64().expect("a number");
     assert!((259_190.0..=259_200.0).contains(&ends), "{own}");
@@ -382,6 +390,37 @@ async fn overrides_a_limit(store: impl Store + Clone) {
     }
     assert_eq!(operator.reset("api", KEY).await.status, StatusCode::OK);
     assert_eq!(call(&app, "192.0.2.1", 1).await, StatusCode::TOO_MANY_REQUESTS);
+
+    // Until a time, by an operator with a line break in the name.
+    let now = UNIX_EPOCH.elapsed().expect("a clock after 1970").as_secs();
+    let until =
+        |until: u64| json!({ "policy": "api", "key": KEY, "limit": "sliding-log 5/d", "until": until }).to_string();
+    let eve = format!("Basic {}", BASE64_STANDARD.encode("eve\n\0sliding-log 9/s:password"));
+    let set = operator
+        .post("/override", &until(now + 3_600), &[("authorization", &eve)])
+        .await
+        .json();
+    let own = operator.report().await["overrides"][0].take();
+    assert_eq!(own["set_by"], "evesliding-log 9/s", "{set}");
+    assert_eq!(
+        (&own["limit"], &own["ends_at"]),
+        (&set["override"]["limit"], &set["override"]["ends_at"])
+    );
+    let (ends, ends_at) = (own["ends_after_seconds"].as_f64(), own["ends_at"].as_u64());
+    assert!(ends.is_some_and(|ends| (3_590.0..=3_600.0).contains(&ends)), "{own}");
+    assert!(ends_at.is_some_and(|at| at.abs_diff(now + 3_600) <= 10), "{own}");
+    for mistake in [now, 1_000 * now] {
+        let refused = operator.post("/override", &until(mistake), &[]).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{mistake}");
+    }
+    let both = until(now + 9).replace("}", r#","lasts":"3d"}"#);
+    let past = operator.post("/override", &both, &[]).await;
+    assert_eq!(past.status, StatusCode::BAD_REQUEST);
+    assert!(
+        past.json()["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("exclude each other"))
+    );
 
     let ended = operator.end_override("api", KEY).await.json();
     assert_eq!(
@@ -420,7 +459,17 @@ async fn a_limit_is_overridden_where_redis_has_hashes_of_keys() {
         .overrides(true)
         .hash_keys("0123456789abcdef")
         .expect("a long secret");
-    overrides_a_limit(connected(builder, &redis.url()).await).await;
+    let store = connected(builder, &redis.url()).await;
+    overrides_a_limit(store.clone()).await;
+
+    // No hash of the page: it selects nothing.
+    let operator = Operator::of(&RateLimitLayer::new(store, api(SlidingLog::per_day(2))));
+    let set = operator
+        .set_override("api", "ip=192.0.2.1", "sliding-log 5/d", "3d")
+        .await
+        .json();
+    let subject = set["override"]["subject"].as_str().expect("text");
+    assert!(subject.starts_with("keyed="), "{set}");
 }
 
 #[tokio::test]
@@ -476,7 +525,7 @@ async fn the_overrides_of_other_policies_are_not_listed() {
     let listed = both.report().await["overrides"].take();
     assert_eq!(
         listed,
-        json!([{ "policy": "mails", "store": 1, "subject": "key=42", "limit": "sliding-log 9/h", "ends_after_seconds": listed[0]["ends_after_seconds"] }])
+        json!([{ "policy": "mails", "store": 1, "subject": "key=42", "limit": "sliding-log 9/h", "set_by": null, "ends_at": listed[0]["ends_at"], "ends_after_seconds": listed[0]["ends_after_seconds"] }])
     );
     tokio::time::advance(MINUTE).await;
     assert_eq!(both.report().await["overrides"], json!([]));
@@ -526,11 +575,14 @@ async fn keys_of_denials_are_hashes_that_a_look_up_shows() {
     assert_eq!((&denials["total"], &denials["most_of_others"]), (&json!(7), &json!(0)));
     let [second, first] = ["192.0.2.1", "192.0.2.2"].map(|address| format!("ip={address}"));
     let hash = async |key: &str| operator.get("api", key).await.json()["subject"].take();
+    let last_at = &denials["subjects"][0]["last_at"];
     let expected = json!([
-        { "subject": hash(&first).await, "denials": 5, "error": 0 },
-        { "subject": hash(&second).await, "denials": 2, "error": 0 },
+        { "subject": hash(&first).await, "denials": 5, "error": 0, "last_at": last_at },
+        { "subject": hash(&second).await, "denials": 2, "error": 0, "last_at": denials["subjects"][1]["last_at"] },
     ]);
     assert_eq!(denials["subjects"], expected);
+    let (since, last_at) = (denials["since"].as_u64(), last_at.as_u64());
+    assert!(since.is_some() && since <= last_at && last_at <= operator.report().await["now"].as_u64());
     assert!(
         !operator.report().await.to_string().contains("192.0.2"),
         "no key is shown"
@@ -586,6 +638,219 @@ async fn instances_with_one_secret_list_a_subject_by_one_hash() {
 
     let error = admin().hash_secret("fifteen bytes..").expect_err("the secret is short");
     assert!(error.to_string().contains("at least 16 bytes, not 15"), "{error}");
+}
+
+/// A service of two processes, with the operators of both.
+async fn two_processes(builder: impl Fn() -> RedisStoreBuilder, redis: &Redis) -> [(RateLimitLayer, Operator); 2] {
+    let process = async || {
+        let layer = RateLimitLayer::new(connected(builder(), &redis.url()).await, api(SlidingLog::per_minute(2)));
+        (layer.clone(), Operator::of(&layer))
+    };
+    [process().await, process().await]
+}
+
+async fn hash_of(operator: &Operator) -> String {
+    let subject = operator.get("api", "ip=192.0.2.1").await.json()["subject"].take();
+    subject.as_str().expect("text").to_owned()
+}
+
+#[tokio::test]
+async fn processes_on_one_redis_name_a_subject_by_one_hash() {
+    let (redis, other) = (Redis::start(), Redis::start());
+    let [(_, one), (_, two)] = two_processes(patient, &redis).await;
+    let [(_, elsewhere), _] = two_processes(patient, &other).await;
+    let hash = hash_of(&one).await;
+    assert_eq!(hash, hash_of(&two).await);
+    assert_ne!(hash, hash_of(&elsewhere).await);
+    assert_eq!(one.report().await["shares_hashes"], true);
+    let expires: i64 = redis.command("TTL", ["quota:1:secret"]).await;
+    assert!(expires > 365 * 86_400, "{expires}");
+
+    // Redis is not to have the secret where keys are hashed.
+    let () = other.command("FLUSHALL", ["SYNC"]).await;
+    let hashed = || patient().hash_keys("0123456789abcdef").expect("a long secret");
+    let [(_, one), (_, two)] = two_processes(hashed, &other).await;
+    let hash = hash_of(&one).await;
+    assert_eq!(hash, hash_of(&two).await);
+    let stored: i64 = other.command("EXISTS", ["quota:1:secret"]).await;
+    assert_eq!(stored, 0);
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_have_a_secret_is_reported() {
+    let redis = Redis::start();
+    let () = redis.command("RPUSH", ["quota:1:secret", "element"]).await;
+    let [(_, one), (_, two)] = two_processes(patient, &redis).await;
+    let report = one.report().await;
+    assert_eq!(report["shares_hashes"], false);
+    let error = report["hashes_error"].as_str().expect("text");
+    assert!(error.contains("WRONGTYPE"), "{error}");
+    let hash = hash_of(&one).await;
+    assert_eq!(hash, hash_of(&one).await);
+    assert_ne!(hash, hash_of(&two).await);
+}
+
+/// A store that shares a secret, unless it fails.
+#[derive(Clone)]
+struct Sharing {
+    counts: MemoryStore,
+    secret: Arc<Mutex<Option<[u8; 32]>>>,
+    asked: Arc<AtomicU32>,
+}
+
+impl Sharing {
+    fn of(secret: Option<[u8; 32]>) -> Self {
+        Self {
+            counts: MemoryStore::new(),
+            secret: Arc::new(Mutex::new(secret)),
+            asked: Arc::default(),
+        }
+    }
+
+    fn set(&self, secret: Option<[u8; 32]>) {
+        *self.secret.lock().expect("no test panics with it") = secret;
+    }
+}
+
+impl Store for Sharing {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        self.counts.decide(requests)
+    }
+
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.counts)
+    }
+
+    fn shared_secret(&self, _: [u8; 32]) -> Option<SecretFuture> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let secret = *self.secret.lock().expect("no test panics with it");
+        Some(Box::pin(async move {
+            secret.ok_or_else(|| StoreError::new(ErrorKind::Unreachable, "connection refused"))
+        }))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_secret_is_that_of_the_first_store_and_is_read_again() {
+    let (first, second) = (Sharing::of(None), Sharing::of(Some([2; 32])));
+    let layer_on = |store: &Sharing| RateLimitLayer::new(store.clone(), api(SlidingLog::per_minute(2)));
+    let (one, another) = (layer_on(&first), layer_on(&second));
+    let operator = Operator(Admin::new().layer(&one).layer(&another).router_behind_authentication());
+    let hash = async || {
+        let subject = operator
+            .post("/subject", r#"{"policy":"api","key":"ip=192.0.2.1","store":1}"#, &[])
+            .await;
+        subject.json()["subject"].as_str().expect("text").to_owned()
+    };
+    let own = hash().await;
+    let report = operator.report().await;
+    assert_eq!(report["shares_hashes"], false);
+    assert!(
+        report["hashes_error"]
+            .as_str()
+            .is_some_and(|error| error.contains("refused"))
+    );
+    assert_eq!(
+        (
+            first.asked.load(Ordering::Relaxed),
+            second.asked.load(Ordering::Relaxed)
+        ),
+        (1, 0)
+    );
+
+    first.set(Some([1; 32]));
+    advance(Duration::from_secs(10)).await;
+    let shared = hash().await;
+    assert_ne!(shared, own);
+    let report = operator.report().await;
+    assert_eq!(
+        (&report["shares_hashes"], &report["hashes_error"]),
+        (&json!(true), &Value::Null)
+    );
+
+    // Redis was emptied, and another process was faster.
+    first.set(Some([3; 32]));
+    advance(Duration::from_secs(59)).await;
+    assert_eq!(hash().await, shared);
+    advance(Duration::from_secs(1)).await;
+    let newer = hash().await;
+    assert_ne!(newer, shared);
+
+    // One that fails later does not undo it.
+    first.set(None);
+    advance(Duration::from_secs(60)).await;
+    assert_eq!(hash().await, newer);
+    assert_eq!(first.asked.load(Ordering::Relaxed), 4);
+}
+
+#[tokio::test]
+async fn a_secret_that_redis_has_lost_is_the_one_that_a_process_has() {
+    let mut redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let of = async |known| {
+        store
+            .shared_secret([known; 32])
+            .expect("it has one")
+            .await
+            .expect("an answer")
+    };
+    assert_eq!(of(1).await, [1; 32]);
+    assert_eq!(of(2).await, [1; 32]);
+    redis.kill();
+    redis.restart();
+    eventually("Redis is back", async || {
+        store.shared_secret([2; 32]).expect("it has one").await.is_ok()
+    })
+    .await;
+    assert_eq!(of(1).await, [2; 32]);
+}
+
+/// An operator that has a hash, from a list of the report or the audit log of another process, needs no key.
+#[tokio::test]
+async fn the_hash_of_a_subject_selects_it() {
+    let redis = Redis::start();
+    let [(first, one), (second, two)] = two_processes(|| patient().overrides(true), &redis).await;
+    call(&app(&first), "192.0.2.1", 3).await;
+    let hash = one.policy().await["denials"]["subjects"][0]["subject"].take();
+    let hash = hash.as_str().expect("text");
+    let search = async |operator: &Operator| {
+        let found = operator
+            .post("/search", &json!({ "text": hash }).to_string(), &[])
+            .await
+            .json();
+        assert!(!found.to_string().contains("192.0.2"), "no key is shown: {found}");
+        found["found"].as_array().expect("a list").clone()
+    };
+    let [found] = &search(&one).await[..] else {
+        panic!("one policy has denied it")
+    };
+    assert_eq!((&found["policy"], &found["key"]), (&json!("api"), &json!(hash)));
+    assert_eq!(found["counts"][0]["allowed"], false);
+    assert!(search(&two).await.is_empty(), "the other process does not know it");
+
+    assert_eq!(one.reset("api", hash).await.json()["key"], json!(hash));
+    assert_eq!(call(&app(&first), "192.0.2.1", 1).await, StatusCode::OK);
+
+    // An override is known to all.
+    one.set_override("api", hash, "sliding-log 9/min", "1h").await;
+    eventually("the override is read", async || !search(&two).await.is_empty()).await;
+    assert_eq!(call(&app(&second), "192.0.2.1", 4).await, StatusCode::OK);
+    assert_eq!(two.end_override("api", hash).await.status, StatusCode::OK);
+    assert_eq!(call(&app(&second), "192.0.2.1", 1).await, StatusCode::TOO_MANY_REQUESTS);
+
+    let shows_keys = Admin::new()
+        .layer(&second)
+        .show_keys(true)
+        .router_behind_authentication();
+    let found = Operator(shows_keys)
+        .post("/search", &json!({ "text": hash }).to_string(), &[])
+        .await;
+    assert_eq!(found.json()["found"][0]["key"], "ip=192.0.2.1", "it has denied it too");
+    let unknown = two
+        .post("/search", &json!({ "text": "0123456789abcdef" }).to_string(), &[])
+        .await;
+    assert_eq!(unknown.json()["unknown_hash"], true);
+    assert_eq!(two.get("api", "0123456789abcdef").await.status, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,7 +13,8 @@ use http::{Request, Response, StatusCode, request::Parts};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    Decision, FailureMode, Key, Limit, Limiter, Plans, Policies, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    Decision, FailureMode, Key, Limit, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog,
+    TokenBucket, key,
     store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
 };
 
@@ -26,6 +27,7 @@ each_store! { with crate::support::Unclocked:
     a_handler_behind_a_layer_peeks_at_what_remains_after_its_request
     a_peek_of_a_layer_has_the_plan_of_the_caller
     a_limiter_of_a_layer_counts_with_it_by_what_needs_no_request
+    the_messages_of_a_connection_are_counted_by_what_its_request_is
 }
 
 /// A store that fails.
@@ -178,6 +180,80 @@ async fn a_limiter_of_a_layer_counts_with_it_by_what_needs_no_request(store: Arc
         .cost_of("fixed", 0)
         .cost_of("computed", 0);
     assert!(!request.check().await.expect("the store answers").is_allowed());
+}
+
+async fn the_messages_of_a_connection_are_counted_by_what_its_request_is(store: Arc<impl Store>) {
+    let path = |path: &'static str| move |parts: &Parts| parts.uri.path() == path;
+    let messages = |n| Policy::new("messages", TokenBucket::per_hour(n)).key((user(), key::path()));
+    let plans = Plans::new("free", messages(3)).plan("pro", messages(100));
+    let plans = plans
+        .in_each(Policy::new("all", SlidingLog::per_hour(50)).key(key::constant("all")))
+        .in_each(
+            Policy::new("chats", SlidingLog::per_hour(9))
+                .key(user())
+                .apply_if(path("/chat")),
+        )
+        .in_each(
+            Policy::new("observed", SlidingLog::per_hour(9))
+                .key(key::header("x-other"))
+                .observe_only(),
+        );
+    let layer = RateLimitLayer::new(
+        store,
+        plans.by(|parts| Some(if parts.uri.query().is_some() { "pro" } else { "free" })),
+    );
+    let layer = layer.skip(path("/health"));
+    let limiter = Limiter::from(&layer);
+    let counted = async |uri: &str, cost| {
+        let connection = head(uri, "42");
+        let message = limiter.request_of(&connection).expect("it has the keys").cost(cost);
+        let decision = message.check().await.expect("the store answers");
+        remaining(&decision)
+            .into_iter()
+            .map(|(name, left)| (name.to_owned(), left))
+            .collect::<Vec<_>>()
+    };
+    let expected = |left: &[(&str, u64)]| {
+        left.iter()
+            .map(|(name, left)| ((*name).to_owned(), *left))
+            .collect::<Vec<_>>()
+    };
+
+    assert_eq!(counted("/feed", 1).await, expected(&[("messages", 2), ("all", 49)]));
+    assert_eq!(counted("/feed", 2).await, expected(&[("messages", 0), ("all", 47)]));
+    assert_eq!(
+        counted("/chat?pro", 2).await,
+        expected(&[("messages", 98), ("all", 45), ("chats", 7)])
+    );
+    assert_eq!(
+        counted("/chat?pro", 0).await,
+        expected(&[("messages", 98), ("all", 45), ("chats", 7)])
+    );
+    assert_eq!(counted("/health", 1).await, []);
+    // The requests of the layer have the same counts.
+    assert_eq!(send(&layer, head("/feed", "42")).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(send(&layer, head("/feed", "43")).await, StatusCode::OK);
+
+    let nobody = Request::get("/feed").body(()).expect("a request").into_parts().0;
+    let error = limiter.request_of(&nobody).expect_err("it has no user");
+    assert!(error.is_absent(), "{error}");
+}
+
+#[tokio::test]
+async fn a_limiter_that_is_not_of_a_layer_has_no_keys_of_requests() {
+    let policy = || Policy::new("api", SlidingLog::per_hour(9));
+    for limiter in [
+        Limiter::new(MemoryStore::new(), policy()),
+        Limiter::new(MemoryStore::new(), policy().key(user())),
+    ] {
+        let error = limiter.request_of(&head("/", "42")).expect_err("it has no extractor");
+        assert!(
+            error.is_misconfigured() && error.to_string().contains("`Limiter::from(&layer)`"),
+            "{error}"
+        );
+        let empty = limiter.check("42").await.expect("a memory store replies");
+        assert_eq!(remaining(&empty), [("api", 8)]);
+    }
 }
 
 #[tokio::test]

@@ -392,9 +392,9 @@ async fn what_is_not_a_list_of_overrides_is_refused_and_not_read(library: Client
     let one = limiter(store.clone());
     let huge =
         "for n = 1, 500000 do redis.call('ZADD', KEYS[1], n, 'member-' .. n) end redis.call('ZADD', KEYS[1], -1, '#')";
-    let small = "redis.call('ZADD', KEYS[1], 1, 'mails\\nkey=a\\ndeny-all\\n9999999999999999')";
+    let small = "redis.call('ZADD', KEYS[1], 1, 'mails\\nkey=a\\ndeny-all\\n\\n9999999999999999')";
     let first = "redis.call('ZADD', KEYS[1], '-inf', '#')";
-    let last = "redis.call('ZADD', KEYS[1], -1, '#', '+inf', 'mails\\nkey=a\\ndeny-all\\n9999999999999999')";
+    let last = "redis.call('ZADD', KEYS[1], -1, '#', '+inf', 'mails\\nkey=a\\ndeny-all\\n\\n9999999999999999')";
     for (made_by, members) in [(huge, 500_001), (small, 1), (first, 1), (last, 2)] {
         redis.command::<()>("DEL", ["quota:1:overrides"]).await;
         redis.command::<()>("EVAL", [made_by, "1", "quota:1:overrides"]).await;
@@ -473,7 +473,7 @@ async fn seed(redis: &Redis, number: u64) {
     let members = (1..=number).flat_map(|n| {
         [
             n.to_string(),
-            format!("mails\nkey={n}\nsliding-log 9/h\n9999999999999999"),
+            format!("mails\nkey={n}\nsliding-log 9/h\n\n9999999999999999"),
         ]
     });
     let words = ["quota:1:overrides", "-1", "#"]
@@ -539,14 +539,15 @@ async fn what_a_later_version_has_written_is_left_out() {
         "-1",
         "#",
         "1",
-        "mails\nkey=a\nfuture 9\n9999999999999999",
+        "mails\nkey=a\nfuture 9\n\n9999999999999999",
         "2",
-        "mails\nkey=b\nsliding-log 9/h\n9999999999999999",
+        "mails\nkey=b\nsliding-log 9/h\n\n9999999999999999",
     ];
     redis.command::<()>("ZADD", words).await;
     has_quota(&one, "b", 9).await;
     assert_eq!(state(&one, "a").await, (5, 5));
     assert_eq!(one.overrides()[0].key, Key::from("b"));
+    assert_eq!(one.overrides()[0].set_by, None, "the application has set it");
 }
 
 #[tokio::test]

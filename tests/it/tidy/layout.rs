@@ -11,7 +11,7 @@ use super::{read, root};
 const ROOMS: &str = "admin limiter http policy decide store key limit observe error file sync";
 
 /// The files that read the arguments, decide which request is next, and reply. The others are rules, and what rules call.
-const NO_RULES: &str = "checks driver line lone_log numbers overrides prelude trial";
+const NO_RULES: &str = "checks driver line lone_log numbers overrides prelude secret trial";
 
 /// The files below a folder that end so, with their texts without unit tests.
 fn files(folder: &str, end: &str) -> Vec<(String, String)> {

@@ -1,0 +1,133 @@
+//! The policies of a layer for code without requests, and the keys of a request for what follows it.
+
+use http::request::Parts;
+
+use super::{Limiter, LimiterRequest};
+use crate::{Key, Limit, RateLimitLayer, decide::PolicyContext, key::KeyError};
+
+/// The policies of a layer, counted where the layer counts them, so that one definition serves requests and code without them.
+///
+/// Settings that need an HTTP request are ignored: a [computed](crate::Policy::cost_fn) cost is 1 unless a [`request`](Limiter::request) has
+/// another, nothing is [refunded](crate::Policy::refund_if) by itself, all policies [apply](crate::Policy::apply_if), and only
+/// [fixed](crate::Policy::wait_up_to) waits are made, in the order of arrival. [`request_of`](Limiter::request_of) has what it needs
+/// of an HTTP request: keys, plan and conditions. A policy whose limit is [chosen](crate::Policy::with_limit_fn) for
+/// each request does not apply. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
+///
+/// ```
+/// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let api = Policy::new("api", SlidingLog::per_minute(10)).key(key::header("x-user-id")).cost_fn(|_| 5);
+/// let layer = RateLimitLayer::new(MemoryStore::new(), api);
+/// let messages = Limiter::from(&layer);
+/// assert_eq!(messages.check(Key::header("x-user-id", "42")).await?.remaining(), 9);
+/// # Ok(())
+/// # }
+/// ```
+impl From<&RateLimitLayer> for Limiter {
+    fn from(layer: &RateLimitLayer) -> Self {
+        Self {
+            policies: layer.policies().clone(),
+            has_extractors: true,
+            on_decision: None,
+            on_failure: None,
+        }
+    }
+}
+
+/// What an HTTP request is, for what follows it.
+impl Limiter {
+    /// A request by the caller of an HTTP request, for the messages of a WebSocket or of a gRPC stream, which are counted one by one.
+    ///
+    /// The limiter is [made of a layer](#impl-From<%26RateLimitLayer>-for-Limiter): the request has the keys and the plan by which the
+    /// layer decides about the HTTP request. A policy that does not [apply](crate::Policy::apply_if) to that, or would count nothing
+    /// for it, does not apply here either, whatever its [`cost_of`](LimiterRequest::cost_of). The cost is that of the message: 1, that
+    /// of the policy, or a [`cost`](LimiterRequest::cost).
+    ///
+    /// ```
+    /// use http::{Request, request::Parts};
+    /// use tokio::sync::mpsc;
+    /// use tower_quota::{Limiter, MemoryStore, Policy, RateLimitLayer, TokenBucket, key, key::KeyError};
+    ///
+    /// /// The messages of one connection, until it has sent too many. A handler of axum takes `Parts` as an argument.
+    /// async fn serve(messages: Limiter, head: Parts, mut socket: mpsc::Receiver<String>) -> Result<usize, KeyError> {
+    ///     let caller = messages.request_of(&head)?;
+    ///     let mut served = 0;
+    ///     while let Some(text) = socket.recv().await {
+    ///         // A unit for each 1,000 bytes.
+    ///         let message = caller.clone().cost(1 + text.len() as u64 / 1_000);
+    ///         if !message.check().await.is_ok_and(|decision| decision.is_allowed()) {
+    ///             break;
+    ///         }
+    ///         served += 1;
+    ///     }
+    ///     Ok(served)
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let chat = Policy::new("chat", TokenBucket::per_minute(10)).key(key::header("x-user-id"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), chat);
+    ///
+    /// let (head, ()) = Request::get("/chat").header("x-user-id", "42").body(())?.into_parts();
+    /// let (sender, socket) = mpsc::channel(9);
+    /// for length in [10, 20, 5_000, 10, 10, 10] {
+    ///     sender.send("a".repeat(length)).await?;
+    /// }
+    /// assert_eq!(serve(Limiter::from(&layer), head, socket).await?, 5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the layer refuses the HTTP request, since it has no key or is blocked, and if the limiter is not made of a layer: then its
+    /// policies have no extractors. The parts are those that the layer gets: [nested](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest)
+    /// routes of axum change the path.
+    pub fn request_of(&self, parts: &Parts) -> Result<LimiterRequest<'_>, KeyError> {
+        if !self.has_extractors {
+            return Err(KeyError::misconfigured(
+                "the limiter has no keys of requests; make it of a layer, as in `Limiter::from(&layer)`",
+            ));
+        }
+        let basis = self.policies.newest();
+        let context = basis.context.here();
+        let is_skipped = match &basis.access {
+            Some(access) if access.blocks(parts) => return Err(KeyError::malformed("the layer blocks the request")),
+            access => access.as_ref().is_some_and(|access| access.skips(parts)),
+        };
+        let plan = basis.plans.as_ref().map(|plans| (plans.of(parts), plans));
+        let mut request = self.request(Key::from(""));
+        // Those of other plans are off, since a name may have a plan only.
+        for policy in &basis.policies {
+            request.set_key(policy.name(), None);
+        }
+        for (policy, PolicyContext { settings, limit, .. }) in basis.policies.iter().zip(&*context.policies) {
+            let applies = !is_skipped
+                && policy.is_of_plan(plan.map_or(0, |(position, _)| position))
+                && settings.apply_to(parts)
+                && settings.cost_of(parts) > 0
+                && limit.limit != Limit::Unlimited;
+            if !applies {
+                continue;
+            }
+            match policy.extractor().extract(parts) {
+                Ok(key) => request.set_key(policy.name(), key),
+                // The layer does not refuse such a request.
+                Err(_) if !settings.enforced.is_whole() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        request.plan = plan.map(|(position, plans)| plans.name(position).to_owned().into());
+        Ok(request)
+    }
+}
+
+impl LimiterRequest<'_> {
+    /// Sets the key for a policy, which does not apply without one.
+    fn set_key(&mut self, policy: &str, key: Option<Key>) {
+        let of = self.of(policy.to_owned().into());
+        (of.is_off, of.key) = (key.is_none(), key);
+    }
+}
