@@ -399,6 +399,11 @@ function drawAll() {
 
 function drawRows(section, rows) {
   section.hidden = rows.length === 0;
+  // On a narrow screen, each cell has its head beside it.
+  const heads = [...section.querySelectorAll("th")].map((head) => head.textContent);
+  for (const row of rows) {
+    [...row.cells].forEach((cell, column) => (cell.dataset.head = heads[column]));
+  }
   show(section.querySelector("tbody"), ...rows);
 }
 

@@ -191,8 +191,8 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-Q6Qt7GplwlctXrlVhGBH5Fj9jXmyCjNZN+YIlN1suhE='; \
-     style-src 'sha256-QoGHQaMfCpPyusXwGqSS5TgVWkbXvbH/aJwxVJdS1VA='; \
+     script-src 'sha256-9Gj6JRy4RO9SK/ZZJP5oJrdMLEXIFwUk3iZTF8ESNkQ='; \
+     style-src 'sha256-KmL/4tfl58WQUXoOQP2Byxh2qSpe4KtOgUYtSombTDs='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 static PAGE: LazyLock<String> = LazyLock::new(|| {

@@ -101,6 +101,8 @@ async fn an_operator_finds_a_customer_in_all_policies() {
     assert!(visit.text("#found tbody").await.contains("ip=192.0.2.1|path=/.."));
     for width in [360, 1280] {
         assert!(visit.has_whole_words(width).await, "{width}");
+        let is_seen = "(({ left, right }) => left >= 0 && right <= innerWidth)(document.querySelector('#found td:last-child').getBoundingClientRect())";
+        assert_eq!(visit.tab.evaluate(is_seen).await, true, "{width}");
     }
     visit.end();
 }
