@@ -17,6 +17,8 @@ pub(crate) mod figures {
     pub(crate) const FIXED_SIZE: f64 = 192.0;
     /// Admissions in a sliding log, and the bytes of its key.
     pub(crate) const LOG: [(f64, f64); 3] = [(1.0, 160.0), (10.0, 356.0), (100.0, 2_185.0)];
+    /// The same of one with a precision, whose entries are parts of the window.
+    pub(crate) const PRECISE_LOG: [(f64, f64); 2] = [(1.0, 224.0), (10.0, 464.0)];
     /// Entries up to which Redis stores a sorted set as a list, and the bytes of each entry of a larger one.
     pub(crate) const LARGEST_LIST: f64 = 128.0;
     pub(crate) const ENTRY: f64 = 130.0;
@@ -62,9 +64,12 @@ impl Sizing {
                 let text = limit.to_string();
                 let precision = text
                     .rsplit_once(" precision ")
-                    .and_then(|(_, n)| n.split(' ').next()?.parse().ok());
-                let most = precision.map_or(f64::INFINITY, |n: f64| n + 1.0);
-                (bytes_of_log(admissions.min(most)), figures::CHECKS_OF_LOG)
+                    .and_then(|(_, n)| n.split(' ').next()?.parse::<f64>().ok());
+                let bytes = match precision {
+                    Some(parts) => bytes_of_precise_log(admissions.min(parts)),
+                    None => bytes_of_log(admissions),
+                };
+                (bytes, figures::CHECKS_OF_LOG)
             }
             _ => (figures::FIXED_SIZE, figures::CHECKS_OF_BUCKET),
         };
@@ -98,6 +103,12 @@ fn bytes_of_log(entries: f64) -> f64 {
         (second, third)
     };
     bytes + (entries - from) * (more - bytes) / (to - from)
+}
+
+/// The same with a precision.
+fn bytes_of_precise_log(parts: f64) -> f64 {
+    let [(from, bytes), (to, more)] = figures::PRECISE_LOG;
+    bytes + (parts - from) * (more - bytes) / (to - from)
 }
 
 /// A number with three digits, and its unit.

@@ -194,6 +194,13 @@ impl AdminError {
         }
     }
 
+    /// Another process may know the subject.
+    pub(super) fn unknown_hash(instance: &str) -> Self {
+        let known = "it knows those that it has denied lately, and those with slots, waiting requests or overrides";
+        let message = format!("{instance} knows no subject of the policy by this hash: {known}");
+        Self::new(StatusCode::NOT_FOUND, message)
+    }
+
     pub(super) fn bad_request(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }

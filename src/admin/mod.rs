@@ -94,7 +94,7 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// ban.
 ///
 /// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400`
-/// for a mistake in a request, `404` for a policy that does not exist, `403` and `415` as described
+/// for a mistake in a request, `404` for a policy that does not exist, and a hash by which this process knows no subject, `403` and `415` as described
 /// [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests, before one was chosen
 /// in this process, and for an override in a store that has none, `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and the policy counts
 /// locally, `/subject` returns the counts of this process, with the failure as `store_error`.
@@ -143,8 +143,8 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// A subject is shown as a keyed hash, since keys contain addresses and users. The hash is of 64 bits. Its secret is that of the
 /// first store that has one for all its processes, so that all list a subject as the same hash (`shares_hashes`): a
 /// [`RedisStore`](crate::RedisStore) keeps a random one for a year under a key such as `quota:1:secret` or, where it
-/// [hashes keys](crate::RedisStoreBuilder::hash_keys), derives it from that secret. It is read once a minute. Until the store replies
-/// (`hashes_error`), and without such a store, it is random for each `Admin`. [`hash_secret`](Self::hash_secret) sets another.
+/// [hashes keys](crate::RedisStoreBuilder::hash_keys), derives it from that secret. It is read before requests, once a minute. Until the
+/// store replies, and without such a store, it is random for each `Admin`; `hashes_error` is why the store has not. [`hash_secret`](Self::hash_secret) sets another.
 ///
 /// An operator that has the key of a caller, from a complaint or a log of the application, enters it: the
 /// response has its hash as `subject` and its denials as `denied`, with the time of the last one (`last_at`), and the page marks it in

@@ -348,7 +348,7 @@ function hashesText() {
   const secret = report.shares_hashes
     ? "as in the audit log and in all instances that have the secret"
     : `with a secret of ${report.instance} alone: each instance lists others`;
-  const error = report.hashes_error ? ` That of all is not known: ${report.hashes_error}.` : "";
+  const error = report.hashes_error ? ` The common secret could not be read: ${report.hashes_error}.` : "";
   return `Subjects are hashes of their keys, ${secret}.${error}`;
 }
 
@@ -402,7 +402,11 @@ function drawRows(section, rows) {
   // On a narrow screen, each cell has its head beside it.
   const heads = [...section.querySelectorAll("th")].map((head) => head.textContent);
   for (const row of rows) {
-    [...row.cells].forEach((cell, column) => (cell.dataset.head = heads[column]));
+    row.setAttribute("role", "row");
+    [...row.cells].forEach((cell, column) => {
+      cell.dataset.head = heads[column];
+      cell.setAttribute("role", "cell");
+    });
   }
   show(section.querySelector("tbody"), ...rows);
 }
@@ -412,12 +416,13 @@ function drawSubject() {
   if (!shown) {
     return;
   }
-  const { instance, policy, store, key, subject: name, denied, override: own, counts } = shown;
+  const { instance, policy, store, key, subject: name, denied, override: own, counts, unknown } = shown;
   const text = denied
     ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}, last ${moment(denied.last_at)}${report.shows_keys ? "" : `, listed as ${name}`}`
     : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
   show(subject,
     top(key, policyName(policy, store), "none"),
+    ...(unknown ? [element("p", { className: "error", textContent: `As it was: ${unknown}.` })] : []),
     terms([
       ["Denied", text],
       ["Override", own && `${own.limit} until ${date(own.ends_at)}, set by ${own.set_by ?? "the application"}`],
@@ -467,10 +472,10 @@ async function reload() {
     try {
       shown = await post("/subject", { policy, store, key });
     } catch (error) {
-      if (error.status !== 400) {
+      if (error.status !== 404) {
         throw error;
       }
-      shown = undefined; // A hash by which the process that has replied knows no subject anymore.
+      shown.unknown = error.message; // A hash by which the process that has replied knows no subject.
     }
   }
   await load();

@@ -20,7 +20,7 @@ function ranked(all) {
 }
 
 function searchStatus(text, { instance, found: all, incomplete, failed, unknown_hash: isUnknown }) {
-  if (isUnknown && !all.some(isCounted)) {
+  if (isUnknown && failed.length === 0 && !all.some((one) => failureOf(one) || isCounted(one))) {
     return `${instance} knows no subject by the hash ${text}.`;
   }
   const local = all.filter(failureOf).map((one) => ({ policy: one.policy, error: failureOf(one) }));

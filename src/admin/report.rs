@@ -43,15 +43,16 @@ pub(super) async fn report(shared: &Admin, input: &Input) -> Value {
             policy_reports.push(report);
         }
     }
+    let (shares_hashes, hashes_error) = names.are_shared();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "now": unix_seconds(SystemTime::now()),
         "instance": shared.instance,
         "shows_keys": names.show_keys,
         // Whether the hashes are those of other processes too.
-        "shares_hashes": names.are_shared().unwrap_or_default(),
-        // Why the store has not returned the secret of all processes.
-        "hashes_error": names.are_shared().err(),
+        "shares_hashes": shares_hashes,
+        // Why the store has not returned the secret of all processes the last time.
+        "hashes_error": hashes_error,
         "stores": store_reports,
         "policies": policy_reports,
         // Those of these policies, by policy and key.

@@ -191,8 +191,8 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-9Gj6JRy4RO9SK/ZZJP5oJrdMLEXIFwUk3iZTF8ESNkQ='; \
-     style-src 'sha256-KmL/4tfl58WQUXoOQP2Byxh2qSpe4KtOgUYtSombTDs='; \
+     script-src 'sha256-nLLob4Bdvr2R7yKp0JnY+imPTpO5l2plC80ilqwHAs8='; \
+     style-src 'sha256-4YBbFefwxl7e5zE87VfNQ3zrTqw7Dlh4Y52hNWgTFok='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 static PAGE: LazyLock<String> = LazyLock::new(|| {

@@ -135,11 +135,9 @@ impl Selected {
         };
         let policy = (*policy).clone();
         if SubjectNames::is_hash(text) {
-            let found = Self::by_hash(shared, &policies, &policy, text);
-            return found.ok_or_else(|| {
-                let known = "only those that it has denied lately, and those with slots, waiting requests or overrides, are known";
-                AdminError::bad_request(format!("{} knows no subject of this policy by this hash: {known}", shared.instance))
-            });
+            let found = find_by_hash(shared, &policies, text).into_iter();
+            let mut found = found.filter(|found| found.policy.shares_counts(&policy));
+            return found.next().ok_or_else(|| AdminError::unknown_hash(&shared.instance));
         }
         let mut key = Key::parse(text)?;
         validate_form(&policies, &policy, &key, text)?;
@@ -149,17 +147,6 @@ impl Selected {
             key,
             is_hashed: false,
             policies,
-        })
-    }
-
-    /// The subject of a policy that this hash names, if this process knows it.
-    fn by_hash(shared: &Admin, policies: &Arc<[WatchedPolicy]>, policy: &WatchedPolicy, hash: &str) -> Option<Self> {
-        let key = shared.names.key_of(hash, report::subjects(policies, policy))?;
-        Some(Self {
-            policy: policy.clone(),
-            key,
-            is_hashed: !shared.names.show_keys,
-            policies: policies.clone(),
         })
     }
 
@@ -219,15 +206,30 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
     )))
 }
 
-/// The subjects that this hash names, each once.
+/// The subject of each policy with such keys that this hash names, if this process knows it.
 fn find_by_hash(shared: &Admin, policies: &Arc<[WatchedPolicy]>, hash: &str) -> Vec<Selected> {
-    let mut found: Vec<Selected> = Vec::new();
+    let mut distinct: Vec<&WatchedPolicy> = Vec::new();
     for policy in &**policies {
-        if !found.iter().any(|other| other.policy.shares_counts(policy)) {
-            found.extend(Selected::by_hash(shared, policies, policy, hash));
+        if !distinct.iter().any(|other| other.shares_counts(policy)) {
+            distinct.push(policy);
         }
     }
-    found
+    let subjects = distinct.iter().flat_map(|policy| report::subjects(policies, policy));
+    let Some(key) = shared.names.key_of(hash, subjects) else {
+        return Vec::new();
+    };
+    let has_key = |policy: &&WatchedPolicy| {
+        let mut sharing = policies.iter().filter(|other| other.shares_counts(policy));
+        sharing.any(|policy| policy.key_form().has(&key))
+    };
+    distinct.retain(has_key);
+    let selected = distinct.into_iter().map(|policy| Selected {
+        policy: policy.clone(),
+        key: key.clone(),
+        is_hashed: !shared.names.show_keys,
+        policies: policies.clone(),
+    });
+    selected.collect()
 }
 
 /// The response to `/search`.

@@ -167,6 +167,8 @@ pub(super) struct SubjectNames {
     /// Whether a name is the key itself.
     pub(super) show_keys: bool,
     hashed_by: Arc<Mutex<HashSecret>>,
+    /// Locked while the store is asked for the secret, so that no request has the own one meanwhile.
+    asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The secret of the hashes of subjects.
@@ -176,8 +178,10 @@ struct HashSecret {
     bytes: Option<[u8; 32]>,
     /// When the store is asked for it the next time.
     ask_at: Instant,
-    /// Whether other processes have it too, or why the store has not returned it.
-    is_shared: Result<bool, String>,
+    /// Whether other processes have it too.
+    is_shared: bool,
+    /// Why the store has not returned it the last time.
+    error: Option<String>,
 }
 
 /// The length of a hash in a response. Two of a million subjects have one hash with a probability of 3 in 100 million.
@@ -191,59 +195,53 @@ const PAUSE: Duration = Duration::from_secs(10);
 impl SubjectNames {
     pub(super) fn new() -> Self {
         let bytes = Secret::random_bytes();
+        Self::with(Secret::of_subjects(&bytes), Some(bytes))
+    }
+
+    fn with(secret: Secret, bytes: Option<[u8; 32]>) -> Self {
         Self {
             show_keys: false,
             hashed_by: Arc::new(Mutex::new(HashSecret {
-                secret: Secret::of_subjects(&bytes),
-                bytes: Some(bytes),
+                secret,
+                bytes,
                 ask_at: Instant::now(),
-                is_shared: Ok(false),
+                is_shared: bytes.is_none(),
+                error: None,
             })),
+            asking: Arc::default(),
         }
     }
 
     pub(super) fn share(&mut self, secret: Secret) {
-        self.hashed_by = Arc::new(Mutex::new(HashSecret {
-            secret,
-            bytes: None,
-            ask_at: Instant::now(),
-            is_shared: Ok(true),
-        }));
+        self.hashed_by = Self::with(secret, None).hashed_by;
     }
 
-    /// Whether other processes name a subject by the same hash; or why not, if the store has failed.
-    pub(super) fn are_shared(&self) -> Result<bool, String> {
-        lock(&self.hashed_by).is_shared.clone()
+    /// Whether other processes name a subject by the same hash; and why the store has not returned the secret the last time.
+    pub(super) fn are_shared(&self) -> (bool, Option<String>) {
+        let own = lock(&self.hashed_by);
+        (own.is_shared, own.error.clone())
     }
 
     /// Takes the secret from the first store that has one for all processes, unless the application has set it.
     pub(super) async fn share_by(&self, admin: &Admin) {
+        let _asking = self.asking.lock().await;
         let known = {
-            let mut own = lock(&self.hashed_by);
-            let Some(known) = own.bytes.filter(|_| own.ask_at <= Instant::now()) else {
-                return;
-            };
-            own.ask_at = Instant::now() + ASKED_EVERY;
-            known
+            let own = lock(&self.hashed_by);
+            own.bytes.filter(|_| own.ask_at <= Instant::now())
         };
         let mut stores = admin
             .watched
             .iter()
             .map(|set| set.newest().context.here().store.clone());
-        let Some(secret) = stores.find_map(|store| store.shared_secret(known)) else {
+        let Some(secret) = known.and_then(|known| stores.find_map(|store| store.shared_secret(known))) else {
             return;
         };
         let secret = secret.await;
         let mut own = lock(&self.hashed_by);
-        match secret {
-            Ok(secret) => {
-                (own.secret, own.bytes) = (Secret::of_subjects(&secret), Some(secret));
-                own.is_shared = Ok(true);
-            }
-            Err(error) => {
-                own.ask_at = Instant::now() + PAUSE;
-                own.is_shared = Err(error.to_string());
-            }
+        own.error = secret.as_ref().err().map(ToString::to_string);
+        own.ask_at = Instant::now() + if secret.is_ok() { ASKED_EVERY } else { PAUSE };
+        if let Ok(bytes) = secret {
+            (own.secret, own.bytes, own.is_shared) = (Secret::of_subjects(&bytes), Some(bytes), true);
         }
     }
 

@@ -88,14 +88,14 @@ impl ClientIp {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The networks of a provider, such as those of Cloudflare, are read from the file that it publishes, one in a line:
+    /// The networks of a provider, such as those of Cloudflare, are read from the lists that it publishes, with one in a line:
     ///
     /// ```
     /// use tower_quota::key::{self, ClientIpSource};
     ///
-    /// let published = "173.245.48.0/20\n2400:cb00::/32\n"; // std::fs::read_to_string(..)?
-    /// let client = key::client_ip(ClientIpSource::Header("cf-connecting-ip".parse()?)).trusted(published.lines())?;
-    /// # let _ = client;
+    /// let (v4, v6) = ("173.245.48.0/20\n103.21.244.0/22", "2400:cb00::/32\n"); // std::fs::read_to_string(..)?
+    /// let client = key::client_ip(ClientIpSource::Header("cf-connecting-ip".parse()?));
+    /// assert!(client.trusted(v4.lines().chain(v6.lines())).is_ok());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

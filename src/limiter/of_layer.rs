@@ -41,9 +41,10 @@ impl Limiter {
     /// A request by the caller of an HTTP request, for the messages of a WebSocket or of a gRPC stream, which are counted one by one.
     ///
     /// The limiter is [made of a layer](#impl-From<%26RateLimitLayer>-for-Limiter): the request has the keys and the plan by which the
-    /// layer decides about the HTTP request. A policy that does not [apply](crate::Policy::apply_if) to that, or would count nothing
-    /// for it, does not apply here either, whatever its [`cost_of`](LimiterRequest::cost_of). The cost is that of the message: 1, that
-    /// of the policy, or a [`cost`](LimiterRequest::cost).
+    /// layer decides about the HTTP request. A policy that does not [apply](crate::Policy::apply_if) to that, or for which it costs
+    /// nothing, does not apply here either, unless it is given a [key](LimiterRequest::key_of), nor does one whose limit is
+    /// [chosen](crate::Policy::with_limit_fn). Another [`plan`](LimiterRequest::plan) has no keys. The cost is that of the message: 1,
+    /// that of the policy, or a [`cost`](LimiterRequest::cost).
     ///
     /// ```
     /// use http::{Request, request::Parts};
@@ -82,8 +83,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the layer refuses the HTTP request, since it has no key or is blocked, and if the limiter is not made of a layer: then its
-    /// policies have no extractors. The parts are those that the layer gets: [nested](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest)
+    /// If the layer refuses the HTTP request, since it has no key or, as a malformed one, is blocked; and if the limiter is not made of
+    /// a layer: then its policies have no extractors. The parts are those that the layer gets: [nested](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest)
     /// routes of axum change the path.
     pub fn request_of(&self, parts: &Parts) -> Result<LimiterRequest<'_>, KeyError> {
         if !self.has_extractors {
@@ -107,15 +108,14 @@ impl Limiter {
             let applies = !is_skipped
                 && policy.is_of_plan(plan.map_or(0, |(position, _)| position))
                 && settings.apply_to(parts)
-                && settings.cost_of(parts) > 0
-                && limit.limit != Limit::Unlimited;
+                && settings.cost_of(parts) > 0;
             if !applies {
                 continue;
             }
             match policy.extractor().extract(parts) {
                 Ok(key) => request.set_key(policy.name(), key),
                 // The layer does not refuse such a request.
-                Err(_) if !settings.enforced.is_whole() => {}
+                Err(_) if !settings.enforced.is_whole() || limit.limit == Limit::Unlimited => {}
                 Err(error) => return Err(error),
             }
         }

@@ -151,7 +151,8 @@ impl<'a> LimiterRequest<'a> {
     /// # }
     /// ```
     pub fn key_of(mut self, policy: &'a str, key: impl Into<Key>) -> Self {
-        self.of(policy.into()).key = Some(key.into());
+        let of = self.of(policy.into());
+        (of.key, of.is_off) = (Some(key.into()), false);
         self
     }
 

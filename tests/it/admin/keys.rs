@@ -8,7 +8,7 @@ use tower_quota::{
 };
 
 use super::router::{MINUTE, Operator};
-use crate::support::{Broken, send};
+use crate::support::{Broken, get_from, send};
 
 /// The user that authentication has found.
 #[derive(Clone)]
@@ -282,6 +282,32 @@ async fn a_search_finds_the_policies_whose_keys_can_be_made_of_a_value() {
             }
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hash_finds_each_policy_with_such_keys() {
+    let burst = Policy::new("burst", SlidingLog::per_minute(1)).key(key::ip());
+    let layer = RateLimitLayer::new(
+        MemoryStore::new(),
+        [
+            burst,
+            policy("daily", key::ip()),
+            policy("in-all", key::constant("all")),
+        ],
+    );
+    let operator = Operator::of(&layer);
+    let app = Router::new().route("/", route(async || "hi")).layer(layer);
+    for _ in 0..2 {
+        send(&app, get_from("192.0.2.1", "/")).await;
+    }
+    let hash = operator.policy().await["denials"]["subjects"][0]["subject"].take();
+    let hash = hash.as_str().expect("text");
+    assert_eq!(
+        operator.keys(hash, "found").await,
+        [format!("burst {hash}"), format!("daily {hash}")]
+    );
+    assert_eq!(operator.counts("daily", hash).await["remaining"], 1);
+    assert_eq!(operator.get("in-all", hash).await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test(start_paused = true)]

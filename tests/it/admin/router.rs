@@ -780,6 +780,9 @@ async fn the_secret_is_that_of_the_first_store_and_is_read_again() {
     first.set(None);
     advance(Duration::from_secs(60)).await;
     assert_eq!(hash().await, newer);
+    let report = operator.report().await;
+    assert_eq!(report["shares_hashes"], true);
+    assert!(report["hashes_error"].is_string());
     assert_eq!(first.asked.load(Ordering::Relaxed), 4);
 }
 
@@ -850,7 +853,7 @@ async fn the_hash_of_a_subject_selects_it() {
         .post("/search", &json!({ "text": "0123456789abcdef" }).to_string(), &[])
         .await;
     assert_eq!(unknown.json()["unknown_hash"], true);
-    assert_eq!(two.get("api", "0123456789abcdef").await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(two.get("api", "0123456789abcdef").await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test(start_paused = true)]

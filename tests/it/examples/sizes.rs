@@ -42,6 +42,14 @@ fn the_figures_of_sizes_are_those_of_the_pages() {
         );
         assert!(redis.contains(&row), "{row}");
     }
+    for ((parts, bytes), of) in figures::PRECISE_LOG
+        .into_iter()
+        .zip(["", ", each in its tenth of the window"])
+    {
+        let plural = if parts > 1.0 { "s" } else { "" };
+        let row = format!("| `sliding-log 1000/h precision 10` | {parts} admission{plural}{of} | {bytes} |");
+        assert!(redis.contains(&row), "{row}");
+    }
     let (large, entry) = (figures::LARGEST_LIST, figures::ENTRY);
     assert!(limits.contains(&format!("up to {large} entries, and {entry} above")));
     for (algorithm, checks) in [
@@ -76,7 +84,9 @@ fn sizes_follow_from_the_figures() {
     let bytes_of = |limit: &str| of(&format!("{many} {limit}")).expect("a size").key;
     assert_eq!(bytes_of("sliding-log 10000/min"), 1_300_000.0);
     assert_eq!(bytes_of("sliding-log 100/min"), 2_185.0);
-    assert_eq!(bytes_of("sliding-log 10000/min precision 9"), 356.0);
+    assert_eq!(bytes_of("sliding-log 10000/min precision 10"), 464.0);
+    assert_eq!(bytes_of("sliding-log 10000/min precision 10 prefetch 10ms"), 464.0);
+    assert_eq!(bytes_of("sliding-log 10000/min precision 1"), 224.0);
     // A key that is active has at least one admission.
     let rare = of("--checks-per-second 1 --keys 1000000 --limit sliding-log 5/s").expect("a size");
     assert_eq!((rare.admissions, rare.key), (1.0, 160.0));

@@ -230,6 +230,14 @@ async fn the_messages_of_a_connection_are_counted_by_what_its_request_is(store: 
         expected(&[("messages", 98), ("all", 45), ("chats", 7)])
     );
     assert_eq!(counted("/health", 1).await, []);
+    // A key by hand applies also where the request has none.
+    let feed = head("/feed?pro", "42");
+    let message = limiter
+        .request_of(&feed)
+        .expect("it has the keys")
+        .key_of("chats", Key::header("x-user-id", "42"));
+    let decision = message.check().await.expect("the store answers");
+    assert_eq!(remaining(&decision), [("messages", 99), ("all", 44), ("chats", 6)]);
     // The requests of the layer have the same counts.
     assert_eq!(send(&layer, head("/feed", "42")).await, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(send(&layer, head("/feed", "43")).await, StatusCode::OK);
@@ -237,6 +245,27 @@ async fn the_messages_of_a_connection_are_counted_by_what_its_request_is(store: 
     let nobody = Request::get("/feed").body(()).expect("a request").into_parts().0;
     let error = limiter.request_of(&nobody).expect_err("it has no user");
     assert!(error.is_absent(), "{error}");
+}
+
+#[tokio::test]
+async fn a_limit_that_a_reload_sets_is_for_open_connections_too() {
+    let parse = |limit: &str| {
+        let text = format!("policies.chat = {{ limit = '{limit}', key = 'header:x-user-id' }}");
+        Policies::from_toml(&text).expect("a file")
+    };
+    let policies = parse("unlimited");
+    let limiter = Limiter::from(&policies.layer(MemoryStore::new(), ["chat"]).expect("a policy"));
+    let connection = head("/", "42");
+    let caller = limiter.request_of(&connection).expect("it has a key");
+    let nobody = Request::get("/").body(()).expect("a request").into_parts().0;
+    assert!(limiter.request_of(&nobody).is_ok(), "nothing is counted for it");
+
+    policies.replace(&parse("sliding-log 1/h")).expect("a file");
+    for is_allowed in [true, false] {
+        let decision = caller.clone().check().await.expect("a memory store replies");
+        assert_eq!(decision.is_allowed(), is_allowed);
+    }
+    assert!(limiter.request_of(&nobody).is_err_and(|error| error.is_absent()));
 }
 
 #[tokio::test]
