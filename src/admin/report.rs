@@ -374,10 +374,13 @@ async fn report_bans(
     names: &SubjectNames,
 ) -> Option<Vec<Value>> {
     policy.ban()?;
+    let Some(limit) = policy.limits.iter().find(|limit| limit.limit.is_counted()) else {
+        return Some(Vec::new());
+    };
     let counts = denied.into_iter().flat_map(|(_, summary)| &summary.counts);
     let peeks = counts.take(MOST_BANS).map(|count| {
-        let (policy, key) = (policy.clone(), count.item.clone());
-        tokio::spawn(async move { (subject::banned_for(&policy, &key).await, key) })
+        let (policy, limit, key) = (policy.clone(), limit.clone(), count.item.clone());
+        tokio::spawn(async move { (subject::banned_for(&policy, &limit, &key).await, key) })
     });
     let mut banned = Vec::new();
     for peek in peeks.collect::<Vec<_>>() {

@@ -16,10 +16,10 @@ use super::{
     selected::{Selected, WatchedPolicy},
 };
 use crate::{
-    Decision, Key, Limit, Policy, PolicyDecision,
+    Decision, Denial, Key, Limit, Policy, PolicyDecision,
     decide::{self, Check, Undecided, Waiting},
     key::Secret,
-    store::{ErrorKind, NamedLimit, Operation, StoreError},
+    store::{ErrorKind, NamedLimit, Operation, Store, StoreError, StoreRequest},
     sync::lock,
 };
 
@@ -119,6 +119,11 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
         return Err(StoreError::new(ErrorKind::Unreachable, error).into());
     }
     let denial = decided.and_then(PolicyDecision::denial);
+    // The wait of the decision may be that of the limit.
+    let banned_for = match denial {
+        Some(Denial::Banned) => banned_for(policy, limit, key).await,
+        _ => None,
+    };
     Ok(json!({
         "limit": limit.limit.to_string(),
         // Whether a request of the cost of the policy is admitted now.
@@ -129,7 +134,7 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
         "quota": decided.map(PolicyDecision::limit),
         "remaining": decided.map(PolicyDecision::remaining),
         // The rest of the ban that is in force.
-        "banned_for_seconds": decided.and_then(|decided| decided.banned_for).map(|rest| rest.as_secs_f64()),
+        "banned_for_seconds": banned_for.map(|rest| rest.as_secs_f64()),
         "retry_after_seconds": decided.and_then(PolicyDecision::retry_after).map(|wait| wait.as_secs_f64()),
         "reset_after_seconds": decided.map_or(0.0, |decided| decided.reset_after().as_secs_f64()),
         "observed": policy.is_observed(),
@@ -138,13 +143,13 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
     }))
 }
 
-/// The rest of the ban of a key; none if it is not banned, or the store fails.
-///
-/// The key is [bound](Key::bound).
-pub(super) async fn banned_for(policy: &WatchedPolicy, key: &Key) -> Option<Duration> {
-    let limit = policy.limits.iter().find(|limit| limit.limit.is_counted())?;
-    let decision = perform(Operation::Peek, undecided(policy, limit, key)).await.ok()?;
-    decision.policies().next()?.banned_for
+/// The rest of the ban of a key that is [bound](Key::bound); none if it is not banned, or the store fails.
+pub(super) async fn banned_for(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Option<Duration> {
+    let undecided = undecided(policy, limit, key);
+    let charge = &undecided.as_slice().first()?.charge;
+    let request = StoreRequest::new(Operation::Peek, [charge]);
+    let response = policy.context.store.decide(&[request]).await.ok()?;
+    response.outcomes().first()?.states().first()?.banned_for()
 }
 
 fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Undecided {

@@ -49,9 +49,6 @@ pub struct PolicyDecision {
     pub(crate) remaining: u64,
     pub(crate) retry_after: Option<Duration>,
     pub(crate) reset_after: Duration,
-    /// The rest of the ban that is in force.
-    #[cfg(feature = "admin")]
-    pub(crate) banned_for: Option<Duration>,
     pub(crate) receipt: Untaken,
     pub(crate) account: Option<Arc<Account>>,
     /// When the lease was made, if the request takes slots. It does not expire earlier than its length after this.
@@ -146,8 +143,6 @@ impl PolicyDecision {
             remaining: 0,
             retry_after: None,
             reset_after: Duration::ZERO,
-            #[cfg(feature = "admin")]
-            banned_for: None,
             receipt: Untaken::default(),
             account: None,
             lease: None,
@@ -190,10 +185,6 @@ impl PolicyDecision {
         self.reset_after = state.reset_after;
         if let Some(decided_at) = state.decided_at {
             self.decided_at = decided_at;
-        }
-        #[cfg(feature = "admin")]
-        {
-            self.banned_for = state.banned_for();
         }
         if let Some(rest) = state.banned_for() {
             self.deny_for(rest);
