@@ -2,7 +2,7 @@
 --
 -- Each change is appended under a version; a later one of the same key replaces it. One that ends an override has expired already.
 --
--- KEYS  a sorted set: a member for each change, a line for the policy, the key, the limit, who has set it and the expiry each,
+-- KEYS  a sorted set: a member for each change, a line for the policy, the key, the limit, the operator and the expiry each,
 --       scored with its version; and the member `#` with the score -first: a caller that has an older version reads all
 -- ARGV  the version that the caller has read, and the most changes; for a change also how long the limit applies in microseconds,
 --       and the lines before the expiry

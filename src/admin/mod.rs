@@ -88,16 +88,15 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 ///
 /// The limit of an override is [text](crate::limit#limits-as-text). `lasts` is a number of seconds, or text such as `3d`, `12h`
 /// or `3600`; `until` in its place is the time of the end. The page also takes `tomorrow` and a date such as `2026-12-01` or
-/// `2026-12-01 18:00`, by the clock of the operator. Then `override` of `/subject` has the limit, when it ends (`ends_at`), and the
-/// [actor](Self::actor) (`set_by`; `null` for one that the application has set), and each of its `counts` that the override applies
-/// to is under the limit of the override, with the limit of the policy as `in_place_of`. `banned_for_seconds` of these is the rest of a
-/// ban.
+/// `2026-12-01 18:00`, by the clock of the operator. Then `override` of `/subject` has the limit, when it ends (`ends_at`), and
+/// the [actor](Self::actor) (`set_by`; `null` for one of the application), and each of its `counts` that the override applies to
+/// is under the limit of the override, with the limit of the policy as `in_place_of`. The rest of a ban is `banned_for_seconds`.
 ///
-/// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400`
-/// for a mistake in a request, `404` for a policy that does not exist, and a hash by which this process knows no subject, `403` and `415` as described
-/// [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests, before one was chosen
-/// in this process, and for an override in a store that has none, `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and the policy counts
-/// locally, `/subject` returns the counts of this process, with the failure as `store_error`.
+/// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400` for
+/// a mistake in a request, `404` for a policy that does not exist, and a hash by which this process knows no subject, `403` and
+/// `415` as described [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests,
+/// before one was chosen in this process, and for an override in a store that has none, `413` for a body of more than 16 KiB, and
+/// `503` if the store fails. While the policy counts locally, `/subject` returns the counts of this process, and `store_error`.
 ///
 /// # The search
 ///
@@ -140,16 +139,17 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// above `n / 100` with the default of [100 keys](Self::most_denied). A denial takes one lock and a search in these keys. An
 /// admission adds one to a number, and all requests without a router load one.
 ///
-/// A subject is shown as a keyed hash, since keys contain addresses and users. The hash is of 64 bits. Its secret is that of the
-/// first store that has one for all its processes, so that all list a subject as the same hash (`shares_hashes`): a
-/// [`RedisStore`](crate::RedisStore) keeps a random one for a year under a key such as `quota:1:secret` or, where it
-/// [hashes keys](crate::RedisStoreBuilder::hash_keys), derives it from that secret. It is read before requests, once a minute. Until the
-/// store replies, and without such a store, it is random for each `Admin`; `hashes_error` is why the store has not. [`hash_secret`](Self::hash_secret) sets another.
+/// A subject is shown as a keyed hash of 64 bits, since keys contain addresses and users. Its secret is that of the first store
+/// that has one for all its processes, so that all list a subject as the same hash (`shares_hashes`): a
+/// [`RedisStore`](crate::RedisStore) keeps a random one for a year under a key such as `quota:1:secret` or, where it [hashes
+/// keys](crate::RedisStoreBuilder::hash_keys), derives it from that secret. It is read before requests, once a minute. Until the
+/// store replies, and without such a store, it is random for each `Admin`; `hashes_error` is why the store has not.
+/// [`hash_secret`](Self::hash_secret) sets another.
 ///
-/// An operator that has the key of a caller, from a complaint or a log of the application, enters it: the
-/// response has its hash as `subject` and its denials as `denied`, with the time of the last one (`last_at`), and the page marks it in
-/// the list. An operator that has the hash, from a list or the audit log, enters that in place of a key. It selects the subject if
-/// this process lists it as denied, or as one with slots or waiting requests, or if it has an override in a store that does not hash
+/// An operator that has the key of a caller, from a complaint or a log of the application, enters it: the response has its hash
+/// as `subject` and its denials as `denied`, with the time of the last one (`last_at`), and the page marks it in the list. An
+/// operator that has the hash, from a list or the audit log, enters that in place of a key. It selects the subject if this
+/// process lists it as denied, or as one with slots or waiting requests, or if it has an override in a store that does not hash
 /// keys; its key is not shown for it. [`show_keys`](Self::show_keys) lists keys instead.
 ///
 /// # The audit log

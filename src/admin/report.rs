@@ -97,7 +97,7 @@ fn report_override(names: &SubjectNames, one: &Override, policy: &WatchedPolicy,
         "limit": one.limit.to_string(),
         "ends_at": ends_at(rest),
         "ends_after_seconds": rest.as_secs_f64(),
-        // The operator who has set it; none of one that the application has set.
+        // The operator that has set it; none of one that the application has set.
         "set_by": one.set_by,
     })
 }

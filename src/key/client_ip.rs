@@ -72,6 +72,17 @@ impl ClientIp {
     ///
     /// An empty list trusts no address: the header is ignored, and each request counts by the address of its peer.
     ///
+    /// The networks of a provider, such as those of Cloudflare, are read from the lists that it publishes, with one in a line:
+    ///
+    /// ```
+    /// use tower_quota::key::{self, ClientIpSource};
+    ///
+    /// let (v4, v6) = ("173.245.48.0/20\n103.21.244.0/22", "2400:cb00::/32\n"); // std::fs::read_to_string(..)?
+    /// let client = key::client_ip(ClientIpSource::Header("cf-connecting-ip".parse()?));
+    /// assert!(client.trusted(v4.lines().chain(v6.lines())).is_ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// If an element is not a network, or contains every address: `0.0.0.0/0` and `::/0`.
@@ -85,17 +96,6 @@ impl ClientIp {
     /// let proxy = PeerAddr("[fd00::2]:80".parse()?);
     /// let request = Request::get("/").extension(proxy).header("forwarded", "for=198.51.100.9").body(())?;
     /// assert_eq!(client.extract(&request.into_parts().0)?, Some(Key::ip("198.51.100.9".parse()?)));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// The networks of a provider, such as those of Cloudflare, are read from the lists that it publishes, with one in a line:
-    ///
-    /// ```
-    /// use tower_quota::key::{self, ClientIpSource};
-    ///
-    /// let (v4, v6) = ("173.245.48.0/20\n103.21.244.0/22", "2400:cb00::/32\n"); // std::fs::read_to_string(..)?
-    /// let client = key::client_ip(ClientIpSource::Header("cf-connecting-ip".parse()?));
-    /// assert!(client.trusted(v4.lines().chain(v6.lines())).is_ok());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

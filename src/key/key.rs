@@ -292,7 +292,7 @@ impl Secret {
         Self(blake3::derive_key(SUBJECTS, bytes))
     }
 
-    /// Bytes that nobody can know.
+    /// Random bytes, which cannot be predicted.
     #[cfg(feature = "admin")]
     pub(crate) fn random_bytes() -> [u8; 32] {
         use std::hash::{BuildHasher, RandomState};

@@ -30,7 +30,7 @@ pub struct Override {
     pub limit: Limit,
     /// When it ends, since the Unix epoch by the clock of the store.
     pub expires_at: Duration,
-    /// The operator who has set it by an `Admin`; `None` if the application has.
+    /// The operator that has set it by an `Admin`; `None` if the application has.
     pub set_by: Option<Box<str>>,
 }
 

@@ -242,8 +242,8 @@ async fn the_messages_of_a_connection_are_counted_by_what_its_request_is(store: 
     assert_eq!(send(&layer, head("/feed", "42")).await, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(send(&layer, head("/feed", "43")).await, StatusCode::OK);
 
-    let nobody = Request::get("/feed").body(()).expect("a request").into_parts().0;
-    let error = limiter.request_of(&nobody).expect_err("it has no user");
+    let without_user = Request::get("/feed").body(()).expect("a request").into_parts().0;
+    let error = limiter.request_of(&without_user).expect_err("it has no user");
     assert!(error.is_absent(), "{error}");
 }
 
@@ -257,15 +257,15 @@ async fn a_limit_that_a_reload_sets_is_for_open_connections_too() {
     let limiter = Limiter::from(&policies.layer(MemoryStore::new(), ["chat"]).expect("a policy"));
     let connection = head("/", "42");
     let caller = limiter.request_of(&connection).expect("it has a key");
-    let nobody = Request::get("/").body(()).expect("a request").into_parts().0;
-    assert!(limiter.request_of(&nobody).is_ok(), "nothing is counted for it");
+    let without_user = Request::get("/").body(()).expect("a request").into_parts().0;
+    assert!(limiter.request_of(&without_user).is_ok(), "nothing is counted for it");
 
     policies.replace(&parse("sliding-log 1/h")).expect("a file");
     for is_allowed in [true, false] {
         let decision = caller.clone().check().await.expect("a memory store replies");
         assert_eq!(decision.is_allowed(), is_allowed);
     }
-    assert!(limiter.request_of(&nobody).is_err_and(|error| error.is_absent()));
+    assert!(limiter.request_of(&without_user).is_err_and(|error| error.is_absent()));
 }
 
 #[tokio::test]
