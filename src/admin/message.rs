@@ -32,7 +32,7 @@ pub(super) struct Input {
     limit: Option<String>,
     lasts: Option<Lasts>,
     /// When it ends, in seconds since the Unix epoch.
-    until: Option<u64>,
+    until: Option<Lasts>,
 }
 
 /// A length of time: a number of seconds, or text.
@@ -58,7 +58,7 @@ impl Input {
     }
 
     fn length(&self) -> Result<Duration, AdminError> {
-        if let Some(until) = self.until {
+        if let Some(until) = &self.until {
             return self.left_until(until);
         }
         let lasts = match self.lasts.as_ref().ok_or_else(|| missing("lasts", "3d"))? {
@@ -70,12 +70,13 @@ impl Input {
         };
         lasts.filter(|lasts| !lasts.is_zero()).ok_or_else(|| {
             AdminError::bad_request(
-                "`lasts` is not a length of time; use one such as `3d`, `12h`, or a number of seconds, or a date as `until`",
+                "`lasts` is not a length of time; use one such as `3d`, `12h`, or a number of seconds, or an end as `until`, in \
+                 seconds since the Unix epoch",
             )
         })
     }
 
-    fn left_until(&self, until: u64) -> Result<Duration, AdminError> {
+    fn left_until(&self, until: &Lasts) -> Result<Duration, AdminError> {
         /// 31 years, the longest override.
         const LONGEST: Duration = Duration::from_secs(31 * 366 * 86_400);
 
@@ -84,6 +85,10 @@ impl Input {
                 "`lasts` and `until` exclude each other; use one of them",
             ));
         }
+        let until = match until {
+            Lasts::Seconds(seconds) => *seconds,
+            Lasts::Text(text) => text.trim().parse().unwrap_or_default(),
+        };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let left = Duration::from_secs(until).saturating_sub(now.unwrap_or_default());
         match left.is_zero() || left > LONGEST {

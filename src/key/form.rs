@@ -67,6 +67,17 @@ impl KeyForm {
 }
 
 /// Keys of operators.
+impl KeyForm {
+    /// Whether a key that code has made of a text or a number may be one of these.
+    pub(crate) fn has_plain_keys(&self) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Component(_) => false,
+            Self::All(forms) | Self::First(forms) => forms.iter().any(Self::has_plain_keys),
+        }
+    }
+}
+
 #[cfg(feature = "admin")]
 impl KeyForm {
     /// Whether requests can have this key.

@@ -75,9 +75,6 @@ mod search;
 mod text;
 
 #[cfg(feature = "admin")]
-pub(crate) use self::form::KeyForm;
-pub(crate) use self::key::Secret;
-#[cfg(feature = "admin")]
 pub(crate) use self::search::{FoundKey, Search};
 pub use self::{
     address::{PeerAddr, UnixPeer},
@@ -91,6 +88,7 @@ pub use self::{
 };
 #[cfg(feature = "axum")]
 pub use self::{client_addr::ClientAddr, path::route};
+pub(crate) use self::{form::KeyForm, key::Secret};
 #[cfg(feature = "serde")]
 pub(crate) use self::{
     normalize::{Form, PathBytes, Segments, Spellings, decoded, normalized, trimmed},

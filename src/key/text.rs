@@ -125,7 +125,9 @@ impl Named {
         }
 
         let examples = KEYS.map(|(name, argument, _)| format!("`{name}{argument}`")).join(", ");
-        Err(format!("`{text}` is not a key; the keys are {examples}"))
+        Err(format!(
+            "`{text}` is not a key; the keys are {examples}, and lists of them such as `[\"ip\", \"path\"]`"
+        ))
     }
 
     fn extractor(&self, registered: &Registered<'_>) -> Found {

@@ -39,12 +39,12 @@ impl FromStr for Limit {
             "concurrency" => return concurrency(rest),
             "unlimited" if rest.is_empty() => return Ok(Self::Unlimited),
             "deny-all" if rest.is_empty() => return Ok(Self::DenyAll),
-            _ if name.starts_with(|c: char| c.is_ascii_digit()) => (text, LOG, unnamed),
+            _ if name.trim_start_matches('-').starts_with(|c: char| c.is_ascii_digit()) => (text, LOG, unnamed),
             _ => {
                 return Err(fault(
                     format_args!(
                         "`{text}` is not a limit: it begins with `sliding-log`, `sliding-counter`, `fixed-window`, \
-                         `token-bucket` or `concurrency`, or is `unlimited` or `deny-all`"
+                         `token-bucket`, `concurrency` or a number, or is `unlimited` or `deny-all`"
                     ),
                     LOG,
                 ));
@@ -474,8 +474,9 @@ mod tests {
             ("concurrency 3 lease 1ms", "between 1 s and 1 h"),
             ("1,000/s", "`1,000` is not a whole number"),
             ("_1/s", "is not a limit"),
+            ("-5/min", "`-5` is not a whole number"),
             ("1_/s", "`1_` is not a whole number"),
-            ("99999999999999999999/s", "is not a whole number"),
+            ("99999999999999999999/s", "is too large"),
             ("sliding-log 0/min", "at least 1"),
             ("0/month", "at least 1"),
             ("sliding-log 100001/min", "needs a precision"),
@@ -491,7 +492,7 @@ mod tests {
             ("sliding-log 100/min precision 100001", "between 1 and 100000"),
             ("sliding-log 1/us", "between 1 ms and 10 years"),
             ("fixed-window 1000000000000000/h", "at most 999999999999999"),
-            ("sliding-counter 1/99999999999999999999w", "is not a whole number"),
+            ("sliding-counter 1/99999999999999999999w", "is too large"),
             (
                 "sliding-counter 1/s aligned",
                 "`aligned` is not a setting of `sliding-counter`",

@@ -135,6 +135,7 @@ pub(super) fn whole_number(text: &str, example: &str) -> Result<u64, ConfigError
     let well_formed = text.bytes().all(is_digit) && !text.starts_with('_') && !text.ends_with('_');
     match text.replace('_', "").parse() {
         Ok(number) if well_formed => Ok(number),
+        Err(_) if well_formed && !text.is_empty() => Err(fault(format_args!("`{text}` is too large"), example)),
         _ => Err(fault(format_args!("`{text}` is not a whole number"), example)),
     }
 }

@@ -61,6 +61,7 @@ impl Limiter {
     /// ```
     pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), StoreError> {
         let mut key = key.into();
+        self.accept(&key, None)?;
         key.bound();
         let (decision, longest) = {
             let context = self.policies.newest().context.here().clone();
@@ -174,6 +175,7 @@ impl Limiter {
         mut key: Key,
         limit: Option<(Limit, Duration)>,
     ) -> Result<(), StoreError> {
+        self.accept(&key, Some(policy))?;
         key.bound();
         let (overrides, counted_as) = {
             let basis = self.policies.newest();

@@ -224,6 +224,8 @@ impl Limiter {
     ///
     /// If the store fails. The counts of this process are removed then too.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
+        let key = key.into();
+        self.accept(&key, None)?;
         self.request(key).perform(Operation::Reset).await.map(drop)
     }
 }

@@ -3,7 +3,12 @@
 use http::request::Parts;
 
 use super::{Limiter, LimiterRequest};
-use crate::{Key, Limit, RateLimitLayer, decide::PolicyContext, key::KeyError};
+use crate::{
+    Key, Limit, RateLimitLayer,
+    decide::PolicyContext,
+    key::{KeyError, KeyForm},
+    store::StoreError,
+};
 
 /// The policies of a layer, counted where the layer counts them, so that one definition serves requests and code without them.
 ///
@@ -11,7 +16,8 @@ use crate::{Key, Limit, RateLimitLayer, decide::PolicyContext, key::KeyError};
 /// another, nothing is [refunded](crate::Policy::refund_if) by itself, all policies [apply](crate::Policy::apply_if), and only
 /// [fixed](crate::Policy::wait_up_to) waits are made, in the order of arrival. [`request_of`](Limiter::request_of) has what it needs
 /// of an HTTP request: keys, plan and conditions. A policy whose limit is [chosen](crate::Policy::with_limit_fn) for
-/// each request does not apply. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
+/// each request does not apply. [`reset`](Limiter::reset), [`ban`](Limiter::ban) and [`override_limit`](Limiter::override_limit)
+/// refuse a text as the key, which no request has, unless a policy has keys of its own making. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
 ///
 /// ```
 /// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
@@ -121,6 +127,28 @@ impl Limiter {
         }
         request.plan = plan.map(|(position, plans)| plans.name(position).to_owned().into());
         Ok(request)
+    }
+}
+
+impl Limiter {
+    /// Refuses a text as the key where it would change nothing: requests of the layer have other keys.
+    pub(super) fn accept(&self, key: &Key, policy: Option<&str>) -> Result<(), StoreError> {
+        if !self.has_extractors || !key.as_str().starts_with("key=") {
+            return Ok(());
+        }
+        let basis = self.policies.newest();
+        let named = basis
+            .policies
+            .iter()
+            .filter(|of| policy.is_none_or(|policy| of.name() == policy));
+        let forms: Vec<_> = named.map(|policy| policy.extractor().form()).collect();
+        if forms.is_empty() || forms.iter().any(KeyForm::has_plain_keys) {
+            return Ok(());
+        }
+        let forms = forms.iter().map(KeyForm::to_string).collect::<Vec<_>>().join("`, `");
+        Err(StoreError::refused(format!(
+            "`{key}` is not a key of the layer, whose keys are `{forms}`; make one as in `Key::ip(address)`"
+        )))
     }
 }
 

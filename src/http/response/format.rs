@@ -285,8 +285,10 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
         Entry::Occupied(_) => !is_for_shared_caches(headers),
     };
     // In gRPC the wait is part of the status.
-    if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success()) {
-        headers.entry(RETRY_AFTER).or_insert_with(|| retry_after(wait));
+    if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success())
+        && let Entry::Vacant(vacant) = headers.entry(RETRY_AFTER)
+    {
+        vacant.insert(retry_after(wait));
     }
     if let Rejection::Limited(decision) = rejection
         && is_private

@@ -65,6 +65,11 @@ impl<'de> Deserialize<'de> for PolicyEntry {
         // The derived function, which `remote` makes inherent.
         let entry = Self::deserialize(deserializer)?;
         entry.plans().map_err(D::Error::custom)?;
+        if entry.mode == Mode::Observe && !entry.enforce_share.is_whole() {
+            return Err(D::Error::custom(
+                "the mode `observe` enforces the limit for no key; leave `enforce-share` out, or the mode",
+            ));
+        }
         Ok(entry)
     }
 }
@@ -126,7 +131,14 @@ fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMod
 }
 
 fn enforce_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EnforcedShare, D::Error> {
-    EnforcedShare::new(f64::deserialize(deserializer)?).map_err(D::Error::custom)
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a share of the keys is a number from 0 to 1, such as 0.1")]
+    enum Share {
+        Fraction(f64),
+    }
+
+    let Share::Fraction(fraction) = Share::deserialize(deserializer)?;
+    EnforcedShare::new(fraction).map_err(D::Error::custom)
 }
 
 fn max_waiting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
@@ -209,15 +221,20 @@ impl fmt::Display for Name {
     expecting = "a table such as { after = 10, within = \"1h\" }"
 )]
 struct Table {
-    after: u64,
-    within: Length,
+    after: Option<u64>,
+    within: Option<Length>,
     first: Option<Length>,
     longest: Option<Length>,
 }
 
 pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ban>, D::Error> {
     let table = Table::deserialize(deserializer)?;
-    let mut ban = Ban::after(table.after, table.within.0);
+    let (Some(after), Some(Length(within))) = (table.after, table.within) else {
+        return Err(D::Error::custom(
+            "bans have `after`, a number of denials such as 10, and `within`, a length of time such as \"1h\"",
+        ));
+    };
+    let mut ban = Ban::after(after, within);
     if let Some(Length(first)) = table.first {
         ban = ban.first(first);
     }

@@ -54,10 +54,43 @@ pub(super) fn methods<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     // Methods are case-sensitive (RFC 9110 §9.1).
     let parse = |name: &String| {
         let is_upper = !name.bytes().any(|byte| byte.is_ascii_lowercase());
-        let method = Method::from_bytes(name.as_bytes()).ok().filter(|_| is_upper);
-        method.ok_or_else(|| D::Error::custom(format_args!("`{name}` is not a method; one looks like `POST`")))
+        let method = Method::from_bytes(name.as_bytes())
+            .ok()
+            .filter(|_| is_upper && name != "*");
+        let method = method.ok_or_else(|| {
+            D::Error::custom(format_args!(
+                "`{name}` is not a method; one looks like `POST`, and without `methods` all are meant"
+            ))
+        })?;
+        // Others may be those of an extension of HTTP.
+        match METHODS.iter().find(|known| is_slip(name, known)) {
+            Some(known) => Err(D::Error::custom(format_args!(
+                "`{name}` is not a method; is `{known}` meant?"
+            ))),
+            None => Ok(method),
+        }
     };
     texts(deserializer)?.iter().map(parse).collect()
+}
+
+/// The methods of RFC 9110 and RFC 5789.
+const METHODS: [&str; 9] = [
+    "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
+];
+
+/// Whether a text is another one with one letter more, less or changed, or with two letters swapped.
+fn is_slip(text: &str, other: &str) -> bool {
+    let (text, other) = (text.as_bytes(), other.as_bytes());
+    let same = |(one, other): &(&u8, &u8)| one == other;
+    let begin = text.iter().zip(other).take_while(same).count();
+    let end = text.iter().rev().zip(other.iter().rev()).take_while(same).count();
+    let (differing, lengths) = (
+        text.len().max(other.len()).saturating_sub(begin + end),
+        text.len().abs_diff(other.len()),
+    );
+    let is_swap =
+        || differing == 2 && text.get(begin) == other.get(begin + 1) && text.get(begin + 1) == other.get(begin);
+    text != other && lengths <= 1 && (differing <= 1 || is_swap())
 }
 
 /// A length of time, such as `10min`.

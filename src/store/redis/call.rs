@@ -49,28 +49,26 @@ impl ScriptCall {
         };
 
         // All keys and arguments share one buffer.
-        let entries = || merged.iter().flat_map(|merged| merged.request.entries());
-        let all_keys = merged.iter().flat_map(|merged| {
-            let operation = merged.request.operation;
-            merged.request.entries().flat_map(move |entry| {
-                let line = entry.with_line(operation).map(|charge| key_format.of_line(charge));
-                std::iter::once(key_format.of_entry(entry)).chain(line)
-            })
-        });
         let mut buffer = BytesMut::with_capacity(128 * merged.len() + 256);
-        let keys = all_keys.map(|parts| {
+        let mut keys = SmallVec::new();
+        let mut write_key = |parts: [&[u8]; 8]| {
             parts.iter().for_each(|part| buffer.extend_from_slice(part));
-            buffer.split().freeze()
-        });
-        let keys: SmallVec<[Bytes; 1]> = keys.collect();
-        let only_rule = only_rule(entries());
-        let has_line = |merged: &MergedRequest<'_>| {
-            let request = merged.request;
-            request
-                .entries()
-                .any(|entry| entry.with_line(request.operation).is_some())
+            keys.push(buffer.split().freeze());
         };
-        if merged.iter().any(has_line) {
+        // The rules of all that is read, by their positions. Bans are none of them.
+        let (mut rules, mut has_lines) = (0_u32, false);
+        for MergedRequest { request, .. } in merged {
+            for entry in request.entries() {
+                rules |= entry.limit().map_or(u32::MAX, |limit| 1 << rule_of(limit));
+                write_key(key_format.of_entry(entry));
+                if let Some(charge) = entry.with_line(request.operation) {
+                    has_lines = true;
+                    write_key(key_format.of_line(charge));
+                }
+            }
+        }
+        let only_rule = rules.is_power_of_two().then(|| rules.trailing_zeros() as usize);
+        if has_lines {
             call.script = ScriptName::DriverWithLines;
         } else if let Some(rule) = only_rule.filter(|_| are_checks(merged, is_across)) {
             call.script = ScriptName::Checks(rule);
@@ -83,7 +81,8 @@ impl ScriptCall {
         // Requests that differ only in their keys and numbers share an argument.
         let is_same = |a: &_, b: &_| same_arguments(a, b) && (!is_across || spans_slots(a) == spans_slots(b));
         let runs = || merged.chunk_by(is_same);
-        let mut header = enclosed(entries().filter_map(Entry::limit), now_us);
+        let entries = merged.iter().flat_map(|merged| merged.request.entries());
+        let mut header = enclosed(entries.filter_map(Entry::limit), now_us);
         // How many runs come before the keys.
         write_numbers(&mut header, [if is_across { runs().count() as u64 } else { 0 }]);
         call.arguments.push(header.freeze());
@@ -244,20 +243,13 @@ fn enclosed<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> BytesMu
     buffer
 }
 
-/// The rule of all that is read, if it is one, and no bans.
-fn only_rule<'a>(mut entries: impl Iterator<Item = Entry<'a>>) -> Option<usize> {
-    let rule = |entry: Entry<'_>| entry.limit().map(rule_of);
-    let first = rule(entries.next()?)?;
-    entries.all(|entry| rule(entry) == Some(first)).then_some(first)
-}
-
-/// Whether all of these are checks without bans, lines and calendars, each in one slot.
+/// Whether all of these, which have no bans and no lines, are checks without calendars, each in one slot.
 fn are_checks(merged: &[MergedRequest<'_>], is_across: bool) -> bool {
     merged.iter().all(|merged| {
-        let request = merged.request;
-        let is_plain = |charge: &Charge| charge.line.is_none() && boundaries(charge.limit(), 0).is_none();
-        let are_plain = !request.has_bans() && request.charges().all(is_plain);
-        request.is_check() && are_plain && !(is_across && spans_slots(merged))
+        let mut charges = merged.request.charges();
+        merged.request.is_check()
+            && charges.all(|charge| boundaries(charge.limit(), 0).is_none())
+            && !(is_across && spans_slots(merged))
     })
 }
 

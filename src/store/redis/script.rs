@@ -129,9 +129,11 @@ impl Scripts {
     /// The scripts with their texts changed, such as the tests do that set the time.
     pub(super) fn new(change: impl Fn(&str) -> String) -> Self {
         let text_of = |parts: &[&str]| {
-            CONSTANTS.iter().fold(parts.concat(), |text, (name, value)| {
-                text.replace(name, &value.to_string())
-            })
+            // A shell that passes the text on, to load it, drops a newline at its end.
+            let text = parts.concat().trim_end().to_owned();
+            CONSTANTS
+                .iter()
+                .fold(text, |text, (name, value)| text.replace(name, &value.to_string()))
         };
         let script = |parts: &[&str]| Script::new(change(&text_of(parts)).leak());
         let checks = RULES.map(|(name, rule, files)| {

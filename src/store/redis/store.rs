@@ -246,7 +246,7 @@ impl RedisStore {
     ///
     /// for script in RedisStore::scripts() {
     ///     // redis-cli SCRIPT LOAD "$script"
-    ///     assert!(script.starts_with("-- "));
+    ///     assert!(script.starts_with("-- ") && script == &script.trim());
     /// }
     /// ```
     #[must_use]

@@ -15,6 +15,9 @@ pub(super) struct Url<'a> {
     query: &'a str,
 }
 
+/// The parameters that a URL may have.
+const PARAMETERS: [&str; 4] = ["node", "sentinelServiceName", "sentinelUsername", "sentinelPassword"];
+
 #[derive(Clone, Copy, PartialEq)]
 enum ServerKind {
     SingleServer,
@@ -26,6 +29,11 @@ enum ServerKind {
 impl<'a> Url<'a> {
     /// Reads a URL for this library, or for the first one that supports it, perhaps with a provider of credentials.
     pub(super) fn parse(url: &'a str, chosen: Option<ClientLibrary>, has_provider: bool) -> Result<Self, ConfigError> {
+        if url.is_empty() {
+            return Err(ConfigError::new(
+                "the URL is empty; one looks like `redis://:password@127.0.0.1:6379/0`",
+            ));
+        }
         let (scheme, rest) = url.split_once("://").ok_or_else(not_redis)?;
         let (base, kind) = match scheme.split_once(['-', '+']) {
             Some((base, "sentinel")) => (base, ServerKind::Sentinel),
@@ -87,6 +95,23 @@ impl<'a> Url<'a> {
             return Err(ConfigError::new(
                 "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`",
             ));
+        }
+        if kind != ServerKind::UnixSocket && host.is_empty() {
+            return Err(ConfigError::new(
+                "the URL has no host; one looks like `redis://127.0.0.1:6379`",
+            ));
+        }
+        if kind != ServerKind::UnixSocket && !path.bytes().skip(1).all(|digit| digit.is_ascii_digit()) {
+            return Err(ConfigError::new(
+                "the path of the URL is not the number of a database, as in `redis://host:6379/3`",
+            ));
+        }
+        // Other programs may share the URL.
+        for (name, _) in url.parameters().filter(|(name, _)| !PARAMETERS.contains(name)) {
+            tracing::warn!(
+                parameter = name,
+                "this parameter of the Redis URL is ignored; `RedisStore::builder()` has settings, such as `deadline`"
+            );
         }
         if kind == ServerKind::Sentinel && url.parameter("sentinelServiceName").is_none() {
             return Err(ConfigError::new(
@@ -287,6 +312,9 @@ mod tests {
             ("redis-ring://127.0.0.1", "redis://"),
             ("redis://secret@127.0.0.1", "`redis://:password@host`"),
             ("redis://127.0.0.1/?db=3", "redis://host:6379/3"),
+            ("redis://127.0.0.1:6379/abc", "redis://host:6379/3"),
+            ("redis://127.0.0.1:6379/-1", "redis://host:6379/3"),
+            ("redis://", "redis://127.0.0.1:6379"),
             ("redis-sentinel://127.0.0.1", "?sentinelServiceName=name"),
             ("redis://:secret@127.0.0.1#insecure", "always verified"),
         ] {

@@ -413,6 +413,21 @@ async fn overrides_a_limit(store: impl Store + Clone) {
         let refused = operator.post("/override", &until(mistake), &[]).await;
         assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{mistake}");
     }
+    let date = until(now).replace(&now.to_string(), "\"2126-12-01\"");
+    let length = date.replace("until", "lasts");
+    for (body, fix) in [
+        (date, "use the seconds since the Unix epoch"),
+        (length, "`until`, in seconds since"),
+    ] {
+        let refused = operator.post("/override", &body, &[]).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+        assert!(
+            refused.json()["error"]
+                .as_str()
+                .is_some_and(|error| error.contains(fix)),
+            "{body}"
+        );
+    }
     let both = until(now + 9).replace("}", r#","lasts":"3d"}"#);
     let past = operator.post("/override", &both, &[]).await;
     assert_eq!(past.status, StatusCode::BAD_REQUEST);

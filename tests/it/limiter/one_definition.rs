@@ -13,7 +13,7 @@ use http::{Request, Response, StatusCode, request::Parts};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    Decision, FailureMode, Key, Limit, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog,
+    Ban, Decision, FailureMode, Key, Limit, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog,
     TokenBucket, key,
     store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
 };
@@ -282,6 +282,57 @@ async fn a_limiter_that_is_not_of_a_layer_has_no_keys_of_requests() {
         );
         let empty = limiter.check("42").await.expect("a memory store replies");
         assert_eq!(remaining(&empty), [("api", 8)]);
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_of_a_layer_refuses_a_text_that_is_the_key_of_no_request() {
+    let hour = Duration::from_secs(3_600);
+    let banning = |name| Policy::new(name, SlidingLog::per_hour(1)).ban(Ban::by_hand());
+    let of = |layer: RateLimitLayer| Limiter::from(&layer);
+    let limiter = of(RateLimitLayer::new(MemoryStore::new(), banning("api").key(key::ip())));
+    for refused in [
+        limiter.reset("203.0.113.7").await,
+        limiter.ban("203.0.113.7", hour).await,
+        limiter
+            .override_limit("api", "203.0.113.7", SlidingLog::per_hour(9), hour)
+            .await,
+        limiter.end_override("api", "203.0.113.7").await,
+    ] {
+        let error = refused.expect_err("no request has this key");
+        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert!(
+            error
+                .to_string()
+                .contains("whose keys are `ip=..`; make one as in `Key::ip(address)`"),
+            "{error}"
+        );
+    }
+    let caller = Key::ip([203, 0, 113, 7].into());
+    assert!(
+        limiter
+            .check(caller.clone())
+            .await
+            .is_ok_and(|first| first.is_allowed())
+    );
+    limiter.reset(caller.clone()).await.expect("a key of a request");
+    assert!(
+        limiter
+            .check(caller.clone())
+            .await
+            .is_ok_and(|again| again.is_allowed())
+    );
+    limiter.ban(caller, hour).await.expect("a key of a request");
+
+    // Requests may have such a key.
+    let numbered = banning("api").key(key::from_fn(|_| Some(42_u64)));
+    for limiter in [
+        of(RateLimitLayer::new(MemoryStore::new(), [numbered.clone()])),
+        Limiter::new(MemoryStore::new(), banning("api").key(key::ip())),
+    ] {
+        limiter.reset(42).await.expect("a key of a limiter, or of a request");
+        limiter.ban(42, hour).await.expect("the same");
+        assert!(limiter.check(42).await.is_ok_and(|banned| !banned.is_allowed()));
     }
 }
 

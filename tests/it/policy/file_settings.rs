@@ -128,6 +128,18 @@ fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
         ("methods = \"post\"", "line 4", "one looks like `POST`"),
         ("methods = [\"GET\", \"A B\"]", "line 4", "`A B` is not a method"),
         ("methods = []", "line 4", "an empty list is for no request"),
+        ("methods = '*'", "line 4", "without `methods` all are meant"),
+        ("methods = [\"GTE\"]", "line 4", "is `GET` meant?"),
+        ("methods = \"POSTS\"", "line 4", "is `POST` meant?"),
+        ("methods = \"PACH\"", "line 4", "is `PATCH` meant?"),
+        ("enforce-share = \"10%\"", "line 4", "such as 0.1"),
+        (
+            "mode = \"observe\"\nenforce-share = 0.1",
+            "line 1",
+            "leave `enforce-share` out",
+        ),
+        ("ban = { after = 3 }", "line 4", "such as \"1h\""),
+        ("formerly = \"api\"", "", "another name"),
         ("wait = 2", "line 4", "a length of time such as \"10min\""),
         ("wait = \"2 moons\"", "line 4", "one looks like `10min` or `500ms`"),
         (
@@ -163,6 +175,14 @@ fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
         let error = Policies::from_json(&json).unwrap_err().to_string();
         assert!(error.contains(fix) && !error.contains(" = "), "{json}: {error}");
     }
+    // Methods of extensions of HTTP.
+    for method in ["PURGE", "QUERY", "PROPFIND", "MKCOL", "LOCK", "SEARCH"] {
+        let policies = Policies::from_toml(&file(&format!("methods = \"{method}\"")));
+        assert!(policies.is_ok(), "{method}: {policies:?}");
+    }
+    let without_plans = format!("plan = \"extension:plan\"\n{}", file(""));
+    let error = Policies::from_toml(&without_plans).unwrap_err().to_string();
+    assert!(error.contains("one of its `plans`, and there are none"), "{error}");
     let twice =
         r#"{"policies": {"api": {"limit": "1/s", "plan": "header:x-plan", "plans": {"a": "2/s", "a": "3/s"}}}}"#;
     let error = Policies::from_json(twice).unwrap_err().to_string();

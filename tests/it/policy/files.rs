@@ -113,6 +113,11 @@ fn a_wrong_line_is_shown() {
             "address",
             "`constant:all`",
         ),
+        (
+            "limit = \"sliding-log 2/30s\"\nkey = \"ip, route\"",
+            "ip, route",
+            "`[\"ip\", \"path\"]`",
+        ),
         ("limit = \"sliding-log 2/30s\"\nkey = []", "[]", "`constant:all`"),
         (
             "limit = \"sliding-log 2/30s\"\nkey = [[\"ip\"]]",

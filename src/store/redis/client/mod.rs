@@ -7,7 +7,7 @@ pub(super) mod fred;
 #[cfg(feature = "cluster")]
 pub(super) mod redis_rs;
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 #[cfg(test)]
 use super::simulation::network::Network;
@@ -66,7 +66,8 @@ impl RedisClient {
                 }
             }
         };
-        deadline.wait(reply).await.unwrap_or(Err(Failure::Timeout))
+        // Pinned here, since the future of a call has some kilobytes, and each function that takes it would copy it.
+        deadline.wait(pin!(reply)).await.unwrap_or(Err(Failure::Timeout))
     }
 
     /// Receives the messages of a channel on a connection of its own, until that is lost or refused.
