@@ -35,9 +35,9 @@ pub(super) struct Input {
     until: Option<Lasts>,
 }
 
-/// A length of time: a number of seconds, or text.
+/// A number of seconds, or text.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a time is a whole number of seconds, or text")]
 enum Lasts {
     Seconds(u64),
     Text(String),

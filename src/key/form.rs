@@ -66,7 +66,6 @@ impl KeyForm {
     }
 }
 
-/// Keys of operators.
 impl KeyForm {
     /// Whether a key that code has made of a text or a number may be one of these.
     pub(crate) fn has_plain_keys(&self) -> bool {
@@ -78,6 +77,7 @@ impl KeyForm {
     }
 }
 
+/// Keys of operators.
 #[cfg(feature = "admin")]
 impl KeyForm {
     /// Whether requests can have this key.

@@ -175,7 +175,9 @@ impl Limiter {
         mut key: Key,
         limit: Option<(Limit, Duration)>,
     ) -> Result<(), StoreError> {
-        self.accept(&key, Some(policy))?;
+        if limit.is_some() {
+            self.accept(&key, Some(policy))?;
+        }
         key.bound();
         let (overrides, counted_as) = {
             let basis = self.policies.newest();

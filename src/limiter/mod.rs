@@ -225,7 +225,9 @@ impl Limiter {
     /// If the store fails. The counts of this process are removed then too.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
         let key = key.into();
-        self.accept(&key, None)?;
+        if let Err(error) = self.accept(&key, None) {
+            tracing::warn!(%error, "the counts of a key that no request of the layer has are reset");
+        }
         self.request(key).perform(Operation::Reset).await.map(drop)
     }
 }

@@ -16,8 +16,8 @@ use crate::{
 /// another, nothing is [refunded](crate::Policy::refund_if) by itself, all policies [apply](crate::Policy::apply_if), and only
 /// [fixed](crate::Policy::wait_up_to) waits are made, in the order of arrival. [`request_of`](Limiter::request_of) has what it needs
 /// of an HTTP request: keys, plan and conditions. A policy whose limit is [chosen](crate::Policy::with_limit_fn) for
-/// each request does not apply. [`reset`](Limiter::reset), [`ban`](Limiter::ban) and [`override_limit`](Limiter::override_limit)
-/// refuse a text as the key, which no request has, unless a policy has keys of its own making. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
+/// each request does not apply. [`ban`](Limiter::ban) and [`override_limit`](Limiter::override_limit) refuse a text or a
+/// number as the key, which no request has, unless a policy has a key by an extractor of the application. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
 ///
 /// ```
 /// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
@@ -147,7 +147,7 @@ impl Limiter {
         }
         let forms = forms.iter().map(KeyForm::to_string).collect::<Vec<_>>().join("`, `");
         Err(StoreError::refused(format!(
-            "`{key}` is not a key of the layer, whose keys are `{forms}`; make one as in `Key::ip(address)`"
+            "a text or a number is not a key of the layer, whose keys are `{forms}`; make one as in `Key::ip(address)`"
         )))
     }
 }

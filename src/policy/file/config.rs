@@ -67,14 +67,16 @@ impl TryFrom<FileFields> for Config {
         let (plans, policies) = join(file.policies, file.plans.map(|Unique(plans)| plans).unwrap_or_default())?;
         if file.plan.is_some() && plans.is_empty() {
             return Err(ConfigError::new(
-                "the `plan` of the file selects one of its `plans`, and there are none",
+                "the `plan` of the file selects one of its `plans`, and there are none; remove it, or add a table such as \
+                 `[plans.pro.api]`",
             ));
         }
         for (place, entry) in &policies {
             if entry.formerly.as_deref() == Some(policy_at(place)) {
-                return Err(
-                    ConfigError::new("`formerly` is another name, under which the policy was counted").of_policy(place),
-                );
+                return Err(ConfigError::new(
+                    "`formerly` is another name, under which the policy was counted; remove it",
+                )
+                .of_policy(place));
             }
             if let Some(key) = &entry.key {
                 key.validate(file.client_ip.as_ref())

@@ -65,11 +65,6 @@ impl<'de> Deserialize<'de> for PolicyEntry {
         // The derived function, which `remote` makes inherent.
         let entry = Self::deserialize(deserializer)?;
         entry.plans().map_err(D::Error::custom)?;
-        if entry.mode == Mode::Observe && !entry.enforce_share.is_whole() {
-            return Err(D::Error::custom(
-                "the mode `observe` enforces the limit for no key; leave `enforce-share` out, or the mode",
-            ));
-        }
         Ok(entry)
     }
 }

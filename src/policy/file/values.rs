@@ -78,19 +78,18 @@ const METHODS: [&str; 9] = [
     "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
 ];
 
-/// Whether a text is another one with one letter more, less or changed, or with two letters swapped.
+/// Whether a text is another one with one letter more or less after its first, or with two letters swapped.
 fn is_slip(text: &str, other: &str) -> bool {
     let (text, other) = (text.as_bytes(), other.as_bytes());
     let same = |(one, other): &(&u8, &u8)| one == other;
     let begin = text.iter().zip(other).take_while(same).count();
     let end = text.iter().rev().zip(other.iter().rev()).take_while(same).count();
-    let (differing, lengths) = (
-        text.len().max(other.len()).saturating_sub(begin + end),
-        text.len().abs_diff(other.len()),
-    );
-    let is_swap =
-        || differing == 2 && text.get(begin) == other.get(begin + 1) && text.get(begin + 1) == other.get(begin);
-    text != other && lengths <= 1 && (differing <= 1 || is_swap())
+    let differing = text.len().max(other.len()).saturating_sub(begin + end);
+    match text.len().abs_diff(other.len()) {
+        0 => differing == 2 && text.get(begin) == other.get(begin + 1) && text.get(begin + 1) == other.get(begin),
+        1 => differing <= 1 && begin > 0,
+        _ => false,
+    }
 }
 
 /// A length of time, such as `10min`.

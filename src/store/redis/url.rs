@@ -96,27 +96,28 @@ impl<'a> Url<'a> {
                 "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`",
             ));
         }
-        if kind != ServerKind::UnixSocket && host.is_empty() {
-            return Err(ConfigError::new(
-                "the URL has no host; one looks like `redis://127.0.0.1:6379`",
-            ));
-        }
-        if kind != ServerKind::UnixSocket && !path.bytes().skip(1).all(|digit| digit.is_ascii_digit()) {
-            return Err(ConfigError::new(
-                "the path of the URL is not the number of a database, as in `redis://host:6379/3`",
-            ));
-        }
-        // Other programs may share the URL.
-        for (name, _) in url.parameters().filter(|(name, _)| !PARAMETERS.contains(name)) {
-            tracing::warn!(
-                parameter = name,
-                "this parameter of the Redis URL is ignored; `RedisStore::builder()` has settings, such as `deadline`"
-            );
-        }
         if kind == ServerKind::Sentinel && url.parameter("sentinelServiceName").is_none() {
             return Err(ConfigError::new(
                 "Sentinel needs the name of the primary: `redis-sentinel://host:26379?sentinelServiceName=name`",
             ));
+        }
+        if kind != ServerKind::UnixSocket && (host.is_empty() || host.starts_with(':')) {
+            return Err(ConfigError::new(
+                "the URL has no host; one looks like `redis://127.0.0.1:6379`",
+            ));
+        }
+        if kind != ServerKind::UnixSocket && !path.trim_matches('/').bytes().all(|digit| digit.is_ascii_digit()) {
+            return Err(ConfigError::new(
+                "the path of the URL is not the number of a database, as in `redis://host:6379/3`",
+            ));
+        }
+        // Other programs may share the URL. With `@` it may be a password.
+        let others = url.parameters().filter(|(name, _)| !PARAMETERS.contains(name));
+        for (name, _) in others.filter(|_| !query.contains('@')) {
+            tracing::warn!(
+                parameter = name,
+                "this parameter of the Redis URL is ignored; `RedisStore::builder()` has settings, such as `deadline`"
+            );
         }
         if fragment == "insecure" {
             return Err(ConfigError::new(
@@ -315,6 +316,7 @@ mod tests {
             ("redis://127.0.0.1:6379/abc", "redis://host:6379/3"),
             ("redis://127.0.0.1:6379/-1", "redis://host:6379/3"),
             ("redis://", "redis://127.0.0.1:6379"),
+            ("redis://:6379", "has no host"),
             ("redis-sentinel://127.0.0.1", "?sentinelServiceName=name"),
             ("redis://:secret@127.0.0.1#insecure", "always verified"),
         ] {

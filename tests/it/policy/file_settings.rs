@@ -133,11 +133,6 @@ fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
         ("methods = \"POSTS\"", "line 4", "is `POST` meant?"),
         ("methods = \"PACH\"", "line 4", "is `PATCH` meant?"),
         ("enforce-share = \"10%\"", "line 4", "such as 0.1"),
-        (
-            "mode = \"observe\"\nenforce-share = 0.1",
-            "line 1",
-            "leave `enforce-share` out",
-        ),
         ("ban = { after = 3 }", "line 4", "such as \"1h\""),
         ("formerly = \"api\"", "", "another name"),
         ("wait = 2", "line 4", "a length of time such as \"10min\""),
@@ -176,7 +171,9 @@ fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
         assert!(error.contains(fix) && !error.contains(" = "), "{json}: {error}");
     }
     // Methods of extensions of HTTP.
-    for method in ["PURGE", "QUERY", "PROPFIND", "MKCOL", "LOCK", "SEARCH"] {
+    for method in [
+        "PURGE", "TRACK", "BDELETE", "QUERY", "PROPFIND", "MKCOL", "LOCK", "SEARCH",
+    ] {
         let policies = Policies::from_toml(&file(&format!("methods = \"{method}\"")));
         assert!(policies.is_ok(), "{method}: {policies:?}");
     }
