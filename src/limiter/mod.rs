@@ -226,7 +226,8 @@ impl Limiter {
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
         let key = key.into();
         if let Err(error) = self.accept(&key, None) {
-            tracing::warn!(%error, "the counts of a key that no request of the layer has are reset");
+            let error = error.to_string();
+            tracing::warn!(error, "the counts of a key that no request of the layer has are reset");
         }
         self.request(key).perform(Operation::Reset).await.map(drop)
     }
