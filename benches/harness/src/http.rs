@@ -31,8 +31,13 @@ pub async fn over_http(
         wrk.args(["--cpu-list", "1", "wrk", "--threads", "1", "--connections", CONNECTIONS]);
         wrk.args(["--latency", "--duration", &seconds, &url]).output()
     });
-    let output = wrk.await.expect("wrk runs").expect("taskset and wrk are installed");
+    let output = wrk.await.expect("wrk runs").expect("taskset runs; it is in util-linux");
     server.abort();
+    assert!(
+        output.status.success(),
+        "`wrk` failed; if it is missing, `apt-get install wrk`: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let text = String::from_utf8_lossy(&output.stdout);
     let field = |name: &str| {
         text.lines()
