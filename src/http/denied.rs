@@ -78,7 +78,7 @@ use crate::{Decision, PolicyDecision};
 /// ```
 ///
 /// Elsewhere, as in a GraphQL resolver or an item of a batch, it is an error with a text for callers: the policies that deny,
-/// and the wait in whole seconds as in `Retry-After`. [`Decision::retry_after`] has the wait itself.
+/// and the wait in whole seconds. [`Decision::retry_after`] has the wait itself.
 ///
 /// # Layers around the handler
 ///
@@ -117,7 +117,8 @@ impl Decision {
 
     /// The header fields of the decision: the rate limit fields, and `Retry-After` if waiting helps.
     ///
-    /// They are those that the layer or the limiter which decided adds to a response. There are none if no policy applies.
+    /// They are those that the layer or the limiter which decided adds to a response, but that
+    /// [`longest_retry_after`](crate::RateLimitLayer::longest_retry_after) does not bound them. There are none if no policy applies.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

@@ -110,8 +110,8 @@ use crate::ConfigError;
 /// renews its leases, and its slots are free again within one lease. Times are those of the clock of the store; the clocks of
 /// processes do not matter.
 ///
-/// A process that is stopped for longer than a lease, or that does not reach the store for so long, loses its slots, and others
-/// may take them. A runtime loses its slots if it is blocked for so long, or is not driven, such as a runtime of one thread after
+/// A process that is stopped for two thirds of a lease, or that does not reach the store for half of one, may lose its slots to
+/// others. A runtime may lose them if it is blocked for two thirds of a lease, or is not driven, such as a runtime of one thread after
 /// its `block_on` has returned. Slots that are taken outside of a runtime are renewed only while a runtime of the process holds
 /// other slots in the store; without one they expire after one lease.
 ///
@@ -191,8 +191,8 @@ impl TryFrom<u64> for Concurrency {
 impl Concurrency {
     /// The time after which the slots of a process that died are free again, from 1 s to 1 h.
     ///
-    /// It is also the longest time for which a process may be stopped, or cut off from the store, and keep its slots. Leases
-    /// are renewed at least every third of it: shorter ones take more calls of the store. The default is 10 s.
+    /// A process that is stopped for less than two thirds of it, or whose calls of the store fail for less than half of it, keeps
+    /// its slots. Leases are renewed at least every third of it: shorter ones take more calls of the store. The default is 10 s.
     ///
     /// While replicas with different times run side by side, each applies its own to its leases.
     ///

@@ -290,7 +290,8 @@ impl LimiterRequest<'_> {
     /// Counts the costs unconditionally, even if they exceed the limits.
     ///
     /// The decision is always allowed. Later requests are denied until enough of the costs has expired; they count in full, up to
-    /// 999,999,999,999,999.
+    /// 999,999,999,999,999; of a [`TokenBucket`](crate::TokenBucket) and a [`SlidingCounter`](crate::SlidingCounter) up to what is
+    /// computed exactly, and of slots up to a billion.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -35,7 +35,7 @@ metrics! {
     describe_counter DECISIONS = "tower_quota_decisions_total", Count,
         "Requests by what a policy has done with them";
     describe_counter NEAR_LIMIT = "tower_quota_near_limit_total", Count,
-        "Admitted requests after which a threshold of the quota, by default 80 %, is used";
+        "Admitted requests after which at least 80 % of the quota is used";
     describe_gauge LIMITS_HASH = "tower_quota_limits_hash", Count,
         "Hash of the limits in force, which is the same in replicas with the same limits";
     describe_gauge SLOTS_HELD = "tower_quota_slots_held", Count,

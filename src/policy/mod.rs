@@ -130,7 +130,8 @@ impl Policy<()> {
 /// Checks.
 impl<K> Policy<K> {
     /// Returns the first settings that cannot work together, as [`RateLimitLayer::try_new`](crate::RateLimitLayer::try_new) and
-    /// [`Limiter::try_new`](crate::Limiter::try_new) do.
+    /// [`Limiter::try_new`](crate::Limiter::try_new) do. These also refuse settings that depend on where the policy is used: an
+    /// order or a bound of waits for which nothing waits, and in a limiter what needs an HTTP request.
     ///
     /// ```
     /// use std::time::Duration;

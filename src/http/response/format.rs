@@ -224,7 +224,7 @@ impl Rejection<'_> {
         }
     }
 
-    /// The wait before the next attempt, the same in every field of the response: that of the decision, or the
+    /// The wait before the next attempt, the same in `Retry-After`, `RetryInfo` and the pushback of gRPC: that of the decision, or the
     /// [longest](crate::RateLimitLayer::longest_retry_after) one.
     ///
     /// `None` if waiting does not help: the cost of the request is above the limit, the limit admits nothing, the key cannot be

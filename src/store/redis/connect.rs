@@ -96,8 +96,8 @@ impl RedisStoreBuilder {
     ///
     /// It is for services that must start without Redis; others use [`connect`](Self::connect), which finds a wrong password
     /// or a missing permission when the service starts. Until Redis is connected, checks fail at once, and the
-    /// [`FailureMode`](crate::FailureMode) defines what happens to the requests. A refusal of Redis is logged as an error
-    /// once, with the text of the error of `connect`, and each check that meets it fails.
+    /// [`FailureMode`](crate::FailureMode) defines what happens to the requests. A refusal of Redis is logged as an error,
+    /// at most once a minute, with the text of the error of `connect`, and each check that meets it fails.
     ///
     /// ```
     /// use tower_quota::RedisStore;
