@@ -346,7 +346,7 @@ impl Rule for Concurrency {
             return self.quota;
         };
         held.remove_expired(now);
-        if held.total + needed > self.quota {
+        if held.total.saturating_add(needed) > self.quota {
             held.remove_gone(now);
         }
         self.quota.saturating_sub(held.total)

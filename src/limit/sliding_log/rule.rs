@@ -167,7 +167,7 @@ impl Rule for SlidingLog {
         }
         (log.newest, log.budget) = (None, BUDGET);
         log.remove_expired(window, now);
-        if log.total + needed > self.quota {
+        if log.total.saturating_add(needed) > self.quota {
             log.newest = Some(log.back().filter(|_| log.total > 0).unwrap_or(now));
             if log.newest > Some(ahead) {
                 log.remove_gone(ahead, now);

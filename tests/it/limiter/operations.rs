@@ -26,6 +26,7 @@ each_store! { with crate::support::Unclocked:
     a_request_has_keys_and_costs_for_single_policies
     units_are_taken_as_far_as_they_fit
     units_of_several_policies_are_those_of_the_strictest
+    the_largest_units_are_taken_as_far_as_they_fit
     reset_forgets
     a_refund_removes_the_charge_of_a_check
     a_refund_is_for_all_policies
@@ -89,6 +90,22 @@ async fn units_are_taken_as_far_as_they_fit(store: Arc<impl Store>) {
         assert_eq!(take(4).await, (4, true, false, 28), "{limit}");
         assert_eq!(take(u32::MAX).await, (9, true, false, 1), "{limit}");
         assert_eq!(take(2).await, (0, false, true, 1), "{limit}");
+    }
+}
+
+async fn the_largest_units_are_taken_as_far_as_they_fit(store: Arc<impl Store>) {
+    const MOST: u64 = 999_999_999_999_999;
+    let log = Policy::new("log", SlidingLog::per_hour(MOST).precision(6));
+    let window = Policy::new("window", FixedWindow::per_hour(MOST));
+    for policy in [log, window] {
+        let limiter = Limiter::new(store.clone(), policy.cost(300_000_000_000_000));
+        assert!(limiter.check("k").await.expect("the store answers").is_allowed());
+        let decision = limiter
+            .request("k")
+            .take_up_to(u32::MAX)
+            .await
+            .expect("the store answers");
+        assert_eq!((decision.taken(), decision.remaining()), (2, 99_999_999_999_999));
     }
 }
 
