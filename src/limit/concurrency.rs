@@ -111,8 +111,8 @@ use crate::ConfigError;
 /// processes do not matter.
 ///
 /// A process that is stopped for two thirds of a lease, or that does not reach the store for half of one, may lose its slots to
-/// others. A runtime may lose them if it is blocked for two thirds of a lease, or is not driven, such as a runtime of one thread after
-/// its `block_on` has returned. Slots that are taken outside of a runtime are renewed only while a runtime of the process holds
+/// others. So may a runtime that is blocked for two thirds of a lease, or is not driven, such as one of one thread after its
+/// `block_on` has returned. Slots that are taken outside of a runtime are renewed only while a runtime of the process holds
 /// other slots in the store; without one they expire after one lease.
 ///
 /// The work that has lost its slots is not interrupted: [`Slots::is_lost`](crate::Slots::is_lost) reports it, and that work is
