@@ -142,6 +142,7 @@ impl<S: Sync> FromRequest<S> for Input {
         let body = body.map_err(|error| AdminError::new(error.status(), error.body_text()))?;
         serde_json::from_slice(&body).map_err(|error| {
             AdminError::bad_request(format!("the body is not {name}: {error}; one looks like {example}"))
+                .logged_as(format!("the body is not {name}"))
         })
     }
 }
@@ -189,6 +190,8 @@ fn is_of_own_origin(method: &Method, headers: &HeaderMap, uri: &Uri) -> bool {
 pub(super) struct AdminError {
     pub(super) status: StatusCode,
     message: Cow<'static, str>,
+    /// The same without the input of the operator, which may be the key of a subject.
+    logged: Option<Cow<'static, str>>,
 }
 
 impl AdminError {
@@ -196,7 +199,20 @@ impl AdminError {
         Self {
             status,
             message: message.into(),
+            logged: None,
         }
+    }
+
+    /// Has another message in logs, which do not show the subject.
+    pub(super) fn logged_as(self, logged: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            logged: Some(logged.into()),
+            ..self
+        }
+    }
+
+    pub(super) fn logged(&self) -> &str {
+        self.logged.as_ref().unwrap_or(&self.message)
     }
 
     /// Another process may know the subject.

@@ -137,7 +137,7 @@ async fn change(State(shared): State<Arc<Admin>>, request: Request) -> Result<Re
         error: None,
     };
     let changed = perform(&shared, Request::from_parts(parts, body), &mut line).await;
-    line.error = changed.as_ref().err().map(ToString::to_string);
+    line.error = changed.as_ref().err().map(|error| error.logged().to_owned());
     line.outcome = match &changed {
         Ok(_) => "done",
         // The change may have taken effect.

@@ -139,7 +139,8 @@ impl Selected {
             let mut found = found.filter(|found| found.policy.shares_counts(&policy));
             return found.next().ok_or_else(|| AdminError::unknown_hash(&shared.instance));
         }
-        let mut key = Key::parse(text)?;
+        let not_a_key = |error| AdminError::from(error).logged_as("the text is not a key");
+        let mut key = Key::parse(text).map_err(not_a_key)?;
         validate_form(&policies, &policy, &key, text)?;
         key.bound();
         Ok(Self {
@@ -198,12 +199,9 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
         Some(key @ FoundKey::Incomplete(_)) => format!("; use one such as `{key}`"),
         None => String::new(),
     };
-    Err(AdminError::bad_request(format!(
-        "no request has the key `{}` in the policy `{}`: its keys are made of `{}`{fix}",
-        key.readable(),
-        policy.name(),
-        report::key_forms(policies, policy),
-    )))
+    let (key, name, forms) = (key.readable(), policy.name(), report::key_forms(policies, policy));
+    let message = |key: &str| format!("no request has {key} in the policy `{name}`: its keys are made of `{forms}`");
+    Err(AdminError::bad_request(message(&format!("the key `{key}`")) + &fix).logged_as(message("this key")))
 }
 
 /// The subject of each policy with such keys that this hash names, if this process knows it.

@@ -165,11 +165,13 @@ impl Decision {
 
     /// The time until the same request is admitted, if no other request is admitted meanwhile.
     ///
-    /// `None` if the request was admitted, or if waiting does not help. In a denial by a layer it includes the
-    /// [jitter](crate::RateLimitLayer::retry_jitter), as the response does.
+    /// `None` if the request was admitted, or if waiting does not help, since one of the policies never admits it. In a denial by
+    /// a layer it includes the [jitter](crate::RateLimitLayer::retry_jitter), as the response does.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.enforced().filter_map(PolicyDecision::retry_after).max()
+        let deniers = self.policies().filter(|policy| policy.denies());
+        let waits = deniers.map(PolicyDecision::retry_after);
+        waits.reduce(|longest, wait| Some(longest?.max(wait?))).flatten()
     }
 
     /// The time until the quota is fully restored, if no further request is admitted; zero if nothing counts. If the request
@@ -290,7 +292,7 @@ impl Decision {
         let denier = self
             .policies()
             .filter(|policy| policy.denies())
-            .max_by_key(|policy| policy.retry_after());
+            .max_by_key(|policy| policy.retry_after().unwrap_or(Duration::MAX));
 
         // remaining / limit, compared without dividing
         denier.or_else(|| {

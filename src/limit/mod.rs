@@ -235,14 +235,14 @@ pub(crate) use self::{
     limit::{NamedLimit, Shape, Share, hash_text},
     line::{Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
     rate::LengthText,
-    rule::{Change, Effect, MAX_QUOTA, Saved, State},
+    rule::{Change, Effect, MAX_QUOTA, SLACK, Saved, State},
 };
 #[cfg(feature = "_redis")]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
     concurrency::{HEAVIEST, RETRY_US},
     line::LONGEST_WAIT_US,
-    rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
+    rule::{BOUND, MAX_EXACT, MAX_TOTAL},
     sliding_log::{BUDGET, FEW, STEPS},
 };
 

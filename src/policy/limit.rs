@@ -276,16 +276,23 @@ impl<K> Policy<K> {
 impl<K> Policy<K> {
     /// Refuses settings that contradict the limits, as far as these are known before a request.
     pub(super) fn validate_settings(&self) -> Result<(), ConfigError> {
-        self.limit().map_or(Ok(()), |limit| self.validate_slots(limit))?;
-        self.validate_prefetch()?;
-        self.validate_cost()
+        self.possible_limits().try_for_each(|limit| {
+            self.validate_slots(limit)?;
+            self.validate_prefetch(limit)?;
+            self.validate_cost(limit)
+        })
+    }
+
+    /// The limits that are known before a request.
+    pub(super) fn possible_limits(&self) -> impl Iterator<Item = &Limit> {
+        self.limit().into_iter().chain(&self.policy_limit.of_plans)
     }
 
     /// Refuses units that are taken ahead where each request is decided by Redis.
-    fn validate_prefetch(&self) -> Result<(), ConfigError> {
+    fn validate_prefetch(&self, limit: &Limit) -> Result<(), ConfigError> {
         let settings = self.all_settings();
         let decided_by_redis = settings.waits() || settings.bans().is_some();
-        match self.limit().and_then(Limit::prefetch_time) {
+        match limit.prefetch_time() {
             Some(_) if decided_by_redis => Err(ConfigError::new(format!(
                 "`prefetch` of the policy `{}` has no effect: with waits or bans Redis decides each request; leave one of them out",
                 self.name(),
@@ -307,12 +314,11 @@ impl<K> Policy<K> {
         )))
     }
 
-    /// Refuses a fixed cost above one of the limits, as far as these are known before a request.
-    fn validate_cost(&self) -> Result<(), ConfigError> {
-        let mut limits = self.limit().into_iter().chain(&self.policy_limit.of_plans);
-        match limits.find_map(|limit| Some((limit, self.cost_above(limit)?))) {
+    /// Refuses a fixed cost above the limit.
+    fn validate_cost(&self, limit: &Limit) -> Result<(), ConfigError> {
+        match self.cost_above(limit) {
             None => Ok(()),
-            Some((limit, cost)) => Err(ConfigError::new(format!(
+            Some(cost) => Err(ConfigError::new(format!(
                 "each request of the policy `{}` costs {cost}, and `{limit}` admits at most {quota}, so it admits none; set a cost \
                  of at most {quota}, or a larger limit; `Limit::DenyAll`, in files `deny-all`, is for a policy that admits none",
                 self.name(),

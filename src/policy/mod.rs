@@ -163,9 +163,9 @@ impl<K> Policy<K> {
             .longest_wait
             .as_ref()
             .filter(|_| self.settings.refund_if.is_none());
-        if let (Some(limit), Some(LongestWait::Fixed(longest))) = (self.limit(), longest) {
-            limit
-                .validate_wait(*longest)
+        if let Some(LongestWait::Fixed(longest)) = longest {
+            self.possible_limits()
+                .try_for_each(|limit| limit.validate_wait(*longest))
                 .map_err(|error| error.of_policy(self.name()))?;
         }
         self.validate_settings()

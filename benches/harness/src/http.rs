@@ -1,11 +1,8 @@
-use std::{process::Command, sync::Arc, time::Duration};
+use std::{process::Command, sync::Arc};
 
 use tokio::net::TcpListener;
 
-use crate::{row::Row, subject::Subject, traffic::Traffic};
-
-/// Connections of wrk, each of which sends its next request after the response to the last one.
-const CONNECTIONS: &str = "64";
+use crate::{options::Options, row::Row, subject::Subject, traffic::Traffic};
 
 /// Requests per second of an axum server with this service, and the quantiles of their latency in microseconds, by `wrk` on the
 /// core of Redis.
@@ -16,7 +13,7 @@ const CONNECTIONS: &str = "64";
 pub async fn over_http(
     subject: &dyn Subject,
     traffic: &Arc<Traffic>,
-    time: Duration,
+    options: &Options,
     row: &mut Row,
     cell: &'static str,
 ) {
@@ -25,10 +22,19 @@ pub async fn over_http(
     let router = subject.router(traffic);
     let server = tokio::spawn(async move { axum::serve(listener, router).await });
 
-    let seconds = format!("{}s", time.as_secs().max(1));
+    let seconds = format!("{}s", options.time.as_secs().max(1));
+    let connections = options.connections.to_string();
     let wrk = tokio::task::spawn_blocking(move || {
         let mut wrk = Command::new("taskset");
-        wrk.args(["--cpu-list", "1", "wrk", "--threads", "1", "--connections", CONNECTIONS]);
+        wrk.args([
+            "--cpu-list",
+            "1",
+            "wrk",
+            "--threads",
+            "1",
+            "--connections",
+            &connections,
+        ]);
         wrk.args(["--latency", "--duration", &seconds, &url]).output()
     });
     let output = wrk.await.expect("wrk runs").expect("taskset runs; it is in util-linux");

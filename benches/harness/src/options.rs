@@ -15,6 +15,8 @@ pub struct Options {
     pub json: bool,
     /// Requests over HTTP, where the benchmark has them.
     pub http: bool,
+    /// The connections of `wrk`, each of which sends its next request after the response to the last one.
+    pub connections: u32,
 }
 
 const USAGE: &str = "\
@@ -24,7 +26,8 @@ options:
   --only <SUBSTRING>   only subjects whose name contains this, and the references
   --quick              a run of about a second, to verify that all subjects work
   --json               JSON instead of tables
-  --http               requests over HTTP, from wrk; only of benches/peers";
+  --http               requests over HTTP, from wrk; only of benches/peers
+  --connections <N>    of wrk [64]";
 
 impl Options {
     /// Parses the command line; ends the program with an error if it is wrong.
@@ -46,6 +49,7 @@ impl Options {
             quick: false,
             json: false,
             http: false,
+            connections: 64,
         };
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -67,6 +71,10 @@ impl Options {
                 "--quick" => (options.quick, options.rounds, options.time) = (true, 1, Duration::from_millis(5)),
                 "--json" => options.json = true,
                 "--http" => options.http = true,
+                "--connections" => {
+                    let connections = value()?.parse().ok().filter(|connections| *connections > 0);
+                    options.connections = connections.ok_or("--connections must be a number above 0")?;
+                }
                 "--bench" => {} // from cargo
                 "--help" => {
                     println!("{USAGE}");

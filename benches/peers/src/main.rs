@@ -142,15 +142,15 @@ async fn http(peers: &mut [Peer], options: &Options, server: &Server) {
     let (many, denied) = (Arc::new(Traffic::many()), Arc::new(Traffic::denied()));
     for _ in 0..options.rounds {
         for peer in &mut *peers {
-            over_http(&*peer.admitting, &many, options.time, &mut peer.row, HTTP).await;
-            over_http(&*peer.denying, &denied, options.time, &mut peer.row, DENIED_HTTP).await;
+            over_http(&*peer.admitting, &many, options, &mut peer.row, HTTP).await;
+            over_http(&*peer.denying, &denied, options, &mut peer.row, DENIED_HTTP).await;
         }
     }
 
     println!("{}", server.machine());
     println!(
-        "axum, 64 connections of wrk; medians of {} rounds of {:?}; x: times no limit\n",
-        options.rounds, options.time
+        "axum, {} connections of wrk; medians of {} rounds of {:?}; x: times no limit\n",
+        options.connections, options.rounds, options.time
     );
     let mut table = Table::new(&["over HTTP", HTTP, "x", HTTP_P50, HTTP_P99, DENIED_HTTP, "x"]);
     for peer in &*peers {

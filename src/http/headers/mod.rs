@@ -99,6 +99,7 @@ pub enum Headers {
     /// Those of a function, made by [`custom`](Self::custom).
     Custom(Custom),
     /// Those of two, made by [`and`](Self::and).
+    #[non_exhaustive]
     Both(Box<[Self; 2]>),
     /// None. A denial has `Retry-After` all the same.
     None,
@@ -109,8 +110,7 @@ impl Headers {
     ///
     /// Some clients prefer `RateLimit` and ignore the legacy fields. Version 0.1.0 of the npm package `ratelimit-header-parser`
     /// parses every `RateLimit` field as draft -07, and returns `NaN` for [`Draft08`](Self::Draft08). For such clients use
-    /// [`Draft07`](Self::Draft07), [`Draft06`](Self::Draft06) or [`LegacyDelta`](Self::LegacyDelta) alone. Drafts have fields of the same
-    /// names, so at most one of both is a draft.
+    /// [`Draft07`](Self::Draft07), [`Draft06`](Self::Draft06) or [`LegacyDelta`](Self::LegacyDelta) alone.
     ///
     /// ```
     /// use bytes::Bytes;
@@ -135,9 +135,33 @@ impl Headers {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If both have fields of the same names: two drafts, or both legacy formats.
     #[must_use]
+    #[track_caller]
     pub fn and(self, other: Self) -> Self {
+        let mut both = self.names_of_fields();
+        both.extend(other.names_of_fields());
+        for names in ["`RateLimit`", "`X-RateLimit`"] {
+            let same = both.iter().filter(|other| **other == names).count();
+            assert!(
+                same < 2,
+                "{self:?} and {other:?} both write {names} fields, which have one format; choose one of them"
+            );
+        }
         Self::Both(Box::new([self, other]))
+    }
+
+    /// What the names of the fields begin with, for each dialect that is not a function.
+    fn names_of_fields(&self) -> Vec<&'static str> {
+        match self {
+            Self::Draft08 | Self::Draft07 | Self::Draft06 => vec!["`RateLimit`"],
+            Self::LegacyDelta | Self::LegacyEpoch => vec!["`X-RateLimit`"],
+            Self::Both(both) => both.iter().flat_map(Self::names_of_fields).collect(),
+            Self::Custom(_) | Self::None => Vec::new(),
+        }
     }
 
     /// The names of all fields that a layer may add, those of gRPC included, for `CorsLayer::expose_headers`.

@@ -174,12 +174,10 @@ pub(super) fn remaining(line: &str) -> Option<u64> {
         .min()
 }
 
-/// A number that is at least 0. Some services write a negative one when a limit is exceeded.
+/// A number that is at least 0, rounded down. Some services write a negative one when a limit is exceeded, and some a fraction.
 pub(super) fn count(text: &str) -> Option<u64> {
-    match text.strip_prefix('-') {
-        Some(exceeded) => exceeded.parse().ok().map(|_: u64| 0),
-        None => text.parse().ok(),
-    }
+    let fraction = || text.parse().ok().filter(|number: &f64| number.is_finite());
+    text.parse().ok().or_else(|| fraction().map(|number| number as u64))
 }
 
 /// Leaves one line of fields with a single value (RFC 9110 §5.3): of several, those with the least remaining.

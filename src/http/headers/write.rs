@@ -234,7 +234,7 @@ fn write_triple(
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
     use base64::{Engine, engine::general_purpose::STANDARD};
     use http::HeaderValue;
@@ -374,26 +374,34 @@ mod tests {
     #[test]
     fn of_single_values_the_lower_remaining_wins_whole() {
         let legacy = fields(Headers::LegacyDelta);
-        let theirs = |remaining: u64| {
+        let theirs = |remaining: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(X_RATELIMIT_LIMIT, 70.into());
-            headers.insert(X_RATELIMIT_REMAINING, remaining.into());
+            headers.insert(X_RATELIMIT_REMAINING, HeaderValue::from_static(remaining));
             headers
         };
-        assert_eq!(
-            written(&legacy, vec![state("a", None)], theirs(5)),
-            ["x-ratelimit-limit: 70", "x-ratelimit-remaining: 5"],
-        );
-        assert_eq!(
-            written(&legacy, vec![state("a", None)], theirs(61)),
-            [
-                "x-ratelimit-limit: 100",
-                "x-ratelimit-remaining: 60",
-                "x-ratelimit-reset: 59"
-            ],
-        );
+        for less in ["5", "0", "-3", "0.0", "5.9", "-0.5"] {
+            assert_eq!(
+                written(&legacy, vec![state("a", None)], theirs(less)),
+                [
+                    "x-ratelimit-limit: 70".to_owned(),
+                    format!("x-ratelimit-remaining: {less}")
+                ],
+            );
+        }
+        for more in ["61", "61.5", "1e3", "9999999999999999999999", "inf", "NaN", "many"] {
+            assert_eq!(
+                written(&legacy, vec![state("a", None)], theirs(more)),
+                [
+                    "x-ratelimit-limit: 100",
+                    "x-ratelimit-remaining: 60",
+                    "x-ratelimit-reset: 59"
+                ],
+                "{more}"
+            );
+        }
 
-        let mut doubled = theirs(5);
+        let mut doubled = theirs("5");
         doubled.append(X_RATELIMIT_REMAINING, 99.into());
         assert_eq!(
             written(&legacy, vec![state("a", None)], doubled),
@@ -407,6 +415,23 @@ mod tests {
             lines.contains(&"ratelimit: limit=10, remaining=5, reset=1".to_owned()),
             "{lines:?}"
         );
+    }
+
+    #[test]
+    fn fields_of_one_name_have_one_format() {
+        let draft = || Headers::Draft08.and(Headers::LegacyDelta);
+        for (one, another, names) in [
+            (Headers::Draft08, Headers::Draft07, "`RateLimit`"),
+            (Headers::Draft06, Headers::Draft06, "`RateLimit`"),
+            (Headers::LegacyDelta, Headers::LegacyEpoch, "`X-RateLimit`"),
+            (draft(), Headers::Draft07, "`RateLimit`"),
+            (Headers::None.and(Headers::LegacyEpoch), draft(), "`X-RateLimit`"),
+        ] {
+            let panic = std::panic::catch_unwind(AssertUnwindSafe(|| one.and(another))).unwrap_err();
+            let text = panic.downcast_ref::<String>().unwrap();
+            assert!(text.contains(names) && text.contains("choose one"), "{text}");
+        }
+        let _ = Headers::None.and(Headers::custom(|_, _| ())).and(draft());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::charging::Kept;
 use crate::{
     Key,
-    limit::{Banned, Shape, State},
+    limit::{Banned, SLACK, Shape, State},
     store::Charge,
 };
 
@@ -145,6 +145,10 @@ impl Shard {
         self.counts.len()
     }
 
+    fn is_full(&self) -> bool {
+        self.counts.len() >= self.capacity
+    }
+
     /// The count, for a decision after which it is [updated](Count::update).
     #[inline]
     pub(super) fn find(&mut self, id: &Id<'_>) -> Option<&mut Count> {
@@ -173,10 +177,11 @@ impl Shard {
     pub(super) fn insert(&mut self, id: &Id<'_>, state: State, kept: Kept, expires_at: u64, now: u64) -> bool {
         let policy = id.charge.limit.name_hash;
         if self.counts.len() >= FEW.min(self.capacity) {
-            self.expire(now);
+            // Unless room is needed, keys stay a little longer: admissions ahead of a clock that was set back still count.
+            let slack = if self.is_full() { 0 } else { SLACK };
+            self.expire(now, now.saturating_sub(slack));
         }
-        let full = self.counts.len() >= self.capacity;
-        let evicted = full && self.evict(policy, now).is_some_and(|expires_at| expires_at > now);
+        let evicted = self.is_full() && self.evict(policy, now).is_some_and(|expires_at| expires_at > now);
 
         self.serial += 1;
         let count = Count {
@@ -248,11 +253,11 @@ impl Shard {
     }
 
     /// Removes a few expired keys, more than are added one by one, and makes keys whose denial is over evictable.
-    fn expire(&mut self, now: u64) {
+    fn expire(&mut self, now: u64, expired: u64) {
         self.policies.retain(|queues| queues.keys > 0);
         for queues in &mut self.policies {
             queues.end_denials(&mut self.counts, now);
-            queues.expire(&mut self.counts, now);
+            queues.expire(&mut self.counts, now, expired);
         }
     }
 
@@ -322,15 +327,15 @@ impl Queues {
         }
     }
 
-    /// Removes a few expired keys.
-    fn expire(&mut self, counts: &mut HashTable<Entry>, now: u64) {
+    /// Removes a few keys that have expired by the time `expired`.
+    fn expire(&mut self, counts: &mut HashTable<Entry>, now: u64, expired: u64) {
         for _ in 0..4 {
-            let Some(Reverse(place)) = self.free.peek().copied().filter(|Reverse(place)| place.0 <= now) else {
+            let Some(Reverse(place)) = self.free.peek().copied().filter(|Reverse(place)| place.0 <= expired) else {
                 return;
             };
             self.free.pop();
             match place.find(counts) {
-                Some(entry) if entry.count.expires_at > now => self.enlist(entry, now),
+                Some(entry) if entry.count.expires_at > expired => self.enlist(entry, now),
                 Some(_) => drop(self.remove(counts, place)),
                 None => {}
             }

@@ -16,10 +16,10 @@ use crate::{
 /// Caches denials, so that repeated denied checks are not sent to Redis.
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
-/// the same cost or a higher one. A denial of slots, or of a policy with waits, is not cached: there can be room at any time. Of a
-/// request with bans, only a denial by a ban in force is cached, until the ban ends: others are counted in Redis. Only a reset or a
-/// refund can make room earlier. Those of this process invalidate the denial at once; those of other processes, and a clock that is
-/// set forward, are seen after 1 s at most.
+/// the same cost or a higher one. A denial of slots, or of a policy with waits, is not cached: there can be room at any time. Nor is
+/// that of a cost above the limit, which is never admitted. Of a request with bans, only a denial by a ban in force is cached, until
+/// the ban ends: others are counted in Redis. Only a reset or a refund can make room earlier. Those of this process invalidate the
+/// denial at once; those of other processes, and a clock that is set forward, are seen after 1 s at most.
 pub(super) struct DenyCache {
     shards: Box<[Mutex<Shard>]>,
     /// One is incremented for each reset or refund; each is that of many keys.
@@ -64,7 +64,7 @@ impl DenyCache {
 
     /// The response to a check if its denial is cached.
     pub(super) fn get(&self, request: &StoreRequest<'_>, now: Instant) -> Option<StoreResponse> {
-        if !request.is_check() || request.charges().any(|charge| charge.limit().is_held()) {
+        if !request.is_check() || request.may_change_early() {
             return None;
         }
         let hash = combined_hash(request);

@@ -4,7 +4,7 @@ use axum::{Router, body::Body};
 use http::{Request, StatusCode};
 use serde_json::json;
 use tower::ServiceExt;
-use tower_quota::{Admin, FailureMode, Limiter, MemoryStore, Policy, SlidingLog, store::Store};
+use tower_quota::{Admin, FailureMode, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store};
 
 use super::router::Operator;
 use crate::support::{Broken, Log, Redis, connected, patient, send};
@@ -100,10 +100,11 @@ async fn a_change_that_is_refused_is_logged_with_the_reason() {
     for (path, body, fields, error) in [
         (
             "/reset",
-            r#"{"policy":"mails","key":"ip"}"#,
+            r#"{"policy":"mails","key":"alice@example.org"}"#,
             &[][..],
-            "`ip` is not a key",
+            "the text is not a key",
         ),
+        ("/reset", r#"{"key":["alice"]}"#, &[], "the body is not a subject"),
         (
             "/reset",
             r#"{"policy":"other","key":"key=1"}"#,
@@ -146,6 +147,7 @@ async fn a_change_that_is_refused_is_logged_with_the_reason() {
             text.contains("outcome=\"refused\"") && text.contains(error),
             "{body}: {text}"
         );
+        assert!(!text.contains("alice"), "{body}: {text}");
         let is_selected = body.contains("key=1") && !body.contains("other");
         // The policy that the operator has named.
         for policy in ["mails", "other"] {
@@ -166,6 +168,32 @@ async fn a_change_that_is_refused_is_logged_with_the_reason() {
 
     let wrong_method = send(&operator.0, Request::get("/reset")).await;
     assert_eq!(wrong_method.status, StatusCode::METHOD_NOT_ALLOWED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_no_request_has_is_in_the_response_alone() {
+    let log = Log::capture();
+    let policy = Policy::new("mails", SlidingLog::per_minute(2)).key(key::ip());
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy);
+    let operator = Operator(
+        Admin::new()
+            .layer(&layer)
+            .show_keys(true)
+            .router_behind_authentication(),
+    );
+    let refused = operator.reset("mails", "header:x-user=alice").await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    assert!(
+        refused.json()["error"].to_string().contains("alice"),
+        "{}",
+        refused.json()
+    );
+    let text = log.text();
+    assert!(
+        text.contains("no request has this key in the policy `mails`: its keys are made of `ip=..`"),
+        "{text}"
+    );
+    assert!(!text.contains("alice"), "{text}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -874,9 +874,9 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
     // the last one never.
     let apart = ["cache-control", "content-type", "content-length", "connection"];
     let styles = [
-        Headers::Draft08,
-        Headers::Draft07,
-        Headers::Draft06,
+        Headers::Draft08.and(Headers::LegacyDelta),
+        Headers::Draft07.and(Headers::LegacyEpoch),
+        Headers::Draft06.and(Headers::LegacyDelta),
         Headers::LegacyEpoch,
         Headers::None,
     ];
@@ -887,7 +887,7 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
         for style in styles.clone() {
             let app = Router::new()
                 .fallback(async || "hi")
-                .layer(layer.clone().headers(style.and(Headers::LegacyDelta)));
+                .layer(layer.clone().headers(style));
             for content_type in ["application/json", "application/grpc", "application/grpc-web+proto"] {
                 let request = support::get("/")
                     .method(Method::POST)

@@ -544,6 +544,21 @@ async fn gr_23_and_gr_24_only_a_post_gets_a_grpc_status_and_no_response_may_be_s
 }
 
 #[tokio::test]
+async fn gr_25_a_wait_for_one_policy_does_not_help_where_another_never_admits_the_call() {
+    let small = Policy::new("small", SlidingLog::per_minute(1))
+        .key(key::ip())
+        .cost_fn(|_| 2);
+    let store = Clock::new().memory_store();
+    let full = || Policy::new("full", SlidingLog::per_minute(1)).key(key::ip());
+    let (endpoint, _) = serve(RateLimitLayer::new(store.clone(), full()), Echo::default()).await;
+    Caller::new(&endpoint).await.once("hi").await.expect("admitted");
+    let status = status_from(RateLimitLayer::new(store, [full(), small])).await;
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.get_details_retry_info().is_none());
+    assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("-1"));
+}
+
+#[tokio::test]
 async fn a_call_without_a_key_is_refused_in_grpc() {
     struct User;
 

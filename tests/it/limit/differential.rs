@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
+    sync::LazyLock,
     time::Duration,
 };
 
@@ -29,12 +30,16 @@ fn steps() -> usize {
         .unwrap_or(1_500)
 }
 
-/// A random seed; `TOWER_QUOTA_SEED` repeats one.
+/// The random seed of all timelines of a process, since each begins where the clock of the one before ends; `TOWER_QUOTA_SEED`
+/// repeats one. The hashes of a memory store have a seed of their own.
 fn seed() -> u64 {
-    let given = std::env::var("TOWER_QUOTA_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok());
-    given.unwrap_or_else(|| RandomState::new().hash_one(0))
+    static SEED: LazyLock<u64> = LazyLock::new(|| {
+        let given = std::env::var("TOWER_QUOTA_SEED").ok();
+        given
+            .and_then(|seed| seed.parse().ok())
+            .unwrap_or_else(|| RandomState::new().hash_one(0))
+    });
+    *SEED
 }
 
 /// A step of a timeline.

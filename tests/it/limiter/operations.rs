@@ -35,6 +35,7 @@ each_store! { with crate::support::Unclocked:
     a_receipt_of_a_layer_refunds_for_a_limiter
     a_key_built_by_hand_is_the_key_that_a_layer_builds
     a_cost_above_the_limit_is_denied_with_the_state_of_each_policy
+    no_wait_helps_where_one_of_several_denials_is_permanent
     a_cost_that_no_store_can_count_is_denied_without_a_call
     deny_all_denies_without_a_call_of_the_store
     deny_all_has_nothing_to_charge_or_to_remove
@@ -470,6 +471,27 @@ async fn a_cost_above_the_limit_is_denied_with_the_state_of_each_policy(store: A
                 held.push(decision);
             }
         }
+    }
+}
+
+async fn no_wait_helps_where_one_of_several_denials_is_permanent(store: Arc<impl Store>) {
+    let small = || Policy::new("small", LOG_OF_5);
+    let full = || Policy::new("full", FixedWindow::per_hour(10));
+    for (number, policies) in [[small(), full()], [full(), small()]].into_iter().enumerate() {
+        let limiter = Limiter::new(store.clone(), policies);
+        let key = format!("k{number}");
+        let check = async |cost| limiter.request(&*key).cost_of("full", 8).cost(cost).check().await;
+        assert!(check(1).await.expect("the store answers").is_allowed());
+
+        let full = check(1).await.expect("the store answers");
+        assert!(full.retry_after().is_some() && full.headers().contains_key("retry-after"));
+        let never = check(6).await.expect("the store answers");
+        let denials: Vec<_> = never.policies().map(|policy| policy.denies()).collect();
+        assert_eq!(denials, [true, true]);
+        assert_eq!((never.retry_after(), never.limit()), (None, 5));
+        assert!(!never.headers().contains_key("retry-after"));
+        let waits = never.policies().filter_map(|policy| policy.retry_after());
+        assert_eq!(waits.count(), 1, "each policy has its own wait");
     }
 }
 

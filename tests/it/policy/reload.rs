@@ -221,6 +221,45 @@ async fn a_file_that_cannot_be_applied_changes_nothing_and_is_an_error_that_name
 }
 
 #[tokio::test]
+async fn the_limits_of_plans_are_refused_as_the_limit_is() {
+    let plans = |plan: &str| {
+        format!(
+            "[policies.api]\nlimit = 'sliding-log 9/min'\nkey = 'ip'\nplan = 'header:x-plan'\nplans.gold = '{plan}'\n"
+        )
+    };
+    let file = File::new(&plans("sliding-log 3/min"));
+    let policies = file.watch();
+    let refunding = policies.get("api").unwrap().refund_if(|_| false);
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), refunding);
+    file.write(&plans("concurrency 5"));
+    let error = policies.reload().unwrap_err().to_string();
+    assert!(error.contains("`.refund_if(..)`") && error.contains("`api`"), "{error}");
+    drop(layer);
+
+    let of = |plan: &str, setting: &str| Policies::from_toml(&(plans(plan) + setting)).and_then(|file| file.get("api"));
+    let settings = |plan: &str, setting: &str| {
+        let policy = of(plan, setting)?;
+        RateLimitLayer::try_new(Clock::new().memory_store(), policy)
+    };
+    let prefetch = settings("sliding-log 300/min prefetch 5ms", "wait = '1s'")
+        .unwrap_err()
+        .to_string();
+    assert!(prefetch.contains("`prefetch`"), "{prefetch}");
+    let hopeless = of("fixed-window 9/h", "wait = '1s'").unwrap_err().to_string();
+    assert!(
+        hopeless.contains("wait in vain") && hopeless.contains("fixed-window 9/h"),
+        "{hopeless}"
+    );
+    let slots = of("concurrency 5", "")
+        .unwrap()
+        .refund_if(|_| false)
+        .validate()
+        .unwrap_err()
+        .to_string();
+    assert!(slots.contains("`.refund_if(..)`"), "{slots}");
+}
+
+#[tokio::test]
 async fn a_file_that_contradicts_the_settings_in_code_of_a_layer_changes_nothing_while_the_layer_exists() {
     let file = File::new(&api("sliding-log 3/min"));
     let policies = file.watch();

@@ -570,6 +570,38 @@ async fn a_new_key_in_a_full_store_is_kept() {
     assert_eq!((store.len(), store.evictions()), (100, 1));
 }
 
+/// As Redis keeps keys a second longer than they matter.
+#[test]
+fn what_was_counted_ahead_of_a_clock_that_was_set_back_a_little_is_kept() {
+    const SECOND: Duration = Duration::from_secs(1);
+    for limit in ["sliding-log 5/10s", "sliding-log 5/10s precision 10"] {
+        let (clock, limit) = (Clock::new(), limit.parse().expect("a limit"));
+        let store = store(100, &clock);
+        let used = || used(&store, "log", &limit, "k");
+        let start = clock.now();
+        clock.advance(SECOND * 9 / 10);
+        assert!(admits(&store, "log", &limit, "k"));
+        clock.set(start);
+        assert!(admits(&store, "log", &limit, "k"));
+        let before = used();
+        assert!(before > 0, "{limit}");
+
+        // The other keys are as many as it takes for the store to look for keys that have expired.
+        clock.advance(SECOND * 21 / 2);
+        let counted = used();
+        assert!(counted > 0, "{limit}: the first one still counts");
+        for key in 0..50_u64 {
+            assert!(admits(&store, "hourly", &hourly(), key));
+        }
+        assert_eq!(used(), counted, "{limit}");
+        clock.advance(2 * SECOND);
+        for key in 50..90_u64 {
+            assert!(admits(&store, "hourly", &hourly(), key));
+        }
+        assert_eq!(store.len(), 90, "{limit}: it is removed when it has expired");
+    }
+}
+
 #[tokio::test]
 async fn keys_that_are_reset_leave_nothing() {
     let store = MemoryStore::new();
