@@ -6,7 +6,7 @@
 
 -- Reads the places that have not expired, without those of a clock that is gone.
 local function read_places(key)
-  local text, places, at, left = call('GET', key) or '', {}, 1, BOUND
+  local text, places, at, left = call('GET', key) or '', {}, 1, ALL_READS
   while at + 31 <= #text and left > 0 do
     local place, size = {}, 0
     place.process, place.line, place.til, size, at = unpack_numbers('<dddd', text, at)
@@ -108,9 +108,14 @@ local function read_line(run, charge, fits)
   if operation ~= 'wait' and operation ~= 'check' and operation ~= 'peek' then
     return fits
   end
-  fits = 0
-  while fits < times and before(run, line, fits + 1) + (fits + 1) * charge.cost <= charge.room do
-    fits = fits + 1
+  if run.waiting then
+    fits = 0
+    while fits < times and before(run, line, fits + 1) + (fits + 1) * charge.cost <= charge.room do
+      fits = fits + 1
+    end
+  else
+    local left = math.max(0, charge.room - weight_before(line.places, math.huge))
+    fits = math.min(times, (left - left % charge.cost) / charge.cost)
   end
   line.lacks = fits < times or charge.bans and charge.bans.is_in_force
   -- A request that has just arrived stands in the line only if it may wait for all that it lacks.

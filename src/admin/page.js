@@ -17,6 +17,8 @@ const PAUSE = 5000; // Milliseconds between two refreshes.
 let report;
 let searched; // The last search: its text, and its result.
 let shown; // The subject of the counts that are shown.
+let asked; // The subject of the question that is asked.
+let actions = 0; // How many actions of the operator have begun: what an earlier one receives is not shown any more.
 
 // Makes an element like a fresh one, and keeps what an operator has there: the focus, the text of inputs, and the scroll position.
 function update(element, fresh) {
@@ -285,38 +287,40 @@ function endOf(text) {
   return at.getMonth() === month - 1 && at.getDate() === day ? until(at) : { lasts: text };
 }
 
-// A form that gives the subject that is shown another limit.
-function overrideForm() {
+// A form that gives a subject another limit.
+function overrideForm(of) {
   const limit = element("input", { id: "limit", required: true, autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "sliding-log 50/d" });
   const lasts = element("input", { id: "lasts", required: true, autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "3d, tomorrow or 2030-12-31" });
-  limit.value = shown.override?.limit ?? shown.counts[0]?.limit ?? "";
+  limit.value = of.override?.limit ?? of.counts[0]?.limit ?? "";
   const onsubmit = (event) => {
     event.preventDefault();
     const [{ value: limit }, { value: lasts }] = event.target.elements;
-    change("/override", { limit, ...endOf(lasts) }, ({ policy, key, override: own }) => {
+    change(of, "/override", { limit, ...endOf(lasts) }, ({ policy, key, override: own }) => {
       return `${key} has the limit ${own.limit} in ${policy} until ${date(own.ends_at)}.`;
     });
   };
   const form = element("form", { id: "override", ariaLabel: "Another limit for the subject", onsubmit },
     element("label", { className: "wide" }, "Another limit ", limit),
     element("label", {}, "For a time, or until a date ", lasts),
-    element("button", { type: "submit", textContent: shown.override ? "Replace the override" : "Override the limit" }),
+    element("button", { type: "submit", textContent: of.override ? "Replace the override" : "Override the limit" }),
   );
   // Inputs of another subject are others.
-  form.dataset.of = JSON.stringify([shown.policy, shown.store, shown.key]);
+  form.dataset.of = JSON.stringify([of.policy, of.store, of.key]);
   return form;
 }
 
-function endOverride() {
-  change("/end-override", {}, ({ policy, key }) => `The override of ${key} in ${policy} has ended.`);
+function endOverride(of) {
+  change(of, "/end-override", {}, ({ policy, key }) => `The override of ${key} in ${policy} has ended.`);
 }
 
-// Changes the subject that is shown, and shows it as it is then.
-function change(path, settings, done) {
+// Changes a subject, and shows it as it is then.
+function change({ policy, store, key }, path, settings, done) {
   return attempt(async () => {
-    const { policy, store, key } = shown;
+    const action = ++actions;
     const changed = await post(path, { policy, store, key, ...settings });
-    shown = changed;
+    if (action === actions) {
+      shown = changed;
+    }
     await reload();
     showStatus(done(changed));
     subject.focus();
@@ -416,7 +420,8 @@ function drawSubject() {
   if (!shown) {
     return;
   }
-  const { instance, policy, store, key, subject: name, denied, override: own, counts, unknown } = shown;
+  const of = shown; // What the buttons change, whatever is shown by then.
+  const { instance, policy, store, key, subject: name, denied, override: own, counts, unknown } = of;
   const text = denied
     ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}, last ${moment(denied.last_at)}${report.shows_keys ? "" : `, listed as ${name}`}`
     : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
@@ -429,9 +434,9 @@ function drawSubject() {
     ]),
     ...(counts.length > 0 ? counts.map(countBlock) : [element("p", { textContent: "No limit was chosen for a request in this process yet." })]),
     element("div", { className: "buttons" },
-      element("button", { type: "button", textContent: "Reset its counts and bans", onclick: confirm }),
-      ...(own ? [element("button", { type: "button", id: "end-override", className: "quiet", textContent: "End the override", onclick: endOverride })] : [])),
-    overrideForm(),
+      element("button", { type: "button", textContent: "Reset its counts and bans", onclick: () => confirm(of) }),
+      ...(own ? [element("button", { type: "button", id: "end-override", className: "quiet", textContent: "End the override", onclick: () => endOverride(of) })] : [])),
+    overrideForm(of),
   );
 }
 
@@ -441,41 +446,50 @@ async function load() {
   draw();
 }
 
-async function lookUp(policy, store, key) {
-  shown = await post("/subject", { policy, store, key });
-  await load();
-}
 
 const isDenied = ({ counts }) => counts.some(({ allowed, observed }) => !allowed && !observed);
 
 function select({ policy, store }, key) {
   attempt(async () => {
-    await lookUp(policy, store, key);
-    const failure = failureOf(shown);
-    showStatus(failure ? `${shown.policy}: ${failure}.` : `${shown.policy} ${isDenied(shown) ? "denies" : "admits"} ${shown.key}.`);
+    const action = ++actions;
+    const selected = await post("/subject", { policy, store, key });
+    if (action !== actions) {
+      return;
+    }
+    shown = selected;
+    await load();
+    const failure = failureOf(selected);
+    showStatus(failure ? `${selected.policy}: ${failure}.` : `${selected.policy} ${isDenied(selected) ? "denies" : "admits"} ${selected.key}.`);
     subject.focus();
   });
 }
 
-function confirm() {
-  question.textContent = `Remove all counts and bans of ${shown.key} in ${shown.policy}?`;
+function confirm(of) {
+  asked = of;
+  question.textContent = `Remove all counts and bans of ${of.key} in ${of.policy}?`;
   dialog.showModal();
 }
 
 // Loads everything again.
 async function reload() {
+  const of = shown;
+  const action = actions;
   if (searched) {
-    searched.result = await post("/search", { text: searched.text });
+    const search = searched;
+    search.result = await post("/search", { text: search.text });
   }
-  if (shown) {
-    const { policy, store, key } = shown;
+  if (of) {
     try {
-      shown = await post("/subject", { policy, store, key });
+      const { policy, store, key } = of;
+      const newer = await post("/subject", { policy, store, key });
+      if (action === actions) {
+        shown = newer;
+      }
     } catch (error) {
       if (error.status !== 404) {
         throw error;
       }
-      shown.unknown = error.message; // A hash by which the process that has replied knows no subject.
+      of.unknown = error.message; // A hash by which the process that has replied knows no subject.
     }
   }
   await load();
@@ -516,7 +530,7 @@ document.getElementById("cancel").addEventListener("click", () => dialog.close()
 
 document.getElementById("reset").addEventListener("click", () => {
   dialog.close();
-  change("/reset", {}, ({ policy, key }) => `The counts of ${key} in ${policy} are reset.`);
+  change(asked, "/reset", {}, ({ policy, key }) => `The counts of ${key} in ${policy} are reset.`);
 });
 
 attempt(async () => {

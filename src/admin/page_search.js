@@ -1,7 +1,11 @@
 
 // The search over all policies.
 async function search(text) {
+  const action = ++actions;
   const result = await post("/search", { text });
+  if (action !== actions) {
+    return;
+  }
   searched = { text, result };
   [shown] = ranked(result.found);
   await load();

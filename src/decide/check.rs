@@ -46,26 +46,23 @@ pub(crate) struct StoreCheck {
 
 /// Sends the charges of all policies to the store, those of the enforced ones as one request.
 #[inline(always)]
-pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
+pub(crate) fn begin(mut operation: Operation, undecided: Undecided) -> Check {
+    let policies = undecided.as_slice();
+    if operation == Operation::Wait {
+        if is_never_admitted(policies) {
+            operation = Operation::Check;
+        } else if waiting::is_full(policies) {
+            return waiting::begin_at_a_full_line(undecided);
+        }
+    }
     if undecided.is_composite() {
         return begin_at_store(operation, composite::deny_permanently(operation, &undecided));
     }
-    let policies = undecided.as_slice();
     if operation.requires_room() && policies.iter().any(PolicyDecision::denies_at_once) {
         let denied = deny_permanently(policies);
         count(operation, &denied);
         return Check::Decided(Ok(denied));
     }
-
-    if operation == Operation::Wait {
-        if is_never_admitted(policies) {
-            return begin_at_store(Operation::Check, undecided);
-        }
-        if waiting::is_full(policies) {
-            return waiting::begin_at_a_full_line(undecided);
-        }
-    }
-
     begin_at_store(operation, undecided)
 }
 
@@ -231,12 +228,13 @@ fn owed(operation: Operation, undecided: &Undecided) -> Option<Owed> {
     if undecided.has_leases() {
         return undecided.owe(OwedKind::Release);
     }
-    let settles = operation == Operation::Wait || undecided.lost_settlements().is_some();
+    let first = undecided.as_slice().first()?;
+    let settles = operation == Operation::Wait || first.context.lost.is_some() || first.context.on_settled.is_some();
     settles.then(|| undecided.owe(OwedKind::Settlement))?
 }
 
 impl Drop for StoreCheck {
-    /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request. So
+    /// Where a policy depends on how the request ends, or its usage is observed, a check continues without its caller, to end as a cancelled request. So
     /// does one whose request may wait, to be refunded, and one that takes slots, to release them.
     fn drop(&mut self) {
         let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {

@@ -30,6 +30,8 @@ pub(crate) struct CheckContext {
     pub(crate) outstanding: Arc<Outstanding>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    /// What the contexts of all threads with these policies have in common.
+    identity: Arc<()>,
     registry: Arc<Registry>,
     /// If a policy has a condition for refunds, or learns from responses.
     pub(crate) lost: Option<Arc<LostSettlements>>,
@@ -80,6 +82,7 @@ impl CheckContext {
             warned_of_upgrade: Arc::default(),
             waits: waits(&policies),
             policies,
+            identity: Arc::default(),
             registry,
             presentation: Arc::new(()),
             on_settled: None,
@@ -99,6 +102,7 @@ impl CheckContext {
             is_composite: is_composite(&policies),
             waits: waits(&policies),
             policies,
+            identity: Arc::default(),
             ..self.clone()
         }
     }
@@ -149,7 +153,7 @@ impl CheckContext {
 
     /// Whether both are of one layer or limiter, with the same policies.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.outstanding, &other.outstanding) && Arc::ptr_eq(&self.policies, &other.policies)
+        Arc::ptr_eq(&self.identity, &other.identity)
     }
 
     /// Identifies the counts of the store in this process.
@@ -286,5 +290,19 @@ pub(crate) trait PolicyFile: Send + Sync {
 impl Apart for NamedLimit {
     fn apart(&self) -> Self {
         Self::new(self.name.as_ref().into(), self.limit.clone()).formerly(self.former.as_deref().map(Into::into))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryStore, Policy, SlidingLog, policy};
+
+    #[test]
+    fn the_contexts_of_all_threads_are_those_of_one_layer() {
+        let context = || policy::context(MemoryStore::new(), &[Policy::new("p", SlidingLog::per_minute(1))]);
+        let one = context();
+        assert!(one.is_same(&one.apart()) && one.apart().is_same(&one.apart()));
+        assert!(!one.is_same(&context()));
     }
 }

@@ -85,6 +85,12 @@ impl Group {
                     let own = lacking.iter().find(|lacking| lacking.line == line);
                     due = due.or(own.map(|own| sent_at + own.retry_after));
                     waiter.stand(&lacking, denied.again(), true, sent_at);
+                    // Its time was over meanwhile, when it could not leave.
+                    if waiter.is_last.load(Ordering::Relaxed)
+                        && let Some(again) = waiter.leave()
+                    {
+                        waiter.send(Outcome::Expired(again));
+                    }
                 }
                 None => {
                     denied.count_outcomes();

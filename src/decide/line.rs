@@ -9,7 +9,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    ptr,
+    mem, ptr,
     sync::{Arc, LazyLock, Mutex, MutexGuard},
     time::Duration,
 };
@@ -165,9 +165,9 @@ impl Line {
             let stored_until = sent_at + Duration::from_micros(PLACE_US);
             state.stored_until = state.stored_until.max(Some(stored_until));
         }
-        line.ensure_task(&mut state);
         line.signal.change();
         drop(state);
+        line.ensure_task();
         (line, rank)
     }
 
@@ -198,11 +198,11 @@ impl Line {
         lock(&self.state)
     }
 
-    pub(super) fn ensure_task(self: &Arc<Self>, state: &mut State) {
-        if !state.has_task
-            && let Ok(runtime) = Handle::try_current()
-        {
-            state.has_task = true;
+    /// Begins the task of the line, unless it has one. A runtime that has ended drops the task here, which locks the line.
+    pub(super) fn ensure_task(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let had_task = mem::replace(&mut self.state().has_task, true);
+        if !had_task {
             runtime.spawn(check_first(Task(self.clone())));
         }
     }
@@ -301,6 +301,10 @@ impl State {
         let now = self.turn;
         if self.turns.len() > 2 * self.waiting.len() + PLACE_SIZE {
             self.turns.retain(|_, last| *last >= now);
+            // While no key has had two turns, all are kept. One that is forgotten may have one turn more.
+            if self.turns.len() > 2 * self.waiting.len() + PLACE_SIZE {
+                self.turns.retain(|_, last| *last > now);
+            }
         }
         let turn = self.turns.get(&key).map_or(now, |last| now.max(last + 1));
         self.turns.insert(key, turn);
@@ -389,4 +393,18 @@ pub(super) fn ended() -> StoreError {
         ErrorKind::Unreachable,
         "the runtime that checked the requests which wait has shut down",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_turns_of_any_number_of_keys_take_bounded_memory() {
+        let mut state = State::default();
+        for key in 1..10_000 {
+            state.turn_of(key);
+            assert!(state.turns.len() <= PLACE_SIZE + 2, "{key}");
+        }
+    }
 }

@@ -169,8 +169,7 @@ impl Decision {
     /// a layer it includes the [jitter](crate::RateLimitLayer::retry_jitter), as the response does.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        let deniers = self.policies().filter(|policy| policy.denies());
-        let waits = deniers.map(PolicyDecision::retry_after);
+        let waits = self.deniers().map(PolicyDecision::retry_after);
         waits.reduce(|longest, wait| Some(longest?.max(wait?))).flatten()
     }
 
@@ -277,6 +276,11 @@ impl Decision {
         self.0.joined.as_ref()
     }
 
+    /// The policies that deny the request.
+    pub(crate) fn deniers(&self) -> impl Iterator<Item = &PolicyDecision> {
+        self.policies().filter(|policy| policy.denies())
+    }
+
     /// The policies that do not only observe.
     pub(crate) fn enforced(&self) -> impl Iterator<Item = &PolicyDecision> {
         self.policies().filter(|policy| !policy.is_observed())
@@ -289,21 +293,11 @@ impl Decision {
             return Some(only).filter(|policy| !policy.is_observed());
         }
 
-        let denier = self
-            .policies()
-            .filter(|policy| policy.denies())
-            .max_by_key(|policy| policy.retry_after().unwrap_or(Duration::MAX));
-
+        let wait = |policy: &&PolicyDecision| policy.retry_after().unwrap_or(Duration::MAX);
         // remaining / limit, compared without dividing
-        denier.or_else(|| {
-            self.enforced().min_by(|a, b| {
-                let (a_share, b_share) = (
-                    u128::from(a.remaining()) * u128::from(b.limit()),
-                    u128::from(b.remaining()) * u128::from(a.limit()),
-                );
-                a_share.cmp(&b_share)
-            })
-        })
+        let share = |a: &PolicyDecision, b: &PolicyDecision| u128::from(a.remaining()) * u128::from(b.limit());
+        let denier = self.deniers().max_by_key(wait);
+        denier.or_else(|| self.enforced().min_by(|a, b| share(a, b).cmp(&share(b, a))))
     }
 }
 
@@ -364,10 +358,7 @@ impl Decision {
     /// The decisions of an outer layer, which admitted the request, and of an inner one; `None` if there was nothing to decide for
     /// the outer one.
     pub(crate) fn followed_by(&self, later: &Self) -> Option<Self> {
-        // That of a request without policies is one for all of them, which need not write to it again and again.
-        if !self.is_followed() {
-            self.0.followed.store(true, Ordering::Relaxed);
-        }
+        self.follow();
         if self.is_empty() {
             return None;
         }
@@ -380,6 +371,14 @@ impl Decision {
             joined: Some([self.clone(), later.clone()]),
             ..Inner::new(later.is_allowed(), policies)
         })))
+    }
+
+    /// Records that an inner layer has decided about the request too.
+    pub(crate) fn follow(&self) {
+        // That of a request without policies is one for all of them, which need not write to it again and again.
+        if !self.is_followed() {
+            self.0.followed.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether an inner layer has decided about the request after this one.

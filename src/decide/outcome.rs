@@ -54,8 +54,7 @@ impl Decision {
 
     /// The metrics of the denied request while it waits: those of the policy with the longest wait.
     pub(crate) fn wait_metrics(&self) -> WaitMetrics {
-        let denying = self.enforced().filter(|policy| policy.denies());
-        let longest = denying.max_by_key(|policy| policy.retry_after);
+        let longest = self.deniers().max_by_key(|policy| policy.retry_after);
         longest.map_or_else(WaitMetrics::default, |policy| policy.policy().metrics.of_wait())
     }
 }

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::{
     Waiting,
     context::{CheckContext, PolicyContext},
-    undecided::Untaken,
+    receipt::Untaken,
     usage::Account,
 };
 use crate::{

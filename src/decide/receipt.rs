@@ -1,12 +1,12 @@
-use std::{
-    fmt,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
 use super::{Decision, policy_decision::PolicyDecision, store_replies::Responses};
-use crate::store::{Charge, NamedLimit, Operation, Owed, OwedKind, StoreError, StoreId, StoreRequest};
+use crate::{
+    store::{Charge, NamedLimit, Operation, Owed, OwedKind, StoreError, StoreId, StoreRequest},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 /// The charges of an admitted request, to settle or refund them.
 ///
@@ -328,5 +328,51 @@ fn newest_limit(policy: &PolicyDecision) -> Arc<NamedLimit> {
 impl Adjustment {
     fn target(&self) -> (Option<StoreId>, bool) {
         (self.policy.context.store.id(), self.policy.local.is_some())
+    }
+}
+
+/// Whether a policy was charged, and its receipt is not taken. A clone has no receipt.
+#[derive(Default)]
+pub(crate) struct Untaken(AtomicBool);
+
+impl Untaken {
+    pub(super) fn new(charged: bool) -> Self {
+        Self(AtomicBool::new(charged))
+    }
+
+    pub(super) fn is_untaken(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether this is the first call for a charged policy.
+    pub(super) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Clone for Untaken {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "loom")]
+mod threads {
+    use loom::{model, sync::Arc, thread::spawn};
+
+    use super::*;
+
+    #[test]
+    fn one_of_several_threads_takes_a_receipt() {
+        model(|| {
+            let untaken = Arc::new(Untaken::new(true));
+            let thread = spawn({
+                let untaken = untaken.clone();
+                move || untaken.take()
+            });
+            let own = untaken.take();
+            assert!(own ^ thread.join().expect("no panic"));
+        });
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use http::{HeaderMap, request::Parts};
 
 use super::completion;
-use crate::{Ban, ConfigError, Key, KeyExtractor, limit::MAX_QUOTA, store::FailureMode};
+use crate::{Ban, ConfigError, Key, KeyExtractor, key::KeyError, limit::MAX_QUOTA, store::FailureMode};
 
 /// A condition on requests.
 pub(crate) type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
@@ -120,6 +120,13 @@ impl Settings {
     pub(crate) fn apply_to(&self, parts: &Parts) -> bool {
         let holds = |condition: &Condition| condition(parts);
         self.scope.as_ref().is_none_or(holds) && self.applies.as_ref().is_none_or(holds)
+    }
+
+    /// Whether a request without a key is admitted, since it may be one of those for which the policy only observes. What is malformed
+    /// is no other caller.
+    #[cold]
+    pub(crate) fn lets_pass(&self, error: &KeyError) -> bool {
+        self.enforced.is_none() || !self.enforced.is_whole() && !error.is_malformed()
     }
 
     /// How a request waits.

@@ -8,12 +8,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Decision, Inner, PolicyDecision, PolicyDecisions, slots::Slots, usage::Account};
+use super::{Decision, Inner, PolicyDecision, PolicyDecisions, receipt::Untaken, slots::Slots, usage::Account};
 use crate::{
     Denial,
     limit::Arrival,
-    store::{ChargeLine, LostSettlements, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
-    sync::atomic::{AtomicBool, Ordering},
+    store::{ChargeLine, NamedLimit, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
 };
 
 /// The policies that apply to a request, with its keys and costs, and what a store replies about them.
@@ -95,10 +94,6 @@ impl Undecided {
         self.decision.owe(kind)
     }
 
-    pub(crate) fn lost_settlements(&self) -> Option<&Arc<LostSettlements>> {
-        self.decision.lost_settlements()
-    }
-
     /// Whether a request may wait for one of the policies.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
@@ -146,7 +141,8 @@ impl Undecided {
         let led = self.led.as_ref().map(|led| led.line);
         let policies = self.inner().policies.iter_mut();
         policies.filter_map(move |policy| {
-            let line = policy.charge.line.as_deref_mut()?;
+            let counted = policy.local.as_deref_mut().unwrap_or(&mut policy.charge);
+            let line = counted.line.as_deref_mut()?;
             let leads = led.map(|led| led == line.number);
             Some((line, leads))
         })
@@ -185,6 +181,14 @@ impl Undecided {
         };
         let (policies, others) = (self.as_slice(), other.as_slice());
         !self.is_composite() && policies.len() == others.len() && policies.iter().zip(others).all(same)
+    }
+
+    /// Takes the limits of overrides that were set, or have ended, since the request was denied.
+    pub(crate) fn follow_overrides(&mut self) {
+        self.inner()
+            .policies
+            .iter_mut()
+            .for_each(PolicyDecision::follow_override);
     }
 
     /// The same request again.
@@ -262,36 +266,16 @@ impl Undecided {
     }
 }
 
-/// Whether a policy was charged, and its receipt is not taken. A clone has no receipt.
-#[derive(Default)]
-pub(crate) struct Untaken(AtomicBool);
-
-impl Untaken {
-    pub(super) fn new(charged: bool) -> Self {
-        Self(AtomicBool::new(charged))
-    }
-
-    pub(super) fn is_untaken(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether this is the first call for a charged policy.
-    pub(super) fn take(&self) -> bool {
-        self.0.swap(false, Ordering::Relaxed)
-    }
-}
-
-impl Clone for Untaken {
-    fn clone(&self) -> Self {
-        Self::default()
-    }
-}
-
 impl Decision {
     /// The same decision about a request that has waited, with those of the policies that observe, which were made before.
-    pub(crate) fn after_waiting(mut self, waited: Duration, observed: PolicyDecisions) -> Self {
+    pub(crate) fn after_waiting(mut self, waited: Duration, mut observed: PolicyDecisions) -> Self {
         if let Some(inner) = Arc::get_mut(&mut self.0) {
             inner.waited += waited;
+            // What they have counted is that of an admitted request now.
+            for policy in &mut observed {
+                let counted = inner.allowed && policy.denial.is_none() && !policy.named().limit.is_held();
+                policy.receipt = Untaken::new(counted);
+            }
             inner.policies.extend(observed);
             inner.policies.sort_by_key(|policy| policy.position);
         }
@@ -370,31 +354,27 @@ impl PolicyDecision {
         hash >> 11
     }
 
+    /// Takes the limit of an override in place of its own, or that of the policy, if it has the same counts.
+    #[cold]
+    fn follow_override(&mut self) {
+        let Some(overrides) = &self.context.overrides else {
+            return;
+        };
+        let own = &self.charge.limit;
+        let newest = match overrides.limit_of(own.counted_as(), &self.charge.key) {
+            Some(limit) if limit == own.limit => return,
+            Some(limit) => Arc::new(NamedLimit::new(own.name.clone(), limit).formerly(own.former.clone())),
+            None => self.policy().limit.clone(),
+        };
+        if newest.shape == own.shape {
+            self.charge.limit = newest;
+        }
+    }
+
     /// The same policy for another check of the request.
     pub(crate) fn again(&self) -> Self {
         let (limit, key) = (self.charge.limit.clone(), self.charge.key.clone());
         let again = (key, self.charge.cost);
         Self::undecided(self.context.clone(), self.position, limit, again, self.waiting)
-    }
-}
-
-#[cfg(test)]
-#[cfg(feature = "loom")]
-mod threads {
-    use loom::{model, sync::Arc, thread::spawn};
-
-    use super::*;
-
-    #[test]
-    fn one_of_several_threads_takes_a_receipt() {
-        model(|| {
-            let untaken = Arc::new(Untaken::new(true));
-            let thread = spawn({
-                let untaken = untaken.clone();
-                move || untaken.take()
-            });
-            let own = untaken.take();
-            assert!(own ^ thread.join().expect("no panic"));
-        });
     }
 }

@@ -35,6 +35,9 @@ use crate::{
     sync::lock,
 };
 
+/// How long after its time a request waits for the end of a check, which takes a few deadlines of the store.
+const LAST_CHECK: Duration = Duration::from_secs(10);
+
 /// The lines in which a request stands.
 type Places = SmallVec<[(Arc<Line>, Rank); 1]>;
 
@@ -91,7 +94,8 @@ pub(super) fn wait(denied: Decision, sent: Sent) -> Result<Held, Decision> {
 pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
     policies.iter().any(|policy| {
         let waiting = policy.line().and_then(line::find).map_or(0, |line| line.state().weight);
-        policy.waits() && policy.charge.cost.saturating_add(waiting) > policy.policy().settings.most_waiting()
+        let most = policy.policy().settings.most_waiting();
+        policy.waits() && !policy.is_observed() && policy.charge.cost.saturating_add(waiting) > most
     })
 }
 
@@ -163,18 +167,24 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
         let mut timer = pin!(sleep_until(waiter.until));
         let mut orphaned = pin!(ORPHANED.notified());
         poll_fn(|cx| {
-            while orphaned.as_mut().poll(cx).is_ready() {
+            if orphaned.as_mut().poll(cx).is_ready() {
                 orphaned.set(ORPHANED.notified());
                 waiter.ensure_tasks();
+                // To be notified again, where this runtime has ended too.
+                cx.waker().wake_by_ref();
             }
             if let Poll::Ready(outcome) = Pin::new(&mut leaving.decided).poll(cx) {
                 return Poll::Ready(outcome.unwrap_or_else(|_| Outcome::Decided(Err(ended()))));
             }
-            if !waiter.is_last.load(Ordering::Relaxed) && timer.as_mut().poll(cx).is_ready() {
-                waiter.is_last.store(true, Ordering::Relaxed);
+            while timer.as_mut().poll(cx).is_ready() {
+                // It is still being checked, in a runtime that is not driven.
+                if waiter.is_last.swap(true, Ordering::Relaxed) {
+                    return Poll::Ready(Outcome::Decided(Err(ended())));
+                }
                 if let Some(undecided) = waiter.leave() {
                     return Poll::Ready(Outcome::Expired(undecided));
                 }
+                timer.as_mut().reset(waiter.until + LAST_CHECK);
             }
             Poll::Pending
         })
@@ -247,8 +257,8 @@ pub(super) fn leave_at_once(denied: &Decision, sent: Sent) {
 impl Lacking {
     /// The keys that deny a request; `None` if it may not wait for one of them.
     pub(super) fn of(denied: &Decision, may_wait: impl Fn(&PolicyDecision) -> bool) -> Option<SmallVec<[Self; 1]>> {
-        let policies = denied.as_slice().iter().filter(|policy| policy.denies());
-        policies
+        denied
+            .deniers()
             .map(|policy| Self::of_policy(policy).filter(|_| may_wait(policy)))
             .collect()
     }
@@ -297,7 +307,10 @@ impl Waiter {
 
     /// Takes the request to be checked, if it stands in lines and can be decided with the first one.
     pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>) -> Option<Checked> {
-        let is_equal = |one: &mut Undecided| first.is_none_or(|(_, first, _)| first.merges_with(one));
+        let is_equal = |one: &mut Undecided| {
+            one.follow_overrides();
+            first.is_none_or(|(_, first, _)| first.merges_with(one))
+        };
         let undecided = lock(&self.undecided).take_if(is_equal)?;
         let owed = undecided.owe(OwedKind::Settlement);
         Some((self.clone(), undecided, owed))
@@ -330,7 +343,7 @@ impl Waiter {
     }
 
     /// Leaves the lines, unless it is being checked.
-    fn leave(&self) -> Option<Undecided> {
+    pub(super) fn leave(&self) -> Option<Undecided> {
         let undecided = lock(&self.undecided).take()?;
         self.leave_lines(Some(&undecided));
         Some(undecided)
@@ -370,7 +383,7 @@ impl Waiter {
     /// Begins the tasks of its lines, if they have ended with their runtime.
     fn ensure_tasks(&self) {
         for (line, _) in &*lock(&self.standing) {
-            line.ensure_task(&mut line.state());
+            line.ensure_task();
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{
     headers::{delay_secs, retry_after},
     response::{Problem, Rejection, ResponseFormat, respond, write_fields},
 };
-use crate::{Decision, PolicyDecision};
+use crate::Decision;
 
 /// Error of a decision that denies the request, and the response to the request.
 ///
@@ -184,13 +184,10 @@ impl Denied {
 
     /// The format of the layer or the limiter that denied the request.
     fn format(&self) -> &dyn ResponseFormat {
-        self.deniers()
+        let mut deniers = self.0.deniers();
+        deniers
             .next()
             .map_or(&Problem, |policy| &*Presentation::of(&policy.context).format)
-    }
-
-    fn deniers(&self) -> impl Iterator<Item = &PolicyDecision> {
-        self.0.policies().filter(|policy| policy.denies())
     }
 }
 
@@ -219,7 +216,7 @@ impl fmt::Debug for Denied {
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("rate limit exceeded")?;
-        for (position, policy) in self.deniers().enumerate() {
+        for (position, policy) in self.0.deniers().enumerate() {
             let delimiter = if position > 0 { ", " } else { ": " };
             write!(f, "{delimiter}{}", policy.name())?;
         }

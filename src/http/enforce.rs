@@ -213,7 +213,7 @@ impl Enforcer {
         if error.is_misconfigured() {
             self.warned.of_key(&policy.limit, &error);
         }
-        if !policy.settings.enforced.is_whole() {
+        if policy.settings.lets_pass(&error) {
             return Ok(());
         }
         if operation.counts() {
@@ -253,8 +253,9 @@ impl Enforcer {
 
         notify(&self.on_decision, &decision);
         let mut left = None;
-        if self.extensions
-            && let Some(earlier) = parts.extensions.insert(decision.clone())
+        if !self.extensions {
+            parts.extensions.get().inspect(|earlier: &&Decision| earlier.follow());
+        } else if let Some(earlier) = parts.extensions.insert(decision.clone())
             && let Some(joined) = earlier.followed_by(&decision)
         {
             parts.extensions.insert(joined.clone());

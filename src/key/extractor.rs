@@ -357,7 +357,7 @@ impl KeyError {
         self.kind == Kind::Absent
     }
 
-    fn is_malformed(&self) -> bool {
+    pub(crate) fn is_malformed(&self) -> bool {
         self.kind == Kind::Malformed
     }
 

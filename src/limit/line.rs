@@ -104,6 +104,10 @@ impl Line {
 
     /// How many of the decided requests fit into the room, each of this cost.
     pub(crate) fn fitting(&self, standing: &Standing<'_>, room: u64, cost: u64) -> usize {
+        if standing.waiting.is_none() {
+            let left = room.saturating_sub(self.weight()) / cost;
+            return usize::try_from(left).map_or(standing.units, |left| left.min(standing.units));
+        }
         let fits = |nth: &usize| {
             let needed = cost.saturating_mul(*nth as u64 + 1);
             self.before(standing, *nth).saturating_add(needed) <= room

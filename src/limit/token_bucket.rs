@@ -199,20 +199,22 @@ impl TokenBucket {
         Ok(())
     }
 
-    /// A share of the burst, and of the rate if that is exact in integers.
+    /// A share of the burst, and of the rate if that is exact in integers. This process takes nothing ahead of itself.
     pub(crate) fn scaled(self, share: Share) -> Self {
         let burst = share.part_of(self.burst);
         let exact = || {
             let period = self.period.checked_mul(share.of)?;
             let rate = self.rate.checked_mul(share.parts.into())?;
-            let scaled = Self {
-                ahead_us: self.ahead_us,
-                ..Self::with(rate, period, burst)
-            };
+            let scaled = Self::with(rate, period, burst);
             let exact = period.as_micros() < MAX_EXACT.into() && scaled.validate().is_ok();
             exact.then_some(scaled)
         };
-        exact().unwrap_or(Self { burst, ..self })
+        let ahead_us = 0;
+        exact().unwrap_or(Self {
+            burst,
+            ahead_us,
+            ..self
+        })
     }
 
     /// The time in which this many tokens come, rounded up.

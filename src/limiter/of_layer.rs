@@ -122,7 +122,7 @@ impl Limiter {
             match policy.extractor().extract(parts) {
                 Ok(key) => request.set_key(policy.name(), key),
                 // The layer does not refuse such a request.
-                Err(_) if !settings.enforced.is_whole() || limit.limit == Limit::Unlimited => {}
+                Err(error) if settings.lets_pass(&error) || limit.limit == Limit::Unlimited => {}
                 Err(error) => return Err(error),
             }
         }

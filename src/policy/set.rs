@@ -69,8 +69,13 @@ impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
 
 /// Refuses policies that are not valid, or of which two would share their counts.
 fn validate_policies(policies: &[Policy], validate: Validate) -> Result<(), ConfigError> {
+    policies.iter().try_for_each(Policy::validate)?;
+    validate_together(policies, validate)
+}
+
+/// Refuses policies that have the same counts, or are not for this layer or limiter.
+fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), ConfigError> {
     for (position, policy) in policies.iter().enumerate() {
-        policy.validate()?;
         let in_one_plan = |earlier: &&Policy| match (&earlier.plan, &policy.plan) {
             (Some(one), Some(other)) => one.position == other.position,
             _ => true,
@@ -307,10 +312,8 @@ impl Basis {
     /// The same with other limits of its policies.
     #[cfg(feature = "serde")]
     pub(super) fn renewed(&self, policies: Vec<Policy>, validate: Validate) -> Result<Self, ConfigError> {
-        for policy in &policies {
-            policy.validate_settings()?;
-            validate(policy)?;
-        }
+        policies.iter().try_for_each(Policy::validate_settings)?;
+        validate_together(&policies, validate)?;
         let context = self.context.with_policies(contexts(&policies));
         Ok(Self::of(context, self.own_access.clone(), policies))
     }

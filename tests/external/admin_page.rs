@@ -297,6 +297,36 @@ async fn an_operator_finds_a_caller_and_resets_its_counts_by_keyboard() {
     visit.end();
 }
 
+/// A response that comes late shows another subject while the question is open.
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn what_is_reset_is_what_was_asked_for() {
+    const HOLD: &str = "(() => {
+        const real = fetch;
+        const held = new Promise((release) => { window.release = release; });
+        window.fetch = (url, ...options) => url.endsWith('/search') ? held.then(() => real(url, ...options)) : real(url, ...options);
+    })()";
+    const RESET: &str =
+        "[...document.querySelectorAll('#subject button')].find(({ textContent }) => textContent.startsWith('Reset'))";
+    let Some(mut visit) = Visit::begin(true).await else {
+        return;
+    };
+    visit.find("ip=192.0.2.1").await;
+    visit.has_status("api denies ip=192.0.2.1.").await;
+    visit.tab.evaluate(HOLD).await;
+    visit.replace("key", "ip=192.0.2.4").await;
+    visit.tab.evaluate(&format!("{RESET}.click()")).await;
+    let question = visit.text("#question").await;
+    assert!(question.contains("ip=192.0.2.1"), "{question}");
+    visit.tab.evaluate("release()").await;
+    visit.has_status("api denies ip=192.0.2.4.").await;
+    visit.tab.evaluate("document.getElementById('reset').click()").await;
+    visit.has_status("The counts of ip=192.0.2.1 in api are reset.").await;
+    let shown = visit.text("#subject").await;
+    assert!(shown.contains("ip=192.0.2.1") && shown.contains("3 of 3"), "{shown}");
+    visit.end();
+}
+
 #[tokio::test]
 #[ignore = "needs Chromium: `.ci/test`"]
 async fn an_operator_overrides_a_limit_by_keyboard_and_ends_that() {

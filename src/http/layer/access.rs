@@ -96,9 +96,10 @@ impl RateLimitLayer {
             );
         }
         self.skip(move |parts| {
-            let path = parts.uri.path().strip_prefix('/');
-            let service = path.and_then(|path| path.split_once('/')).map(|(service, _)| service);
-            service.is_some_and(|service| names.iter().any(|name| &**name == service))
+            let path = parts.uri.path().strip_prefix('/').and_then(|path| path.split_once('/'));
+            // Names of methods are identifiers; of another path a service behind this one may make any path.
+            let is_method = |method: &str| method.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+            path.is_some_and(|(service, method)| is_method(method) && names.iter().any(|name| &**name == service))
         })
     }
 

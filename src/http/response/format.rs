@@ -284,8 +284,11 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
         }
         Entry::Occupied(_) => !is_for_shared_caches(headers),
     };
-    // In gRPC the wait is part of the status.
-    if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success())
+    // In gRPC the wait is part of the status. With a redirect it would be the time until the other location is asked for (RFC 9110
+    // §10.2.3).
+    if let Some(wait) = rejection
+        .retry_after()
+        .filter(|_| !status.is_success() && !status.is_redirection())
         && let Entry::Vacant(vacant) = headers.entry(RETRY_AFTER)
     {
         vacant.insert(retry_after(wait));

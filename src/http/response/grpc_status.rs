@@ -83,11 +83,7 @@ fn details(rejection: Rejection<'_>, wait: Option<Duration>) -> Vec<Vec<u8>> {
 
 /// `google.rpc.QuotaFailure`: a violation for each policy that denies.
 fn quota_failure(decision: &Decision) -> Vec<u8> {
-    decision
-        .policies()
-        .filter(|policy| policy.denies())
-        .flat_map(violation)
-        .collect()
+    decision.deniers().flat_map(violation).collect()
 }
 
 /// `google.rpc.RetryInfo`: the wait as a `google.protobuf.Duration`, at most [`MAX_WAIT`].
@@ -166,7 +162,8 @@ mod tonic {
     use super::{super::format::RETRY_AFTER_FAILURE, GrpcStatus, Rejection};
     use crate::{Denied, http::headers::GRPC_RETRY_PUSHBACK, store::StoreError};
 
-    /// The status that [`Grpc`](crate::http::response::Grpc) responds with, and the rate limit fields as metadata.
+    /// The status that [`Grpc`](crate::http::response::Grpc) responds with, always with the pushback, and the rate limit fields as
+    /// metadata.
     impl From<Denied> for Status {
         fn from(denied: Denied) -> Self {
             let decision = denied.decision();

@@ -10,10 +10,17 @@ use crate::{
 
 /// The responses to requests that these policies reject.
 pub(crate) fn components(limits: &[String], context: &CheckContext) -> Value {
+    let fields = &Presentation::of(context).fields;
+    let observed = match fields.observed {
+        true => {
+            json!({ "RateLimit-Observed": text("What remains of limits that only observe.", "\"trial\";r=0;t=30;denied") })
+        }
+        false => json!({}),
+    };
     let mut responses = json!({
         "TooManyRequests": {
             "description": format!("A limit denies the request: {}.", limits.join(", ")),
-            "headers": joined(&[json!({ "Retry-After": retry_after() }), fields_of(&Presentation::of(context).fields.dialect)]),
+            "headers": joined(&[json!({ "Retry-After": retry_after() }), fields_of(&fields.dialect), observed]),
             "content": problem(429, json!({ "violated-policies": { "type": "array", "items": { "type": "string" } } })),
         },
     });

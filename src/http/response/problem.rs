@@ -103,10 +103,13 @@ fn limited(decision: &Decision) -> Bytes {
             .clone();
     }
 
-    let violated = || decision.policies().filter(|policy| policy.denies());
-    let names: SmallVec<[&str; 4]> = violated().map(|policy| policy.name()).collect();
-    let begin = if violated().all(is_banned) { BANNED } else { LIMITED };
-    with_names(begin, &names, &detail(violated()))
+    let names: SmallVec<[&str; 4]> = decision.deniers().map(|policy| policy.name()).collect();
+    let begin = if decision.deniers().all(is_banned) {
+        BANNED
+    } else {
+        LIMITED
+    };
+    with_names(begin, &names, &detail(decision.deniers()))
 }
 
 /// The cost and the limit of each policy that never admits the cost.

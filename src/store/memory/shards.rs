@@ -341,7 +341,7 @@ impl Decisions<'_> {
     fn take_line(&mut self, charge: &Charge) -> (LineKey, Line) {
         let key = line_key(charge);
         let line = self.lines.as_mut().and_then(|lines| lines.remove(&key));
-        (key, line.unwrap_or_default())
+        (key, line.map(|line| line.live(self.now)).unwrap_or_default())
     }
 }
 

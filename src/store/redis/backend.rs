@@ -115,11 +115,13 @@ impl Backend {
     }
 
     /// Decides these requests in one call. The deadline starts now, and once more if the script replies that no window of a
-    /// calendar in the call encloses its time: nothing was decided then.
+    /// calendar in the call encloses its time: nothing was decided then. Those of several callers are sent once more, each alone,
+    /// if some have keys in a slot that is moving.
     pub(super) async fn run(
         self: &Arc<Self>,
         breaker: &Arc<Breaker>,
         merged: &[MergedRequest<'_>],
+        are_of_several: bool,
     ) -> Result<ScriptReply, Failure> {
         let mut call = ScriptCall::new(merged, &self.key_format, self.client.is_clustered());
         self.metrics.call(merged.iter().map(|merged| merged.times).sum());
@@ -147,7 +149,10 @@ impl Backend {
             }),
             reply => reply.and_then(|reply| ScriptReply::decode(merged, call.is_across, &reply)),
         };
-        self.record_health(&node, merged, &reply);
+        let are_sent_again = are_of_several && reply.as_ref().is_err_and(Failure::is_try_again);
+        if !are_sent_again {
+            self.record_health(&node, merged, &reply);
+        }
         reply
     }
 
@@ -168,8 +173,6 @@ impl Backend {
     fn record_health(&self, node: &Node, merged: &[MergedRequest<'_>], reply: &Result<ScriptReply, Failure>) {
         let all = merged.iter().map(|merged| merged.times).sum();
         match reply {
-            // Its requests are sent once more, each alone.
-            Err(failure) if failure.is_try_again() && all > 1 => {}
             Err(failure) => self.record_failed(node, all, failure),
             Ok(reply) => {
                 let mut decided = 0;

@@ -227,7 +227,7 @@ impl RedisStoreBuilder {
     ///
     /// # Panics
     ///
-    /// If the prefix has other characters.
+    /// If the prefix has other characters, or contains `:1:line:`.
     #[track_caller]
     pub fn prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
@@ -235,6 +235,11 @@ impl RedisStoreBuilder {
         assert!(
             !self.prefix.is_empty() && self.prefix.bytes().all(allowed),
             "{:?} is not a prefix; one is made of letters, digits, `.`, `_`, `:` and `-`, such as `shop:quota`",
+            self.prefix,
+        );
+        assert!(
+            !self.prefix.contains(":1:line:"),
+            "{:?} is not a prefix, since `:1:line:` follows it in the keys of lines; leave that out",
             self.prefix,
         );
         self

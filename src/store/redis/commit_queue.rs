@@ -179,7 +179,7 @@ impl CommitQueue {
         }
 
         let (merged, positions) = merge(batch.iter().map(|queued| &*queued.own.requests));
-        let reply = self.backend.run(&self.breaker, &merged).await;
+        let reply = self.backend.run(&self.breaker, &merged, batch.len() > 1).await;
         if batch.len() > 1
             && let Err(failure) = &reply
             && failure.is_try_again()
@@ -246,7 +246,7 @@ impl CallPermit {
             request,
             times: request.units.into(),
         };
-        let reply = queue.backend.run(&queue.breaker, &[merged]).await;
+        let reply = queue.backend.run(&queue.breaker, &[merged], false).await;
         self.release();
         own.decided(queue.backend.deny_cache.as_ref(), &[BatchPosition::FIRST], &reply)
     }

@@ -19,6 +19,7 @@ use tokio::{
 use super::{backend::Backend, call::ScriptCall, failure::Failure, reply::number, script::ScriptName, trial::explain};
 use crate::{
     Key, Limit,
+    limit::MAX_EXACT,
     store::{
         StoreError,
         overrides::{MAX_OVERRIDES, Override, OverrideTable, Overrides},
@@ -99,6 +100,12 @@ impl RedisOverrides {
         let [Some(now), Some(newest), Some(all)] = [(); 3].map(|()| number(&mut changes)) else {
             return Err(Failure::malformed_reply());
         };
+        if ![now, newest]
+            .iter()
+            .all(|number| (0.0..MAX_EXACT as f64).contains(number))
+        {
+            return Err(Failure::malformed_reply());
+        }
         let elapsed = self.started.elapsed().as_micros() as f64;
         self.started_at_us.store((now - elapsed) as u64, Ordering::Relaxed);
         if *version != newest {

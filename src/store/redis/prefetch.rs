@@ -90,6 +90,19 @@ const LOST_AFTER: Duration = Duration::from_secs(10);
 /// The part of its time that a grant is not used for, since the clocks of this process and of Redis may run at different rates.
 const MARGIN: u32 = 64;
 
+/// A reset of keys whose units may be taken ahead, until it has taken effect.
+pub(super) struct Resetting {
+    prefetch: Arc<Prefetch>,
+    /// Those of the charges.
+    hashes: Vec<u64>,
+}
+
+impl Drop for Resetting {
+    fn drop(&mut self) {
+        self.prefetch.forget(&self.hashes);
+    }
+}
+
 impl Prefetch {
     /// The charge of a request that may be decided by a grant: a check of one charge without bans and without a line.
     #[inline]
@@ -153,13 +166,24 @@ impl Prefetch {
         key.ask(now)
     }
 
-    /// Forgets the units of keys that are reset.
-    pub(super) fn forget(&self, requests: &[OwnedRequest]) {
+    /// Forgets the units of keys that are reset, now and when this is dropped: Redis may have granted some meanwhile.
+    pub(super) fn begin_reset(self: &Arc<Self>, requests: &[OwnedRequest]) -> Option<Box<Resetting>> {
         let resets = requests.iter().filter(|request| request.operation == Operation::Reset);
-        for charge in resets.flat_map(|request| request.charges()) {
-            if charge.limit().prefetch_time().is_some()
-                && let Some(key) = self.lock(charge.hash).keys.get_mut(&charge.hash)
-            {
+        let charges = resets.flat_map(|request| request.charges());
+        let ahead = charges.filter(|charge| charge.limit().prefetch_time().is_some());
+        let hashes: Vec<_> = ahead.map(|charge| charge.hash).collect();
+        self.forget(&hashes);
+        (!hashes.is_empty()).then(|| {
+            Box::new(Resetting {
+                prefetch: self.clone(),
+                hashes,
+            })
+        })
+    }
+
+    fn forget(&self, hashes: &[u64]) {
+        for hash in hashes {
+            if let Some(key) = self.lock(*hash).keys.get_mut(hash) {
                 key.grants.clear();
                 key.reset_at = Some(Instant::now());
             }
@@ -636,15 +660,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn units_that_were_asked_for_before_a_reset_are_not_used() {
-        let (prefetch, limit) = (Prefetch::default(), &limits()[0]);
+        let (prefetch, limit) = (Arc::new(Prefetch::default()), &limits()[0]);
         let (asked_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
         let reset = asked.at_cost(Operation::Reset, 1);
-        prefetch.forget(&[reset]);
+        let resetting = prefetch.begin_reset(&[reset]);
         assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_none());
 
-        tokio::time::advance(Duration::from_millis(1)).await;
-        let asked_at = Instant::now();
-        assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_some());
+        // On another connection, on which Redis may have granted them before.
+        let keeps = async || {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            let asked_at = Instant::now();
+            prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_some()
+        };
+        assert!(keeps().await);
+        drop(resetting);
+        assert!(prefetch.lock(HASH).keys[&HASH].grants.is_empty());
+        assert!(keeps().await);
     }
 
     #[tokio::test(start_paused = true)]

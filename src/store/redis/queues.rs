@@ -80,7 +80,7 @@ impl CommitQueues {
             return None;
         }
         let mut queues = lock(queues);
-        Some(self.queues_of_node(&mut queues, node.as_ref()).all.clone())
+        Some(self.queues_of_node(&mut queues, node.as_ref(), slot).all.clone())
     }
 
     /// The queue for requests of one slot, which may require that each call declares all of its keys.
@@ -91,7 +91,7 @@ impl CommitQueues {
         };
         let node = self.backend.client.node_of(slot);
         let mut queues = lock(queues);
-        let NodeQueues { all, slots, .. } = self.queues_of_node(&mut queues, node.as_ref());
+        let NodeQueues { all, slots, .. } = self.queues_of_node(&mut queues, node.as_ref(), slot);
         if !declares_keys && self.backend.reaches_several_slots() {
             return all.clone();
         }
@@ -122,6 +122,7 @@ impl CommitQueues {
         &self,
         queues: &'a mut HashMap<Option<NodeAddress>, NodeQueues>,
         node: Option<&Arc<health::Node>>,
+        slot: u16,
     ) -> &'a mut NodeQueues {
         let address = node.map(|node| Arc::as_ptr(node) as NodeAddress);
         if !queues.contains_key(&address) {
@@ -129,7 +130,7 @@ impl CommitQueues {
         }
         queues.entry(address).or_insert_with(|| NodeQueues {
             node: node.map(Arc::downgrade).unwrap_or_default(),
-            all: CommitQueue::new(self.backend.clone(), 0, Arc::default()),
+            all: CommitQueue::new(self.backend.clone(), slot, Arc::default()),
             slots: HashMap::new(),
         })
     }

@@ -318,10 +318,14 @@ impl Store for RedisStore {
             }
             cache.invalidate(&owned);
         }
-        self.prefetch.forget(&owned);
+        let resetting = self.prefetch.begin_reset(&owned);
         let Some(queue) = queues.queue_of(&owned) else {
-            let nothing = Decided::nothing(owned);
-            return StoreFuture::pending(across_slots::decide(queues.clone(), nothing, made_at, false));
+            let decided = across_slots::decide(queues.clone(), Decided::nothing(owned), made_at, false);
+            return StoreFuture::pending(async move {
+                let response = decided.await;
+                drop(resetting);
+                response
+            });
         };
         if let Err(error) = queue.check_breaker(owned.len(), &owned) {
             return StoreFuture::ready(Err(error));
@@ -334,6 +338,7 @@ impl Store for RedisStore {
         };
         StoreFuture::pending(async move {
             let response = finish(queue.decide(own).await?, &queues, made_at).await?;
+            drop(resetting);
             if let Some((prefetch, sent)) = noted
                 && let Some(more) = prefetch.note(sent, &response, Instant::now())
                 && let Some(queues) = queues.upgrade()

@@ -229,19 +229,34 @@ async fn until_success(backend: &Weak<Backend>, mut failed: impl FnMut(Failure))
 /// Tries until all is permitted, and logs once that Redis cannot be used after this time.
 pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String, connect_timeout: Duration) {
     let (started, mut warned) = (Instant::now(), false);
-    let tried = until_success(&backend, |failure| {
-        if !warned && started.elapsed() >= connect_timeout {
-            warned = true;
-            let error = cause(failure).to_string();
-            tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
+    loop {
+        let tried = until_success(&backend, |failure| {
+            if !warned && started.elapsed() >= connect_timeout {
+                warned = true;
+                let error = cause(failure).to_string();
+                tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
+            }
+        });
+        let (tried, Some(backend)) = (tried.await, backend.upgrade()) else {
+            return;
+        };
+        let Err(refusal) = tried else {
+            if warned {
+                tracing::info!("Redis can be used now");
+            }
+            return;
+        };
+        if backend.may_log_refusal() {
+            backend.log_refusal(&refusal);
         }
-    });
-    match (tried.await, backend.upgrade()) {
-        (Err(refusal), Some(backend)) if backend.may_log_refusal() => backend.log_refusal(&refusal),
-        (Ok(()), Some(_)) if warned => tracing::info!("Redis can be used now"),
-        _ => {}
+        warned = true;
+        drop(backend);
+        sleep(PERMISSION_PAUSE).await;
     }
 }
+
+/// How long after a refusal all is tried again, since somebody has to permit it.
+const PERMISSION_PAUSE: Duration = Duration::from_secs(10);
 
 /// The cause of a failed trial in plain words.
 fn cause(failure: Failure) -> Box<dyn Error + Send + Sync> {

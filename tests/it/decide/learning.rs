@@ -362,10 +362,7 @@ async fn a_failure_and_a_denial_without_extensions_of_an_inner_layer_teach_nothi
             503,
         ),
         (
-            RateLimitLayer::new(MemoryStore::new(), full.key(key::constant("all")))
-                .extensions(false)
-                // On an admitted response its fields would be those of the server.
-                .headers(Headers::None),
+            RateLimitLayer::new(MemoryStore::new(), full.key(key::constant("all"))).extensions(false),
             429,
         ),
     ] {

@@ -8,6 +8,7 @@ mod decisions;
 mod drained;
 mod learning;
 mod line;
+mod line_faults;
 mod line_order;
 mod line_schedules;
 mod settlement;

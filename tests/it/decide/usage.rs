@@ -248,6 +248,23 @@ async fn a_caller_that_left_before_it_was_admitted_is_not_settled() {
     assert!(ledger.units().is_empty());
 }
 
+/// What the store counts is invoiced, whether or not the caller receives the decision.
+#[tokio::test]
+async fn a_caller_that_leaves_during_its_check_is_settled() {
+    let (ledger, memory) = (Ledger::default(), MemoryStore::new());
+    let gated = Gated::new(memory.clone());
+    let policy = Policy::new("mails", SlidingLog::per_hour(5));
+    let limiter = Limiter::new(gated.clone(), policy.clone()).on_settled(ledger.observer());
+    let mut checked = Box::pin(limiter.check("k"));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(checked.as_mut().poll(&mut context).is_pending());
+    drop(checked);
+    gated.open(10);
+    gated.drained(10 * SECOND).await.expect("all is settled");
+    let left = Limiter::new(memory, policy).peek("k").await.expect("in memory");
+    assert_eq!((left.remaining(), ledger.units()), (4, vec![1]));
+}
+
 #[tokio::test]
 async fn drained_waits_for_what_is_not_settled_and_a_panic_of_the_observer_is_caught() {
     let store = MemoryStore::new();

@@ -57,7 +57,11 @@ async fn the_components_describe_the_responses() {
         Headers::LegacyEpoch,
         Headers::None,
     ] {
-        let layer = RateLimitLayer::new(MemoryStore::new(), policy()).headers(headers);
+        let trial = Policy::new("trial", SlidingLog::per_hour(9))
+            .key(key::ip())
+            .observe_only();
+        let layer = RateLimitLayer::new(MemoryStore::new(), [policy(), trial]).headers(headers);
+        let layer = layer.observed_header(true);
         let components = layer.openapi();
         assert!(components["responses"]["ServiceUnavailable"].is_null());
         let app = Router::new().route("/", route(async || "hi").layer(layer));

@@ -243,6 +243,12 @@ fn a_prefix_that_could_forge_a_key() {
 }
 
 #[test]
+#[should_panic(expected = "leave that out")]
+fn a_prefix_that_hides_where_a_line_begins() {
+    let _ = RedisStore::builder().prefix("a:1:line:b");
+}
+
+#[test]
 fn a_request_without_a_peer_address() {
     let (parts, ()) = Request::new(()).into_parts();
     let error = key::ip().extract(&parts).unwrap_err();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{Router, routing::get as route};
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use tower_quota::{
     Ban, Decision, Denial, Headers, Limiter, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key,
 };
@@ -118,6 +118,26 @@ async fn keys_outside_of_the_share_neither_wait_nor_are_banned() {
         let decision = check(&bans, key).await;
         assert_eq!(decision.is_allowed(), allowed);
         assert_eq!(denial(&decision), (allowed, Some(Denial::Banned)));
+    }
+}
+
+/// Else a caller that is denied would send its key on two lines.
+#[tokio::test]
+async fn a_request_with_a_malformed_key_is_refused_unless_all_are_observed() {
+    let by_user = || Policy::new("users", SlidingLog::per_hour(1)).key(key::header("x-user").or(key::ip()));
+    for (share, refused) in [(0.99, true), (0.01, true), (0.0, false)] {
+        let layer = RateLimitLayer::new(MemoryStore::new(), by_user().enforce_share(share));
+        let limiter = Limiter::from(&layer);
+        let request = || get("/").header("x-user", "a").header("x-user", "b");
+        let (parts, ()) = request().body(()).expect("a request").into_parts();
+        assert_eq!(limiter.request_of(&parts).is_err(), refused, "{share}");
+        let app = Router::new().fallback(async || "hi").layer(layer);
+        let status = if refused {
+            StatusCode::BAD_REQUEST
+        } else {
+            StatusCode::OK
+        };
+        assert_eq!(send(&app, request()).await.status, status, "{share}");
     }
 }
 

@@ -221,6 +221,21 @@ async fn a_file_that_cannot_be_applied_changes_nothing_and_is_an_error_that_name
 }
 
 #[tokio::test]
+async fn a_former_name_that_is_another_policy_of_a_layer_is_refused() {
+    let text = |formerly: &str| {
+        let policy = |name: &str| format!("[policies.{name}]\nlimit = 'sliding-log 5/h'\nkey = 'ip'\n");
+        format!("{}{}{formerly}\n", policy("login"), policy("sign-in"))
+    };
+    let file = File::new(&text(""));
+    let policies = file.watch();
+    let both = ["login", "sign-in"].map(|name| policies.get(name).unwrap());
+    let _layer = RateLimitLayer::new(Clock::new().memory_store(), both);
+    file.write(&text("formerly = 'login'"));
+    let error = policies.reload().unwrap_err().to_string();
+    assert!(error.contains("two policies are named `login`"), "{error}");
+}
+
+#[tokio::test]
 async fn the_limits_of_plans_are_refused_as_the_limit_is() {
     let plans = |plan: &str| {
         format!(

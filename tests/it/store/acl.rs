@@ -14,7 +14,7 @@ use tower_quota::{
     store::{Charge, ChargeLine, ErrorKind, LeaseId, Operation, Store, StoreRequest},
 };
 
-use crate::support::{Algorithm, Cluster, Redis, Sentinel, decide, each_client, eventually, patient, try_decide};
+use crate::support::{Algorithm, Cluster, Log, Redis, Sentinel, decide, each_client, eventually, patient, try_decide};
 
 each_client! {
     the_plain_user_has_all_permissions_that_a_limiter_needs
@@ -172,6 +172,35 @@ async fn the_strict_user_fails_without_the_script(library: ClientLibrary) {
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("NOPERM"), "{error}");
+}
+
+/// As where they are granted after a deploy. What a cluster permits across slots is found then too.
+#[tokio::test]
+async fn permissions_that_come_later_are_found() {
+    let log = Log::capture();
+    let redis = Redis::start();
+    let user = [
+        "SETUSER",
+        "limiter",
+        "reset",
+        "on",
+        ">password",
+        "+@connection",
+        "+info",
+    ];
+    redis.command::<()>("ACL", user).await;
+    let store = patient().url(&url(&redis, "limiter")).connect_lazy();
+    let store = store.expect("the URL is good");
+    eventually("the refusal is logged", async || {
+        log.text().contains("Redis refuses a permission")
+    })
+    .await;
+    allow(&redis, PLAIN).await;
+    eventually("it is tried again", async || {
+        log.text().contains("Redis can be used now")
+    })
+    .await;
+    do_all(&store).await;
 }
 
 /// Redis replies `NOPERM` to each of these.

@@ -308,6 +308,21 @@ async fn a_cost_above_the_share_counts_as_all_of_it_and_waits_until_all_of_it_is
     assert!(check(&limiter, 8).await);
 }
 
+/// A process takes nothing ahead of itself, so nothing is held back for that.
+#[tokio::test(start_paused = true)]
+async fn a_share_of_a_bucket_that_is_taken_ahead_is_never_empty() {
+    for (parts, of) in [(1, 100), (1, 99), (1, 7), (3, 100)] {
+        let limit: Limit = "token-bucket 100/s prefetch 100ms".parse().expect("a limit");
+        let limiter = down(limit, FailureMode::local_share(parts, of));
+        let admitted = limiter.request("k").max_wait(Duration::from_secs(60)).acquire().await;
+        assert!(admitted.expect("it is admitted").delay().is_zero(), "{parts}/{of}");
+        for _ in 0..parts + 100 / of {
+            let waited = limiter.request("k").max_wait(Duration::from_secs(60)).acquire().await;
+            assert!(waited.is_ok(), "{parts}/{of}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_charge_counts_in_full() {
     let limit: Limit = "token-bucket 2/s".parse().expect("a limit");

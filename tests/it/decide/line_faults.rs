@@ -1,0 +1,208 @@
+//! Requests wait where something else goes wrong: a runtime ends, the store fails, or a request could never be admitted.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::{Arc, mpsc},
+    task::Poll,
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Builder,
+    time::{Instant, sleep, timeout},
+};
+use tower_quota::{
+    AcquireError, Ban, Decision, Denial, FixedWindow, Limiter, MemoryStore, Policy, RedisStore, SlidingLog,
+    store::Store,
+};
+
+use crate::support::{Broken, Counted, Gated, Redis, connected, each_store, patient};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn of_log(quota: u64) -> Policy<()> {
+    Policy::new("p", SlidingLog::per_hour(quota)).wait_up_to(2 * HOUR)
+}
+
+fn trial() -> Policy<()> {
+    Policy::new("trial", FixedWindow::per_hour(1_000)).observe_only()
+}
+
+each_store! { with crate::support::Unclocked:
+    a_request_that_is_never_admitted_takes_no_place_beside_a_trial
+    a_request_that_exceeds_what_may_wait_takes_no_place_beside_a_trial
+    many_units_of_a_policy_with_waits_are_taken_at_once
+}
+
+async fn acquire(limiter: &Limiter, cost: u64) -> Denial {
+    match limiter.request("k").cost(cost).acquire().await {
+        Err(AcquireError::Denied(denied) | AcquireError::LineFull(denied)) => {
+            let denials = denied.decision().policies().find_map(|policy| policy.denial());
+            denials.expect("one denies")
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn check(limiter: &Limiter) -> Decision {
+    limiter.check("k").await.expect("the store answers")
+}
+
+async fn a_request_that_is_never_admitted_takes_no_place_beside_a_trial(store: Arc<impl Store>) {
+    let limiter = Limiter::new(store, [of_log(10), trial()]);
+    assert_eq!(acquire(&limiter, 20).await, Denial::CostAboveLimit);
+    let decision = check(&limiter).await;
+    assert!(decision.is_allowed() && decision.remaining() == 9, "{decision:?}");
+}
+
+async fn a_request_that_exceeds_what_may_wait_takes_no_place_beside_a_trial(store: Arc<impl Store>) {
+    let limiter = Limiter::new(store, [of_log(10).max_waiting(3), trial()]);
+    let used = limiter.request("k").cost(8).check().await.expect("the store answers");
+    assert!(used.is_allowed());
+    assert_eq!(acquire(&limiter, 5).await, Denial::LineFull);
+    let decision = check(&limiter).await;
+    assert!(decision.is_allowed() && decision.remaining() == 1, "{decision:?}");
+}
+
+/// Within the time of a call: not one after the other.
+async fn many_units_of_a_policy_with_waits_are_taken_at_once(store: Arc<impl Store>) {
+    let bytes = SlidingLog::new(10_000_000_000, HOUR).precision(6);
+    let limiter = Limiter::new(store, Policy::new("bytes", bytes).wait_up_to(2 * HOUR));
+    for (asked, taken) in [(u32::MAX, u32::MAX), (u32::MAX, u32::MAX), (u32::MAX, 1_410_065_410)] {
+        let decision = limiter.request("k").take_up_to(asked).await;
+        assert_eq!(decision.expect("the store answers").taken(), taken);
+    }
+}
+
+#[test]
+fn a_request_that_arrives_as_its_runtime_ends_does_not_hang() {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let handle = runtime.handle().clone();
+    let limiter = Limiter::new(MemoryStore::new(), of_log(1));
+    assert!(handle.block_on(check(&limiter)).is_allowed());
+    runtime.shutdown_background();
+
+    let (sender, ended) = mpsc::channel();
+    thread::spawn(move || {
+        // Tokio panics where a timer of a runtime that has ended is polled.
+        let waited = catch_unwind(AssertUnwindSafe(|| {
+            handle.block_on(limiter.acquire("k").into_future()).is_ok()
+        }));
+        let _ = sender.send(waited.unwrap_or(false));
+    });
+    assert_eq!(ended.recv_timeout(60 * SECOND), Ok(false));
+}
+
+/// The task of a line is in a runtime that nothing drives while it checks the request.
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_not_much_longer_than_it_may_for_another_runtime() {
+    const LONGEST: Duration = Duration::from_secs(60);
+    let gated = Gated::new(MemoryStore::new());
+    let store = Counted::new(gated.clone());
+    let policy = Policy::new("p", SlidingLog::new(1, LONGEST)).wait_up_to(LONGEST);
+    let limiter = Limiter::new(store.clone(), policy);
+    gated.open(1);
+    assert!(check(&limiter).await.is_allowed());
+
+    gated.open(1);
+    let other = limiter.clone();
+    let elsewhere = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let acquired = async { timeout(SECOND / 10, other.acquire("k").into_future()).await.is_err() };
+        assert!(runtime.block_on(acquired), "it waits");
+        runtime
+    });
+    let runtime = elsewhere.join().expect("no panic");
+    let mut acquired = pin!(limiter.acquire("k").into_future());
+    gated.open(1);
+    let is_pending = std::future::poll_fn(|cx| Poll::Ready(acquired.as_mut().poll(cx).is_pending()));
+    assert!(is_pending.await);
+    assert!(
+        timeout(SECOND / 10, acquired.as_mut()).await.is_err(),
+        "it stands in the line"
+    );
+    let calls = store.calls();
+    let driven = thread::spawn(move || {
+        runtime.block_on(async {
+            while store.calls() == calls {
+                sleep(SECOND / 100).await;
+            }
+        });
+        runtime
+    });
+    let runtime = driven.join().expect("no panic");
+
+    let started = Instant::now();
+    let ended = acquired.await;
+    assert!(matches!(ended, Err(AcquireError::Store(_))), "{ended:?}");
+    assert!(started.elapsed() <= LONGEST + 10 * SECOND, "{:?}", started.elapsed());
+    runtime.shutdown_background();
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_while_the_store_fails_are_not_denied_for_a_ban() {
+    let policy = Policy::new("p", SlidingLog::per_second(1)).wait_up_to(10 * SECOND);
+    let limiter = Limiter::new(Broken::default(), policy.ban(Ban::after(3, HOUR)));
+    assert!(check(&limiter).await.is_allowed());
+    let callers: Vec<_> = (0..5)
+        .map(|_| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.acquire("k").await })
+        })
+        .collect();
+    for (nth, caller) in (1..).zip(callers) {
+        let admitted = caller.await.expect("no panic").expect("it is admitted");
+        assert_eq!(admitted.delay().as_secs(), nth);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_trial_has_counted_of_a_request_that_waited_is_refunded() {
+    let enforced = Policy::new("p", SlidingLog::per_second(1)).wait_up_to(5 * SECOND);
+    let limiter = Limiter::new(MemoryStore::new(), [enforced, trial()]);
+    assert!(check(&limiter).await.is_allowed());
+    let admitted = limiter.acquire("k").await.expect("it is admitted");
+    assert_eq!(admitted.delay(), SECOND);
+
+    let left = async || {
+        let peeked = limiter.peek("k").await.expect("the store answers");
+        let trial = peeked.policies().find(|policy| policy.name() == "trial");
+        trial.expect("it observes").remaining()
+    };
+    assert_eq!(left().await, 998);
+    admitted.take_receipt().refund().await.expect("the store answers");
+    assert_eq!(left().await, 999);
+}
+
+/// One that waits for an hour without it.
+async fn an_override_admits_one_that_waits(limiter: &Limiter) {
+    assert!(check(limiter).await.is_allowed());
+    let caller = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire("k").await }
+    });
+    tokio::task::yield_now().await;
+    let set = limiter.override_limit("p", "k", SlidingLog::per_hour(9), HOUR).await;
+    set.expect("it is valid");
+    let admitted = timeout(60 * SECOND, caller).await.expect("it is admitted soon");
+    let admitted = admitted.expect("no panic").expect("it is admitted");
+    assert_eq!((admitted.limit(), admitted.remaining()), (9, 7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_learns_of_an_override_in_memory() {
+    let started = Instant::now();
+    an_override_admits_one_that_waits(&Limiter::new(MemoryStore::new(), of_log(1))).await;
+    assert!(started.elapsed() <= 2 * SECOND, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_request_that_waits_learns_of_an_override_in_redis() {
+    let redis = Redis::start();
+    let store: RedisStore = connected(patient().overrides(true), &redis.url()).await;
+    an_override_admits_one_that_waits(&Limiter::new(store, of_log(1))).await;
+}
