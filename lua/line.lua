@@ -52,10 +52,14 @@ local function place_of(line)
   return place
 end
 
--- The weight that has arrived before a time: without the place of `own`, or without those of its requests that are decided.
-local function weight_before(places, arrived, own, decided)
+-- The weight that has arrived before a time: without the place of `own`, or without those of its requests that are decided. It is
+-- counted until it exceeds `most`.
+local function weight_before(places, arrived, own, decided, most)
   local weight = 0
   for _, place in ipairs(places) do
+    if most and weight > most then
+      break
+    end
     local is_own = place.line == own
     if not is_own or decided then
       for n = 1, #place, 2 do
@@ -187,7 +191,8 @@ local function wake(run, charge)
   local line = charge.line
   for _, place in ipairs(line.places) do
     local is_own = run.operation == 'wait' and line.leads and place.line == line.number
-    if place[1] and not is_own and weight_before(line.places, place[1], place.line) + place[2] <= charge.room then
+    local most = charge.room - (place[2] or 0)
+    if place[1] and not is_own and most >= 0 and weight_before(line.places, place[1], place.line, nil, most) <= most then
       local channel = string.match(line.key, '^(.-:1:)line:') .. 'wake:' .. string.format('%.0f', place.process)
       -- Without permission for it, the request is checked again within a second.
       redis.pcall('PUBLISH', channel, place.line)

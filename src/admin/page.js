@@ -473,7 +473,6 @@ function confirm(of) {
 // Loads everything again.
 async function reload() {
   const of = shown;
-  const action = actions;
   if (searched) {
     const search = searched;
     search.result = await post("/search", { text: search.text });
@@ -482,7 +481,7 @@ async function reload() {
     try {
       const { policy, store, key } = of;
       const newer = await post("/subject", { policy, store, key });
-      if (action === actions) {
+      if (shown === of) {
         shown = newer;
       }
     } catch (error) {

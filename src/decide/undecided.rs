@@ -354,7 +354,8 @@ impl PolicyDecision {
         hash >> 11
     }
 
-    /// Takes the limit of an override in place of its own, or that of the policy, if it has the same counts.
+    /// Takes the limit of an override in place of its own, or that of the policy, if it has the same counts. Where limits are chosen
+    /// for each request, that of an override stays when it has ended.
     #[cold]
     fn follow_override(&mut self) {
         let Some(overrides) = &self.context.overrides else {

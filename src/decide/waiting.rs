@@ -24,6 +24,7 @@ use super::line_report::LineSubject;
 use super::{
     Undecided, Waiting, caught,
     check::{self, Check, Held, Sent, begin, decide, give_back},
+    failing::fail,
     group::Checked,
     line::{self, Line, NO_LINE, ORPHANED, Rank, ended},
 };
@@ -35,8 +36,9 @@ use crate::{
     sync::lock,
 };
 
-/// How long after its time a request waits for the end of a check, which takes a few deadlines of the store.
-const LAST_CHECK: Duration = Duration::from_secs(10);
+/// How long after its time a request waits for the end of a check, before the store is taken to have failed. A check takes a few
+/// deadlines.
+const LAST_CHECK: Duration = Duration::from_secs(30);
 
 /// The lines in which a request stands.
 type Places = SmallVec<[(Arc<Line>, Rank); 1]>;
@@ -160,7 +162,8 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
     let observed = denied.observed();
     // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
     let is_stored = denied.as_slice().len() == 1;
-    waiter.stand(&lacking, denied.again(), is_stored, sent.at);
+    let again = denied.again();
+    waiter.stand(&lacking, again.again(), is_stored, sent.at);
     drop(denied);
 
     let outcome = {
@@ -179,12 +182,13 @@ async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) ->
             while timer.as_mut().poll(cx).is_ready() {
                 // It is still being checked, in a runtime that is not driven.
                 if waiter.is_last.swap(true, Ordering::Relaxed) {
-                    return Poll::Ready(Outcome::Decided(Err(ended())));
+                    let decided = fail(ended(), Operation::Check, &again);
+                    return Poll::Ready(Outcome::Decided(decided.inspect(Decision::count_outcomes)));
                 }
                 if let Some(undecided) = waiter.leave() {
                     return Poll::Ready(Outcome::Expired(undecided));
                 }
-                timer.as_mut().reset(waiter.until + LAST_CHECK);
+                timer.as_mut().reset(Instant::now() + LAST_CHECK);
             }
             Poll::Pending
         })

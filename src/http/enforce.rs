@@ -306,12 +306,9 @@ impl Enforcer {
         let decision = decision.delayed(self.random_delay());
         notify(&self.on_decision, &decision);
         let mut rejected = self.reject(Rejection::Limited(&decision), parts);
-        let left = self.extensions.then(|| {
-            let earlier = parts.extensions.get::<Decision>();
-            earlier
-                .and_then(|earlier| earlier.followed_by(&decision))
-                .unwrap_or(decision)
-        });
+        let earlier = parts.extensions.get::<Decision>();
+        let joined = earlier.and_then(|earlier| earlier.followed_by(&decision));
+        let left = self.extensions.then(|| joined.unwrap_or(decision));
         let extensions = rejected.response_mut().extensions_mut();
         if extensions.is_empty() {
             // Those of the request are not needed anymore, and their table is allocated.

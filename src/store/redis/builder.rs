@@ -227,7 +227,7 @@ impl RedisStoreBuilder {
     ///
     /// # Panics
     ///
-    /// If the prefix has other characters, or contains `:1:line:`.
+    /// If the prefix has other characters, or has `:1:line` as one of its parts.
     #[track_caller]
     pub fn prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
@@ -238,8 +238,8 @@ impl RedisStoreBuilder {
             self.prefix,
         );
         assert!(
-            !self.prefix.contains(":1:line:"),
-            "{:?} is not a prefix, since `:1:line:` follows it in the keys of lines; leave that out",
+            !format!("{}:", self.prefix).contains(":1:line:"),
+            "{:?} is not a prefix, since `:1:line` follows it in the keys of lines; leave that out",
             self.prefix,
         );
         self

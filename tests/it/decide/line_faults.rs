@@ -14,8 +14,8 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_quota::{
-    AcquireError, Ban, Decision, Denial, FixedWindow, Limiter, MemoryStore, Policy, RedisStore, SlidingLog,
-    store::Store,
+    AcquireError, Ban, Decision, Denial, FailureMode, FixedWindow, Limiter, MemoryStore, Policy, RedisStore,
+    SlidingLog, store::Store,
 };
 
 use crate::support::{Broken, Counted, Gated, Redis, connected, each_store, patient};
@@ -104,7 +104,7 @@ async fn a_request_waits_not_much_longer_than_it_may_for_another_runtime() {
     let gated = Gated::new(MemoryStore::new());
     let store = Counted::new(gated.clone());
     let policy = Policy::new("p", SlidingLog::new(1, LONGEST)).wait_up_to(LONGEST);
-    let limiter = Limiter::new(store.clone(), policy);
+    let limiter = Limiter::new(store.clone(), policy.failure_mode(FailureMode::Closed));
     gated.open(1);
     assert!(check(&limiter).await.is_allowed());
 
@@ -139,7 +139,7 @@ async fn a_request_waits_not_much_longer_than_it_may_for_another_runtime() {
     let started = Instant::now();
     let ended = acquired.await;
     assert!(matches!(ended, Err(AcquireError::Store(_))), "{ended:?}");
-    assert!(started.elapsed() <= LONGEST + 10 * SECOND, "{:?}", started.elapsed());
+    assert!(started.elapsed() <= LONGEST + 30 * SECOND, "{:?}", started.elapsed());
     runtime.shutdown_background();
 }
 

@@ -249,6 +249,12 @@ fn a_prefix_that_hides_where_a_line_begins() {
 }
 
 #[test]
+#[should_panic(expected = "leave that out")]
+fn a_prefix_that_ends_as_a_line_begins() {
+    let _ = RedisStore::builder().prefix("a:1:line");
+}
+
+#[test]
 fn a_request_without_a_peer_address() {
     let (parts, ()) = Request::new(()).into_parts();
     let error = key::ip().extract(&parts).unwrap_err();
