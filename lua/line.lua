@@ -192,7 +192,7 @@ local function wake(run, charge)
   for _, place in ipairs(line.places) do
     local is_own = run.operation == 'wait' and line.leads and place.line == line.number
     local most = charge.room - (place[2] or 0)
-    if place[1] and not is_own and most >= 0 and weight_before(line.places, place[1], place.line, nil, most) <= most then
+    if place[1] and not is_own and weight_before(line.places, place[1], place.line, nil, most) <= most then
       local channel = string.match(line.key, '^(.-:1:)line:') .. 'wake:' .. string.format('%.0f', place.process)
       -- Without permission for it, the request is checked again within a second.
       redis.pcall('PUBLISH', channel, place.line)

@@ -446,7 +446,6 @@ async function load() {
   draw();
 }
 
-
 const isDenied = ({ counts }) => counts.some(({ allowed, observed }) => !allowed && !observed);
 
 function select({ policy, store }, key) {

@@ -234,8 +234,8 @@ fn owed(operation: Operation, undecided: &Undecided) -> Option<Owed> {
 }
 
 impl Drop for StoreCheck {
-    /// Where a policy depends on how the request ends, or its usage is observed, a check continues without its caller, to end as a cancelled request. So
-    /// does one whose request may wait, to be refunded, and one that takes slots, to release them.
+    /// Where a policy depends on how the request ends, or its usage is observed, a check continues without its caller, to end as a
+    /// cancelled request. So does one whose request may wait, to be refunded, and one that takes slots, to release them.
     fn drop(&mut self) {
         let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {
             return;

@@ -122,8 +122,8 @@ impl Settings {
         self.scope.as_ref().is_none_or(holds) && self.applies.as_ref().is_none_or(holds)
     }
 
-    /// Whether a request without a key is admitted, since it may be one of those for which the policy only observes. What is malformed
-    /// is no other caller.
+    /// Whether a request without a key is admitted, as one that the policy only observes. Where some keys are enforced, one whose key
+    /// is malformed is not: its caller may have another one, which is denied.
     #[cold]
     pub(crate) fn lets_pass(&self, error: &KeyError) -> bool {
         self.enforced.is_none() || !self.enforced.is_whole() && !error.is_malformed()

@@ -311,11 +311,9 @@ impl Waiter {
 
     /// Takes the request to be checked, if it stands in lines and can be decided with the first one.
     pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>) -> Option<Checked> {
-        let is_equal = |one: &mut Undecided| {
-            one.follow_overrides();
-            first.is_none_or(|(_, first, _)| first.merges_with(one))
-        };
-        let undecided = lock(&self.undecided).take_if(is_equal)?;
+        let mut undecided = lock(&self.undecided);
+        undecided.as_mut()?.follow_overrides();
+        let undecided = undecided.take_if(|one| first.is_none_or(|(_, first, _)| first.merges_with(one)))?;
         let owed = undecided.owe(OwedKind::Settlement);
         Some((self.clone(), undecided, owed))
     }

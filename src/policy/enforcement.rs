@@ -58,8 +58,8 @@ impl<K> Policy<K> {
     ///
     /// The keys are chosen by a hash of the name of the policy and the key, so each replica enforces the policy for the same keys,
     /// and these stay when the share grows. [`PolicyDecision::is_observed`](crate::PolicyDecision::is_observed) is whether a key is
-    /// observed. With a share below 1, so is a request without a key. In a [file](crate::Policies) it is `enforce-share`; of both,
-    /// the smaller share holds. By default a policy is enforced for all keys.
+    /// observed. With a share below 1, so is a request without a key; one whose key is malformed is refused. In a
+    /// [file](crate::Policies) it is `enforce-share`; of both, the smaller share holds. By default a policy is enforced for all keys.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
