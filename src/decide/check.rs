@@ -274,7 +274,7 @@ fn abandon(
 pub(super) fn give_back(decision: &Decision) {
     let accounts = decision.as_slice().iter().filter_map(|policy| policy.account.as_ref());
     accounts.for_each(|account| account.void());
-    Settlement::refunding(decision.as_slice()).send().receive(None);
+    drop(Settlement::refunding(decision.as_slice()).send());
 }
 
 /// Makes the decision, and counts no outcome.

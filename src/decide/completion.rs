@@ -257,7 +257,7 @@ impl Decision {
             let condition = policy.policy().settings.refund_if.as_ref();
             condition.is_some_and(|refunds| caught(|| refunds(completion)) == Some(true))
         });
-        Settlement::refunding(refunded).send().receive(self.lost_settlements());
+        drop(Settlement::refunding(refunded).send());
     }
 
     /// The caller has left before the request was sent on.

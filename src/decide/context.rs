@@ -200,10 +200,13 @@ impl CheckContext {
         );
     }
 
-    /// Counts a request that is decided before any policy regards it.
+    /// Counts a request that is decided before any policy regards it, once for the policies of several plans with one name.
     pub(crate) fn count_for_all(&self, outcome: PolicyOutcome) {
-        for position in 0..self.policies.len() {
-            self.count(position, outcome);
+        for (position, policy) in self.policies.iter().enumerate() {
+            let mut before = self.policies[..position].iter();
+            if before.all(|other| other.limit.name != policy.limit.name) {
+                self.count(position, outcome);
+            }
         }
     }
 }

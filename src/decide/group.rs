@@ -35,11 +35,12 @@ impl Group {
         first.lead(line, &self.arrivals, units);
         first.renew_tickets();
         let response = send(Operation::Wait, first);
+        let is_pending = response.as_ref().is_some_and(|response| response.as_ready().is_none());
         let response = match response {
             Some(response) => response.await,
             None => Err(ended()),
         };
-        self.conclude(line, &response, sent_at)
+        self.conclude(line, &response, sent_at, is_pending.then_some(sent_at))
     }
 
     fn conclude(
@@ -47,6 +48,7 @@ impl Group {
         line: u64,
         response: &Result<StoreResponse, StoreError>,
         sent_at: Instant,
+        began: Option<Instant>,
     ) -> Option<Instant> {
         let mut due = None;
         for (nth, (waiter, mut undecided, _owed)) in self.requests.drain(..).enumerate() {
@@ -58,7 +60,7 @@ impl Group {
                 }
                 Err(error) => Err(error.clone()),
             };
-            let denied = match settle(&response, Operation::Wait, undecided, None) {
+            let denied = match settle(&response, Operation::Wait, undecided, began) {
                 Ok(denied) if !denied.is_allowed() => denied,
                 decided => {
                     waiter.finish(decided.inspect(Decision::count_outcomes));
@@ -106,7 +108,7 @@ impl Drop for Group {
     /// The runtime has ended while the requests were checked.
     fn drop(&mut self) {
         if !self.requests.is_empty() {
-            self.conclude(0, &Err(ended()), Instant::now());
+            self.conclude(0, &Err(ended()), Instant::now(), None);
         }
     }
 }

@@ -305,7 +305,8 @@ impl Settlement {
                 .iter()
                 .map(|adjustment| StoreRequest::new(adjustment.operation, [&adjustment.charge]));
             let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
-            let owed = policy.context.outstanding.owe(OwedKind::Settlement);
+            let mut owed = policy.context.outstanding.owe(OwedKind::Settlement);
+            owed.count_if_lost(policy.context.lost.clone());
             responses.push(policy.store().decide(&requests), owed);
             unsent = others;
         }

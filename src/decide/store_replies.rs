@@ -1,13 +1,12 @@
 use std::{
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
 };
 
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
-use crate::store::{LostSettlements, Owed, StoreError, StoreFuture, StoreResponse};
+use crate::store::{Owed, StoreError, StoreFuture, StoreResponse};
 
 /// Responses of stores to refunds, charges and releases. As a future it waits for all of them, at the same time, and returns the
 /// first error. Those that are missing when it is dropped continue in tasks of their own.
@@ -22,13 +21,6 @@ impl Responses {
     /// Adds the response to what is sent now.
     pub(crate) fn push(&mut self, response: StoreFuture, owed: Owed) {
         self.responses.push((response, owed.due()));
-    }
-
-    /// Waits for them in tasks, and counts those that no store confirms as lost, also for a layer.
-    pub(crate) fn receive(mut self, layer: Option<&Arc<LostSettlements>>) {
-        for (_, owed) in &mut self.responses {
-            owed.count_if_lost(layer.cloned());
-        }
     }
 }
 

@@ -107,11 +107,11 @@ impl AwaitedCompletion {
         }
         if let Some(pause) = pause
             && let Some(response) = send_bans(decision, pause, PolicyDecision::learns)
-            && let Some(owed) = decision.owe(OwedKind::Settlement)
+            && let Some(mut owed) = decision.owe(OwedKind::Settlement)
         {
+            owed.count_if_lost(Some(lost.clone()));
             let mut responses = Responses::default();
             responses.push(response, owed);
-            responses.receive(Some(lost));
         }
     }
 }

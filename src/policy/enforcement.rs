@@ -217,8 +217,9 @@ impl<K> Policy<K> {
     ///
     /// [`Decision::requested_pause`](crate::Decision::requested_pause) has the pause. A date is compared with the `Date` of the
     /// response. The pause is at most an hour, or the [longest](crate::Ban::longest) [ban](Self::ban) of the policy; a longer ban by a policy of the same name
-    /// elsewhere applies as it is. It applies to each later check of each process. Requests that [wait](Self::wait_up_to) wait
-    /// until it ends, if that is in time, and are denied else; requests that were sent before are not stopped.
+    /// elsewhere applies as it is. It applies to each later check of each process. Unless the policy has a ban of its own,
+    /// requests that [wait](Self::wait_up_to) wait until it ends, if that is in time; others are denied. Those that were sent
+    /// before are not stopped.
     /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or
     /// handler of this process are ignored.
     ///

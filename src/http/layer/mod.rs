@@ -214,9 +214,8 @@ impl RateLimitLayer {
     ///
     /// # Panics
     ///
-    /// If two policies have the same name, or one is not [valid](crate::Policy::validate), such as one with a limit of
-    /// [`Concurrency`](crate::Concurrency) and [`refund_if`](crate::Policy::refund_if), which has no meaning for slots. [`try_new`](Self::try_new) returns an error
-    /// instead.
+    /// If two policies have the same name, one is not [valid](crate::Policy::validate) or has a setting of a wait without one, or
+    /// several plans have no [`by`](crate::Plans::by). [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(store: impl Store, policies: impl IntoPolicies) -> Self {
         match Self::build(store, policies) {

@@ -60,7 +60,7 @@ impl RateLimitLayer {
         Ok(self)
     }
 
-    /// The longest wait in `Retry-After`, and in `RetryInfo` of gRPC.
+    /// The longest wait of a denial in `Retry-After`, and in `RetryInfo` of gRPC.
     ///
     /// A limit by the month denies for weeks, and many clients give up when they are asked to wait for more than a minute. With a
     /// longest wait they try again sooner, and are denied again. The field `RateLimit` and

@@ -80,8 +80,8 @@ impl RedisStoreBuilder {
 
     /// Sets a client of the application, in place of a [`url`](Self::url).
     ///
-    /// [`ApplicationClient`] lists the types. Connecting fails with a fred client that is clustered, would not reconnect, or sends
-    /// a command twice, and with nodes of a cluster of which there is none, or one is a Unix socket.
+    /// [`ApplicationClient`] lists the types. Connecting fails with a fred client that is clustered, has a bounded queue, would not
+    /// reconnect, or sends a command twice, and with nodes of a cluster of which there is none, or one is a Unix socket.
     pub fn client(mut self, client: impl Into<ApplicationClient>) -> Self {
         self.source = Some(client.into().0);
         self

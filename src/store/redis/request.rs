@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use hashbrown::HashTable;
 
 use super::script::merges;
@@ -38,7 +40,16 @@ impl<'a> Entry<'a> {
 impl StoreRequest<'_> {
     /// Another operation on some of the charges.
     pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> OwnedRequest {
-        let charges = positions.iter().map(|position| self.charge(*position).clone());
+        // A request that leads a line in one of the parts is checked again, so that its denial is not one for a ban in any.
+        let leads = |charge: &Charge| charge.line.as_ref().is_some_and(|line| line.leads);
+        let continues = operation == Operation::Wait && self.charges().any(leads);
+        let charges = positions.iter().map(|position| {
+            let mut charge = self.charge(*position).clone();
+            if let Some(ban) = charge.ban.as_mut().filter(|_| continues) {
+                *ban = Arc::new(ban.without_denials());
+            }
+            charge
+        });
         let mut part = self.with(operation, charges);
         // Of requests that wait, the others are checked after this one.
         (part.units, part.is_optional) = (self.units.min(1), false);

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt};
 use tower_quota::{
-    AcquireError, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limit, Limiter, MemoryStore, Policy,
+    AcquireError, Ban, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limit, Limiter, MemoryStore, Policy,
     RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, key, store::Store,
 };
 
@@ -524,6 +524,26 @@ async fn two_keys_in_two_slots_of_a_cluster_are_one_limit_for_all() {
         assert!(at[3] - at[0] >= 900 * MILLISECOND, "{admitted:?}");
     }
     assert!(start.elapsed() < 12 * SECOND, "{:?}", start.elapsed());
+}
+
+/// A request is checked every second while it waits, and each of its keys is in a call of its own.
+#[tokio::test]
+async fn one_that_waits_in_two_slots_of_a_cluster_is_not_denied_for_a_ban_again_and_again() {
+    let cluster = Cluster::start().await;
+    let [one, two, _] = cluster.keys().await;
+    let store = connected(patient(), &cluster.url()).await;
+    cluster.serves(&store).await;
+    let policy = |name, seconds| {
+        let policy = Policy::new(name, SlidingLog::new(1, seconds * SECOND));
+        policy.failure_mode(FailureMode::Closed).wait_up_to(20 * SECOND)
+    };
+    let banning = policy("banning", 3).ban(Ban::after(3, 3_600 * SECOND));
+    let limiter = Limiter::new(store, [banning, policy("slow", 4)]);
+    let request = || limiter.request(&*one).key_of("slow", &*two);
+    assert!(request().check().await.expect("a cluster").is_allowed());
+
+    let admitted = request().acquire().await.expect("no ban begins");
+    assert!(admitted.delay() > 3 * SECOND, "{:?}", admitted.delay());
 }
 
 /// The calls of the script, and the commands that scripts have run.

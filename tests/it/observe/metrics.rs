@@ -19,7 +19,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::{task::JoinSet, time::sleep};
 use tower::ServiceExt;
 use tower_quota::{
-    AcquireError, Ban, ClientLibrary, Concurrency, FailureMode, Limit, Limiter, MemoryStore, Policies, Policy,
+    AcquireError, Ban, ClientLibrary, Concurrency, FailureMode, Limit, Limiter, MemoryStore, Plans, Policies, Policy,
     RateLimitLayer, RedisStore, SlidingLog, key,
     response::Problem,
     store::{ErrorKind, Operation, Store, StoreError, StoreFuture, StoreRequest},
@@ -272,6 +272,20 @@ async fn a_request_without_a_key_is_refused_or_not_observed() {
 }
 
 #[tokio::test]
+async fn a_request_that_no_plan_regards_is_counted_once_for_all_of_them() {
+    let metrics = Metrics::install();
+    let is = |path: &'static str| move |parts: &Parts| parts.uri.path() == path;
+    let of_plan = |n| Policy::new("api", SlidingLog::per_minute(n)).key(key::constant("all"));
+    let plans = Plans::new("free", of_plan(1))
+        .plan("pro", of_plan(9))
+        .by(|_: &Parts| None);
+    let layer = RateLimitLayer::new(MemoryStore::new(), plans);
+    let layer = layer.skip(is("/skipped")).block(is("/blocked"));
+    send_to(&app(layer), &["/", "/skipped", "/blocked", "/blocked"]).await;
+    metrics.assert_outcomes("api", &[("admitted", 1.0), ("blocked", 2.0), ("skipped", 1.0)]);
+}
+
+#[tokio::test]
 async fn requests_while_the_store_fails_are_counted_by_what_the_failure_mode_does() {
     for (mode, outcomes) in [
         (
@@ -367,6 +381,23 @@ async fn a_check_takes_the_time_until_the_reply_of_the_store() {
         assert!((measured - sum).abs() < 0.01, "{measured}");
     }
     assert_eq!(metrics.value("tower_quota_check_duration_seconds_count"), 2.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_duration_of_each_check_of_a_request_that_waits_is_recorded() {
+    let metrics = Metrics::install();
+    let limiter = Limiter::new(
+        Slow(MemoryStore::new(), Duration::from_millis(250)),
+        Policy::new("mails", SlidingLog::per_second(1)).wait_up_to(Duration::from_secs(9)),
+    );
+    for _ in 0..2 {
+        let _ = limiter.request("42").acquire().await.expect("it waits long enough");
+    }
+    let [count, sum] = ["count", "sum"].map(|of| metrics.value(&format!("tower_quota_check_duration_seconds_{of}")));
+    assert!(
+        count >= 3.0 && (sum - 0.25 * count).abs() < 0.01,
+        "{count} checks in {sum} s"
+    );
 }
 
 /// A store that replies after this time.
@@ -536,6 +567,11 @@ async fn lost_settlements_are_counted() {
     )
     .await;
     eventually("the third one is lost", async || metrics.value(LOST) == 3.0).await;
+
+    let limiter = Limiter::new(without_refunds(), Policy::new("mails", SlidingLog::per_minute(9)));
+    let admitted = limiter.check("42").await.expect("the check is decided");
+    admitted.take_receipt().refund().await.expect_err("no refund is");
+    assert_eq!(metrics.value(LOST), 4.0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use fred::{
     types::{Builder, ClusterHash, CustomCommand, config::Config},
 };
 use tower_quota::{
-    ClientLibrary, Concurrency, Key, RedisStore,
+    ClientLibrary, Concurrency, Key, Limiter, Policy, RedisStore, SlidingLog,
     store::{Charge, ChargeLine, ErrorKind, LeaseId, Operation, Store, StoreRequest},
 };
 
@@ -287,13 +287,23 @@ async fn the_user_of_a_cluster_can_find_its_slots() {
     for primary in &cluster.primaries {
         allow(primary, PLAIN).await;
         primary
-            .command::<()>("ACL", ["SETUSER", "limiter", "+cluster|slots"])
+            .command::<()>("ACL", ["SETUSER", "limiter", "+cluster|slots", "+asking"])
             .await;
     }
     let url = cluster.url().replace("://", "://limiter:password@");
     let store = connect(ClientLibrary::RedisRs, &url).await;
     cluster.serves(&store).await;
     do_all(&store).await;
+
+    // A new key of a slot that moves is found where it moves to.
+    let [key, ..] = cluster.keys().await;
+    let slot = cluster.slot(&format!("{{key={key}}}")).await;
+    cluster.begin_to_move(slot, 0, 1).await;
+    let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_hour(1)));
+    for is_allowed in [true, false] {
+        let decision = limiter.check(&*key).await.expect("its node is asked");
+        assert_eq!(decision.is_allowed(), is_allowed);
+    }
     for primary in &cluster.primaries {
         assert_eq!(refused(primary).await, [""; 0]);
     }

@@ -225,8 +225,12 @@ impl Connection {
                 // In one write, so that no other command comes between the two.
                 let mut both = redis::pipe();
                 both.cmd("ASKING").add_command(command.clone());
-                let replies = self.redis.send_packed_commands(&both, 1, 1).await;
-                replies.map(|replies| replies.into_iter().next().unwrap_or_default())
+                let replies = self.redis.send_packed_commands(&both, 0, 2).await;
+                let is_refused = |reply: &Value| matches!(reply, Value::ServerError(_));
+                replies.map(|mut replies| match replies.iter().position(is_refused) {
+                    Some(refused) => replies.swap_remove(refused),
+                    None => replies.pop().unwrap_or_default(),
+                })
             }
         };
         let value = reply.map_err(|error| Failure::Unreachable(shortened(error).into()))?;
