@@ -13,7 +13,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::Instant};
 
-use super::{Settlement, Undecided, composite, failing, failing::fail, line, release_unknown, waiting};
+use super::{Settlement, Undecided, composite, failing, failing::fail, group, leaving, release_unknown, waiting};
 use crate::{
     Decision, PolicyDecision,
     store::{Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
@@ -103,7 +103,7 @@ impl Sent {
 #[inline(always)]
 pub(super) fn send(operation: Operation, undecided: &mut Undecided) -> Option<StoreFuture> {
     if operation == Operation::Wait {
-        line::enter_lines(undecided);
+        group::enter_lines(undecided);
     }
     let undenied = |policy: &&PolicyDecision| policy.denial.is_none();
     let store = undecided.as_slice().iter().find(undenied)?.store();
@@ -137,12 +137,14 @@ pub(super) fn decide(
     began: Option<Instant>,
     sent: Option<Sent>,
 ) -> Check {
+    // A decision without the store lacks the policies that are not counted meanwhile.
+    let again = (sent.is_some() && response.is_err()).then(|| undecided.again());
     let decided = settle(response, operation, undecided, began);
     if let Some(sent) = sent
         && let Ok(decision) = &decided
         && !decision.is_allowed()
     {
-        return match decided.map(|denied| waiting::wait(denied, sent)) {
+        return match decided.map(|denied| waiting::wait(denied, again, sent)) {
             Ok(Ok(held)) => Check::Pending(PendingCheck::Held(held)),
             Ok(Err(denied)) => {
                 denied.count_outcomes();
@@ -265,7 +267,7 @@ fn abandon(
     match (decision.is_allowed(), sent) {
         (true, _) if operation == Operation::Wait => give_back(&decision),
         (true, _) => decision.cancel(),
-        (false, Some(sent)) => waiting::leave_at_once(&decision, sent),
+        (false, Some(sent)) => leaving::leave_at_once(&decision, sent),
         (false, None) => {}
     }
 }

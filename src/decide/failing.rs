@@ -40,22 +40,13 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
         return Err(error);
     }
 
-    let counted = policies.iter().filter_map(|policy| {
-        if is_never_admitted && !policy.is_observed() || policy.denial.is_some() {
-            let denial = Some(policy.denial.or_else(|| policy.permanent_denial())?);
-            return Some(PolicyDecision {
-                denial,
-                ..policy.clone()
-            });
-        }
-        let Some(local) = policy.local_charge(operation) else {
-            count(policy, PolicyOutcome::Uncounted);
-            return None;
-        };
-        Some(PolicyDecision {
-            local: Some(Box::new(local)),
+    let is_denied = |policy: &PolicyDecision| is_never_admitted && !policy.is_observed() || policy.denial.is_some();
+    let counted = policies.iter().filter_map(|policy| match is_denied(policy) {
+        true => Some(PolicyDecision {
+            denial: Some(policy.denial.or_else(|| policy.permanent_denial())?),
             ..policy.clone()
-        })
+        }),
+        false => counted_locally(policy, operation),
     });
     let mut local = Undecided::new(counted.collect()).in_place_of(undecided);
     if local.as_slice().is_empty() {
@@ -70,7 +61,33 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
         local.hold_slots();
     }
     local.record_failure(error);
-    Ok(local.decided())
+    let decided = local.decided();
+    // A request that is denied and waits is counted by all policies when the store replies again.
+    if operation != Operation::Wait || decided.is_allowed() {
+        let uncounted = |policy: &&PolicyDecision| !is_denied(policy) && policy.failure_mode().share().is_none();
+        let uncounted = policies.iter().filter(uncounted);
+        uncounted.for_each(|policy| count(policy, PolicyOutcome::Uncounted));
+    }
+    Ok(decided)
+}
+
+/// The policy as this process counts it in place of the store, if it does.
+fn counted_locally(policy: &PolicyDecision, operation: Operation) -> Option<PolicyDecision> {
+    let local = policy.local_charge(operation)?;
+    Some(PolicyDecision {
+        local: Some(Box::new(local)),
+        ..policy.clone()
+    })
+}
+
+/// Removes the place that the request led from what this process has counted in place of the store.
+pub(super) fn leave_place(left: &Undecided) {
+    let policies = left.as_slice().iter();
+    let counted = policies.filter(|policy| policy.context.failover.has_counts());
+    let counted = counted.filter_map(|policy| counted_locally(policy, Operation::Wait));
+    let mut local = Undecided::new(counted.collect()).in_place_of(left);
+    // A memory store replies at once.
+    drop(send(Operation::Wait, &mut local));
 }
 
 /// Whether the request fails with the store.

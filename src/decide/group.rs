@@ -1,6 +1,9 @@
 //! The check of the first requests in a line.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+};
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -8,15 +11,36 @@ use tokio::time::Instant;
 use super::{
     Undecided,
     check::{send, settle},
-    line::ended,
+    line::{Entry, Rank, ended, find},
     waiting::{Lacking, Outcome, Waiter},
 };
 use crate::{
-    Decision,
-    limit::Arrival,
+    limit::{Arrival, PLACE_SIZE},
     store::{Operation, Owed, StoreError, StoreResponse},
     sync::lock,
 };
+
+/// Tells the store where the requests that are about to be checked stand in the lines of their keys.
+#[cold]
+pub(super) fn enter_lines(undecided: &mut Undecided) {
+    for (line, leads) in undecided.lines_mut() {
+        line.leads = leads == Some(true);
+        line.ahead = if leads.is_some() {
+            0
+        } else {
+            cost_behind_place(line.number)
+        };
+    }
+}
+
+/// The cost of the requests in a line that its place does not contain.
+fn cost_behind_place(id: u64) -> u64 {
+    find(id).map_or(0, |line| {
+        let state = line.state();
+        let in_place = state.waiting.values().take(PLACE_SIZE).map(|entry| entry.cost);
+        state.weight - in_place.sum::<u64>()
+    })
+}
 
 /// A request that a check decides, and that it is to be given back if its caller leaves meanwhile.
 pub(super) type Checked = (Arc<Waiter>, Undecided, Option<Owed>);
@@ -28,6 +52,42 @@ pub(super) struct Group {
 }
 
 impl Group {
+    /// Takes the first request of a line, and those behind it that are equal; before them, one that stands in the lines of other keys.
+    ///
+    /// None has arrived before those ahead of it, for the store: two processes would each wait for the first one of the other, where
+    /// others that wait behind it have arrived earlier.
+    pub(super) fn take(waiting: &BTreeMap<Rank, Entry>, earlier: Option<Arc<Waiter>>) -> Option<Self> {
+        let mut group = Self {
+            requests: SmallVec::new(),
+            arrivals: SmallVec::new(),
+        };
+        let mut at = 0;
+        let mut arrival = |waiter: &Waiter, cost| {
+            at = waiter.arrived.max(at);
+            waiter.counts_from.store(at, Ordering::Relaxed);
+            waiter.arrival(cost)
+        };
+        let (_, first) = waiting.first_key_value()?;
+        let is_other = |earlier: &Arc<Waiter>| {
+            let mut entries = waiting.values();
+            !entries.any(|entry| Arc::ptr_eq(&entry.waiter, earlier))
+        };
+        if let Some(earlier) = earlier.filter(is_other)
+            && let Some(taken) = earlier.take(None)
+        {
+            group.arrivals.push(arrival(&earlier, first.cost));
+            group.requests.push(taken);
+        }
+        let mut is_equal = true;
+        for Entry { waiter, cost, .. } in waiting.values().take(PLACE_SIZE - group.arrivals.len()) {
+            group.arrivals.push(arrival(waiter, *cost));
+            let taken = is_equal.then(|| waiter.take(group.requests.first())).flatten();
+            is_equal = taken.is_some();
+            group.requests.extend(taken);
+        }
+        (!group.requests.is_empty()).then_some(group)
+    }
+
     /// Checks the requests, and returns when the first one that still waits for this line is to be checked again.
     pub(super) async fn check(mut self, line: u64, sent_at: Instant) -> Option<Instant> {
         let units = self.requests.len() as u32;
@@ -60,33 +120,35 @@ impl Group {
                 }
                 Err(error) => Err(error.clone()),
             };
+            // A decision without the store lacks the policies that are not counted meanwhile.
+            let asked = response.is_err().then(|| undecided.again());
             let denied = match settle(&response, Operation::Wait, undecided, began) {
                 Ok(denied) if !denied.is_allowed() => denied,
                 decided => {
-                    waiter.finish(decided.inspect(Decision::count_outcomes));
+                    waiter.finish(decided);
                     continue;
                 }
             };
+            let again = asked.unwrap_or_else(|| denied.again());
             match Lacking::of(&denied, |policy| {
                 policy.may_stay_in_line(waiter.until.saturating_duration_since(sent_at))
             }) {
                 // Another one of the group has just been admitted.
                 Some(lacking) if lacking.is_empty() && !waiter.has_left() => {
-                    *lock(&waiter.undecided) = Some(denied.again());
+                    *lock(&waiter.undecided) = Some(again);
                 }
                 Some(_) if waiter.has_left() => {
                     waiter.metrics.left();
-                    waiter.finish(Ok(denied));
+                    waiter.leave_lines(Some(&again));
                 }
                 Some(_) if waiter.is_last.load(Ordering::Relaxed) => {
-                    let again = denied.again();
                     waiter.leave_lines(Some(&again));
                     waiter.send(Outcome::Expired(again));
                 }
                 Some(lacking) => {
                     let own = lacking.iter().find(|lacking| lacking.line == line);
                     due = due.or(own.map(|own| sent_at + own.retry_after));
-                    waiter.stand(&lacking, denied.again(), true, sent_at);
+                    waiter.stand(&lacking, again, true, sent_at);
                     // Its time was over meanwhile, when it could not leave.
                     if waiter.is_last.load(Ordering::Relaxed)
                         && let Some(again) = waiter.leave()
@@ -94,10 +156,7 @@ impl Group {
                         waiter.send(Outcome::Expired(again));
                     }
                 }
-                None => {
-                    denied.count_outcomes();
-                    waiter.finish(Ok(denied));
-                }
+                None => waiter.finish(Ok(denied)),
             }
         }
         due

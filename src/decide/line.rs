@@ -14,7 +14,6 @@ use std::{
     time::Duration,
 };
 
-use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -26,6 +25,7 @@ use super::line_report::LineSubject;
 use super::{
     Undecided,
     check::send,
+    failing::leave_place,
     group::Group,
     waiting::{Lacking, Waiter},
 };
@@ -60,8 +60,8 @@ pub(super) struct Line {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// The requests with their costs, in the order in which they are checked.
-    waiting: BTreeMap<Rank, (Arc<Waiter>, u64)>,
+    /// The requests, in the order in which they are checked.
+    pub(super) waiting: BTreeMap<Rank, Entry>,
     /// The sum of these costs.
     pub(super) weight: u64,
     has_task: bool,
@@ -77,45 +77,23 @@ pub(super) struct State {
     tried: Option<u64>,
     /// The last denial since the line is full, of this request, until when others are denied by it.
     pub(super) denied: Option<(Undecided, StoreResponse, Instant)>,
-    /// The last request that has left, with whose charges the place is removed when no other waits.
+    /// The last request that has left since the last check was sent, with whose charges the place is removed when no other waits.
     left: Option<Undecided>,
     /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
     turns: HashMap<u32, u64>,
     turn: u64,
 }
 
+/// A request in a line.
+pub(super) struct Entry {
+    pub(super) waiter: Arc<Waiter>,
+    pub(super) cost: u64,
+    /// With which requests it takes turns.
+    fair: u32,
+}
+
 /// The order of requests in a line: by priority, then turn by turn, then by arrival, then by the number of the request.
 pub(super) type Rank = (Reverse<i32>, u64, u64, u64);
-
-/// Tells the store where the requests that are about to be checked stand in the lines of their keys.
-#[cold]
-pub(super) fn enter_lines(undecided: &mut Undecided) {
-    for (line, leads) in undecided.lines_mut() {
-        line.leads = leads == Some(true);
-        line.ahead = if leads.is_some() {
-            0
-        } else {
-            cost_behind_place(line.number)
-        };
-    }
-}
-
-/// The cost of the requests in a line that its place does not contain.
-fn cost_behind_place(id: u64) -> u64 {
-    find(id).map_or(0, |line| {
-        let state = line.state();
-        let in_place = state.waiting.values().take(PLACE_SIZE).map(|(_, cost)| cost);
-        state.weight - in_place.sum::<u64>()
-    })
-}
-
-/// Lets a line replace its place in the store.
-pub(super) fn replace_place(id: u64) {
-    if let Some(line) = lock(&LINES).get(&id) {
-        line.state().is_stale = true;
-        line.signal.change();
-    }
-}
 
 pub(super) fn find(id: u64) -> Option<Arc<Line>> {
     lock(&LINES).get(&id).cloned()
@@ -151,7 +129,12 @@ impl Line {
             waiter.number,
         );
         let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
-        state.waiting.insert(rank, (waiter.clone(), lacking.cost));
+        // Those behind it that have arrived before count as arrived with it, also for other processes.
+        let behind = state.waiting.range(rank..).next();
+        state.is_stale |= behind.is_some_and(|(behind, _)| behind.2 < rank.2);
+        let (waiter, fair) = (waiter.clone(), lacking.waiting.fair);
+        let cost = lacking.cost;
+        state.waiting.insert(rank, Entry { waiter, cost, fair });
         state.weight += lacking.cost;
         if is_first {
             let due = sent_at + lacking.retry_after;
@@ -171,20 +154,22 @@ impl Line {
         (line, rank)
     }
 
-    /// Removes a request. If it `leaves`, the place in the store has it still.
-    pub(super) fn remove(&self, rank: &Rank, leaves: bool, left: Option<&Undecided>) {
+    /// Removes a request that has entered with this rank. If it has `left`, the place in the store has it still.
+    pub(super) fn remove(&self, entered: &Rank, left: Option<&Undecided>) {
         let mut state = self.state();
-        let was_in_place = state.is_in_place(rank);
-        let Some((_, cost)) = state.waiting.remove(rank) else {
+        let Some(rank) = state.rank_now(entered) else { return };
+        let was_in_place = state.is_in_place(&rank);
+        let Some(Entry { cost, fair, .. }) = state.waiting.remove(&rank) else {
             return;
         };
         state.weight -= cost;
-        if !leaves {
-            state.turn = state.turn.max(rank.1);
-        }
-        state.is_stale |= leaves && was_in_place;
-        if state.waiting.is_empty() {
-            state.left = left.map(Undecided::again);
+        match left {
+            None => state.turn = state.turn.max(rank.1),
+            Some(left) => {
+                state.left = Some(left.again());
+                state.is_stale |= was_in_place;
+                state.pass_on(rank.1, fair);
+            }
         }
         let is_over = state.waiting.is_empty() && !state.has_task;
         drop(state);
@@ -232,15 +217,16 @@ impl Line {
             return Next::WaitUntil(due);
         }
         let first = state.waiting.first_key_value();
-        let first = first.map(|(rank, (waiter, _))| (*rank, waiter.clone()));
+        let first = first.map(|(rank, entry)| (*rank, entry.waiter.clone()));
         drop(state); // no task locks two lines
         let earlier = first.and_then(|(rank, first)| self.earlier(&rank, &first));
         let mut state = self.state();
         let earlier = earlier.filter(|earlier| state.tried != Some(earlier.number));
         state.tried = earlier.as_ref().map(|earlier| earlier.number);
-        match state.take_group(earlier) {
+        match Group::take(&state.waiting, earlier) {
             Some(group) => {
                 state.is_stale = false;
+                state.left = None;
                 state.sent_at = Some(now);
                 state.due = None;
                 state.stored_until = Some(now + Duration::from_micros(PLACE_US));
@@ -262,8 +248,8 @@ impl Line {
             let line = find(*line)?;
             let state = line.state();
             let mut before = state.waiting.range(..rank).take(PLACE_SIZE);
-            let (rank, (waiter, _)) = before.find(|(_, (waiter, _))| waiter.needs == first.needs)?;
-            Some((*rank, waiter.clone()))
+            let (rank, entry) = before.find(|(_, entry)| entry.waiter.needs == first.needs)?;
+            Some((*rank, entry.waiter.clone()))
         });
         Some(earlier.min_by_key(|(rank, _)| *rank)?.1)
     }
@@ -311,33 +297,41 @@ impl State {
         turn
     }
 
+    /// Gives the turn of a request that has left to the next one of its key, and the turn of that one to the next but one.
+    fn pass_on(&mut self, mut turn: u64, key: u32) {
+        if self.turns.is_empty() {
+            return;
+        }
+        let later = self
+            .waiting
+            .iter()
+            .filter(|(rank, entry)| entry.fair == key && rank.1 > turn);
+        let mut later: Vec<Rank> = later.map(|(rank, _)| *rank).collect();
+        later.sort_unstable_by_key(|rank| rank.1);
+        for rank in later {
+            if let Some(entry) = self.waiting.remove(&rank) {
+                self.waiting.insert((rank.0, turn, rank.2, rank.3), entry);
+            }
+            turn = rank.1;
+            self.is_stale = true;
+        }
+        match turn.checked_sub(1) {
+            Some(last) => self.turns.insert(key, last),
+            None => self.turns.remove(&key),
+        };
+    }
+
+    /// The rank of a request that has entered with this one. It has another one if turns were passed on to it.
+    fn rank_now(&self, entered: &Rank) -> Option<Rank> {
+        if self.turns.is_empty() || self.waiting.contains_key(entered) {
+            return Some(*entered);
+        }
+        self.waiting.keys().find(|rank| rank.3 == entered.3).copied()
+    }
+
     /// Whether the place in the store contains the request with this rank.
     fn is_in_place(&self, rank: &Rank) -> bool {
         self.waiting.keys().nth(PLACE_SIZE).is_none_or(|behind| rank < behind)
-    }
-
-    /// The first request, and those behind it that are equal; before them, one that stands in the lines of other keys.
-    fn take_group(&self, earlier: Option<Arc<Waiter>>) -> Option<Group> {
-        let mut group = Group {
-            requests: SmallVec::new(),
-            arrivals: SmallVec::new(),
-        };
-        let (_, (_, cost)) = self.waiting.first_key_value()?;
-        let is_other = |earlier: &Arc<Waiter>| !self.waiting.values().any(|(waiter, _)| Arc::ptr_eq(waiter, earlier));
-        if let Some(earlier) = earlier.filter(is_other)
-            && let Some(taken) = earlier.take(None)
-        {
-            group.arrivals.push(earlier.arrival(*cost));
-            group.requests.push(taken);
-        }
-        let mut is_equal = true;
-        for (waiter, cost) in self.waiting.values().take(PLACE_SIZE - group.arrivals.len()) {
-            group.arrivals.push(waiter.arrival(*cost));
-            let taken = is_equal.then(|| waiter.take(group.requests.first())).flatten();
-            is_equal = taken.is_some();
-            group.requests.extend(taken);
-        }
-        (!group.requests.is_empty()).then_some(group)
     }
 }
 
@@ -371,6 +365,7 @@ async fn check_first(task: Task) {
             }
             Next::Clear(mut left) => {
                 left.lead(line.id, &[], 0);
+                leave_place(&left);
                 if let Some(response) = send(Operation::Wait, &mut left) {
                     drop(response.await);
                 }

@@ -12,6 +12,7 @@ mod context;
 mod denials;
 mod failing;
 mod group;
+mod leaving;
 mod line;
 #[cfg(feature = "admin")]
 mod line_report;

@@ -21,8 +21,25 @@ impl Decision {
         if !is_watched() {
             return;
         }
+        self.count_each(|_| true);
+    }
+
+    /// Counts what the policies that observe would have done with the request.
+    #[cold]
+    pub(crate) fn count_observed(&self) {
+        #[cfg(feature = "admin")]
+        if let Some(first) = self.as_slice().first()
+            && first.context.denials.are_watched()
+        {
+            self.count_watched_denials(&first.context.denials, PolicyDecision::is_observed);
+        }
+        self.count_each(PolicyDecision::is_observed);
+    }
+
+    #[inline(always)]
+    fn count_each(&self, selects: impl Fn(&PolicyDecision) -> bool) {
         let allowed = self.is_allowed();
-        for policy in self.as_slice() {
+        for policy in self.as_slice().iter().filter(|policy| selects(policy)) {
             let outcome = policy.outcome();
             let is_admission = matches!(outcome, PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally);
             if allowed || !is_admission {
@@ -37,14 +54,14 @@ impl Decision {
     fn count_denials(&self) {
         let Some(first) = self.as_slice().first() else { return };
         if first.context.denials.are_watched() {
-            self.count_watched_denials(&first.context.denials);
+            self.count_watched_denials(&first.context.denials, |_| true);
         }
     }
 
     #[cfg(feature = "admin")]
     #[cold]
-    fn count_watched_denials(&self, denials: &Denials) {
-        for policy in self.policies() {
+    fn count_watched_denials(&self, denials: &Denials, selects: impl Fn(&PolicyDecision) -> bool) {
+        for policy in self.policies().filter(|policy| selects(policy)) {
             denials.count_decision(policy.position);
             if policy.denial.is_some() {
                 denials.count(policy.position, &policy.charge.key);

@@ -108,9 +108,11 @@ impl Settings {
         longest.is_some_and(|longest| !longest.is_zero())
     }
 
-    /// The most units that wait for a key in this process.
-    pub(crate) fn most_waiting(&self) -> u64 {
-        self.max_waiting.unwrap_or(MOST_WAITING)
+    /// Whether a request of this cost may wait for a key in this process behind so many units. By default one of any cost may, where
+    /// no other does.
+    pub(crate) fn may_wait_behind(&self, waiting: u64, cost: u64) -> bool {
+        let is_first = self.max_waiting.is_none() && waiting == 0;
+        is_first || waiting.saturating_add(cost) <= self.max_waiting.unwrap_or(MOST_WAITING)
     }
 }
 

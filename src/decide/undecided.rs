@@ -191,9 +191,9 @@ impl Undecided {
             .for_each(PolicyDecision::follow_override);
     }
 
-    /// The same request again.
+    /// The same request again, without the policies that observe.
     pub(crate) fn again(&self) -> Self {
-        Self::new(self.as_slice().iter().map(PolicyDecision::again).collect())
+        self.decision.again()
     }
 }
 
@@ -282,7 +282,7 @@ impl Decision {
         self
     }
 
-    /// The denied request, without the policies that observe, which are decided once.
+    /// The request, without the policies that observe, which are decided once.
     pub(crate) fn again(&self) -> Undecided {
         let enforced = self.as_slice().iter().filter(|policy| !policy.is_observed());
         Undecided::new(enforced.map(PolicyDecision::again).collect())

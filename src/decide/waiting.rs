@@ -2,31 +2,25 @@
 //! over.
 
 use std::{
-    future::poll_fn,
     mem,
-    pin::{Pin, pin},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::{
-    sync::oneshot,
-    time::{Instant, sleep_until},
-};
+use tokio::{sync::oneshot, time::Instant};
 
 #[cfg(feature = "admin")]
 use super::line_report::LineSubject;
 use super::{
-    Undecided, Waiting, caught,
-    check::{self, Check, Held, Sent, begin, decide, give_back},
-    failing::fail,
+    Undecided, Waiting,
+    check::{self, Check, Held, Sent, begin, decide},
     group::Checked,
-    line::{self, Line, NO_LINE, ORPHANED, Rank, ended},
+    leaving::{Leaving, end_without_caller, leave_at_once},
+    line::{self, Line, NO_LINE, Rank, ended},
 };
 use crate::{
     Decision, PolicyDecision,
@@ -36,10 +30,6 @@ use crate::{
     sync::lock,
 };
 
-/// How long after its time a request waits for the end of a check, before the store is taken to have failed. A check takes a few
-/// deadlines.
-const LAST_CHECK: Duration = Duration::from_secs(30);
-
 /// The lines in which a request stands.
 type Places = SmallVec<[(Arc<Line>, Rank); 1]>;
 
@@ -48,6 +38,8 @@ pub(super) struct Waiter {
     pub(super) number: u64,
     /// By the clock of the store, in microseconds.
     pub(super) arrived: u64,
+    /// When it has arrived for the store: not before those that are ahead of it.
+    pub(super) counts_from: AtomicU64,
     /// The lines of its keys, and its costs there.
     pub(super) needs: SmallVec<[(u64, u64); 1]>,
     /// Until when it may wait.
@@ -77,18 +69,19 @@ pub(super) struct Lacking {
     pub(super) subject: LineSubject,
 }
 
-/// Lets a request wait that a check has denied. Returns the decision if it may not wait.
+/// Lets a request wait that a check has denied, and which is checked again as it was asked. Returns the decision if it may not wait.
 #[cold]
-pub(super) fn wait(denied: Decision, sent: Sent) -> Result<Held, Decision> {
+pub(super) fn wait(denied: Decision, again: Option<Undecided>, sent: Sent) -> Result<Held, Decision> {
     let Some(lacking) = Lacking::of(&denied, |policy| policy.may_wait()) else {
         return Err(denied);
     };
     if is_full(denied.as_slice()) {
         // Others have entered since the check was sent, which has added this request to the places.
-        lacking.iter().for_each(|lacking| line::replace_place(lacking.line));
+        leave_at_once(&denied, sent);
         return Err(denied.for_a_full_line());
     }
-    Ok(Box::pin(stand(denied, lacking, sent)))
+    let again = again.unwrap_or_else(|| denied.again());
+    Ok(stand(&denied, again, &lacking, sent))
 }
 
 /// Whether too much waits in this process for one of the policies that a request may wait for.
@@ -96,8 +89,8 @@ pub(super) fn wait(denied: Decision, sent: Sent) -> Result<Held, Decision> {
 pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
     policies.iter().any(|policy| {
         let waiting = policy.line().and_then(line::find).map_or(0, |line| line.state().weight);
-        let most = policy.policy().settings.most_waiting();
-        policy.waits() && !policy.is_observed() && policy.charge.cost.saturating_add(waiting) > most
+        let has_room = policy.policy().settings.may_wait_behind(waiting, policy.charge.cost);
+        policy.waits() && !policy.is_observed() && !has_room
     })
 }
 
@@ -143,70 +136,46 @@ fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
     policies.find_map(|policy| line::find(policy.line()?))
 }
 
-/// Waits until a request is admitted, or until it may not wait any longer.
-async fn stand(denied: Decision, lacking: SmallVec<[Lacking; 1]>, sent: Sent) -> Result<Decision, StoreError> {
+/// Waits until a request is admitted, or until it may not wait any longer. It stands in the lines from now on.
+fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking], sent: Sent) -> Held {
     let since = Instant::now();
     if let Some(policy) = denied.as_slice().first() {
         policy.context.store.receive_wakes();
     }
     let metrics = denied.wait_metrics();
-    let _waiting = metrics.begin();
+    let waiting = metrics.begin();
     let (sender, decided) = oneshot::channel();
     let longest_us = lacking.iter().map(|lacking| lacking.waiting.longest_us).min();
     let longest = Duration::from_micros(longest_us.unwrap_or_default());
-    let waiter = Arc::new(Waiter::new(&denied, sent.number, since + longest, sender, metrics));
-    let mut leaving = Leaving {
+    let waiter = Arc::new(Waiter::new(denied, sent.number, since + longest, sender, metrics));
+    let leaving = Leaving {
         waiter: waiter.clone(),
         decided,
     };
     let observed = denied.observed();
     // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
     let is_stored = denied.as_slice().len() == 1;
-    let again = denied.again();
-    waiter.stand(&lacking, again.again(), is_stored, sent.at);
-    drop(denied);
-
-    let outcome = {
-        let mut timer = pin!(sleep_until(waiter.until));
-        let mut orphaned = pin!(ORPHANED.notified());
-        poll_fn(|cx| {
-            if orphaned.as_mut().poll(cx).is_ready() {
-                orphaned.set(ORPHANED.notified());
-                waiter.ensure_tasks();
-                // To be notified again, where this runtime has ended too.
-                cx.waker().wake_by_ref();
-            }
-            if let Poll::Ready(outcome) = Pin::new(&mut leaving.decided).poll(cx) {
-                return Poll::Ready(outcome.unwrap_or_else(|_| Outcome::Decided(Err(ended()))));
-            }
-            while timer.as_mut().poll(cx).is_ready() {
-                // It is still being checked, in a runtime that is not driven.
-                if waiter.is_last.swap(true, Ordering::Relaxed) {
-                    let decided = fail(ended(), Operation::Check, &again);
-                    return Poll::Ready(Outcome::Decided(decided.inspect(Decision::count_outcomes)));
-                }
-                if let Some(undecided) = waiter.leave() {
-                    return Poll::Ready(Outcome::Expired(undecided));
-                }
-                timer.as_mut().reset(Instant::now() + LAST_CHECK);
-            }
-            Poll::Pending
-        })
-        .await
-    };
-    drop(leaving);
-    let decision = match outcome {
-        Outcome::Decided(decision) => decision?,
-        Outcome::Expired(undecided) => match check_last(undecided, waiter.arrival(0)) {
-            Check::Decided(decision) => decision?,
-            Check::Pending(check) => check.await?,
-        },
-    };
-    let waited = since.elapsed();
-    if decision.is_allowed() {
-        waiter.metrics.admitted(waited);
-    }
-    Ok(decision.after_waiting(waited, observed))
+    waiter.stand(lacking, again.again(), is_stored, sent.at);
+    Box::pin(async move {
+        let (outcome, _waiting) = (leaving.outcome(&again).await, waiting);
+        let (decision, is_counted) = match outcome {
+            Outcome::Decided(decision) => (decision?, false),
+            Outcome::Expired(undecided) => match check_last(undecided, waiter.arrival(0)) {
+                Check::Decided(decision) => (decision?, true),
+                Check::Pending(check) => (check.await?, true),
+            },
+        };
+        let waited = since.elapsed();
+        if decision.is_allowed() {
+            waiter.metrics.admitted(waited);
+        }
+        let decision = decision.after_waiting(waited, observed);
+        match is_counted {
+            true => decision.count_observed(),
+            false => decision.count_outcomes(),
+        }
+        Ok(decision)
+    })
 }
 
 /// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
@@ -217,45 +186,6 @@ fn check_last(mut undecided: Undecided, arrival: Arrival) -> Check {
         Some(response) => check::wait(response, Operation::Wait, undecided, None),
         None => Check::Decided(Err(ended())),
     }
-}
-
-/// The request leaves the lines when its caller leaves. One that is being checked does so if the check does not decide it.
-struct Leaving {
-    waiter: Arc<Waiter>,
-    decided: oneshot::Receiver<Outcome>,
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        if self.waiter.leave().is_some() {
-            self.waiter.metrics.left();
-        }
-        // It may be admitted already. What is sent from now on is given back by the sender.
-        self.decided.close();
-        if let Ok(Outcome::Decided(Ok(decision))) = self.decided.try_recv()
-            && decision.is_allowed()
-        {
-            caught(|| give_back(&decision));
-        }
-    }
-}
-
-/// A request that a check has denied after its caller had left: it leaves the places to which the check has added it.
-#[cold]
-pub(super) fn leave_at_once(denied: &Decision, sent: Sent) {
-    let Some(lacking) = Lacking::of(denied, |policy| policy.may_wait()) else {
-        return;
-    };
-    let (sender, _) = oneshot::channel();
-    let waiter = Arc::new(Waiter::new(
-        denied,
-        sent.number,
-        Instant::now(),
-        sender,
-        denied.wait_metrics(),
-    ));
-    waiter.stand(&lacking, denied.again(), true, sent.at);
-    drop(waiter.leave());
 }
 
 impl Lacking {
@@ -280,7 +210,7 @@ impl Lacking {
 }
 
 impl Waiter {
-    fn new(
+    pub(super) fn new(
         denied: &Decision,
         number: u64,
         until: Instant,
@@ -289,9 +219,11 @@ impl Waiter {
     ) -> Self {
         let policies = denied.as_slice().iter();
         let needs = policies.filter_map(|policy| Some((policy.line()?, policy.charge.cost)));
+        let arrived = denied.server_time().as_micros() as u64;
         Self {
             number,
-            arrived: denied.server_time().as_micros() as u64,
+            arrived,
+            counts_from: AtomicU64::new(arrived),
             needs: needs.collect(),
             until,
             undecided: Mutex::default(),
@@ -304,7 +236,7 @@ impl Waiter {
 
     pub(super) fn arrival(&self, weight: u64) -> Arrival {
         Arrival {
-            at: self.arrived,
+            at: self.counts_from.load(Ordering::Relaxed),
             weight,
         }
     }
@@ -332,7 +264,7 @@ impl Waiter {
         standing.retain(|(line, rank)| {
             let stays = lacking.iter().any(|lacking| lacking.line == line.id);
             if !stays {
-                line.remove(rank, false, None);
+                line.remove(rank, None);
             }
             stays
         });
@@ -353,7 +285,7 @@ impl Waiter {
 
     pub(super) fn leave_lines(&self, left: Option<&Undecided>) {
         for (line, rank) in mem::take(&mut *lock(&self.standing)) {
-            line.remove(&rank, left.is_some(), left);
+            line.remove(&rank, left);
         }
     }
 
@@ -372,8 +304,8 @@ impl Waiter {
         };
         match sender.send(outcome) {
             Ok(()) => {}
-            Err(Outcome::Decided(Ok(decision))) if decision.is_allowed() => give_back(&decision),
-            Err(Outcome::Decided(_)) => {}
+            Err(Outcome::Decided(Ok(decision))) => end_without_caller(&decision),
+            Err(Outcome::Decided(Err(_))) => {}
             Err(Outcome::Expired(_)) => self.metrics.left(),
         }
     }
@@ -383,7 +315,7 @@ impl Waiter {
     }
 
     /// Begins the tasks of its lines, if they have ended with their runtime.
-    fn ensure_tasks(&self) {
+    pub(super) fn ensure_tasks(&self) {
         for (line, _) in &*lock(&self.standing) {
             line.ensure_task();
         }

@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 use http::request::Parts;
 
 use super::Policy;
-use crate::{ConfigError, Limit, error::or_panic, key::KeyError, limit::ChooseLimit, store::NamedLimit};
+use crate::{
+    ConfigError, Limit, decide::LongestWait, error::or_panic, key::KeyError, limit::ChooseLimit, store::NamedLimit,
+};
 
 /// The name and the limit of a policy.
 #[derive(Clone)]
@@ -279,8 +281,28 @@ impl<K> Policy<K> {
         self.possible_limits().try_for_each(|limit| {
             self.validate_slots(limit)?;
             self.validate_prefetch(limit)?;
+            self.validate_wait(limit)?;
             self.validate_cost(limit)
         })
+    }
+
+    /// Refuses a wait that hardly ever ends in time, unless requests are refunded, and a cost that may not wait.
+    fn validate_wait(&self, limit: &Limit) -> Result<(), ConfigError> {
+        let settings = self.all_settings();
+        if let Some(LongestWait::Fixed(longest)) = settings.longest_wait
+            && settings.refund_if.is_none()
+        {
+            let valid = limit.validate_wait(longest);
+            valid.map_err(|error| error.of_policy(self.name()))?;
+        }
+        match settings.fixed_cost() {
+            Some(cost) if settings.waits() && !settings.may_wait_behind(0, cost) => Err(ConfigError::new(format!(
+                "no request of the policy `{}` would wait: each costs {cost}, which is more than `.max_waiting(..)`, in files \
+                 `max-waiting`; set that to at least {cost}",
+                self.name(),
+            ))),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// The limits that are known before a request.

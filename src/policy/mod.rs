@@ -31,7 +31,7 @@ pub(crate) use self::{
 pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{
     ConfigError, Key, KeyExtractor, Limit,
-    decide::{CheckContext, Cost, LongestWait, PolicyFile, Settings},
+    decide::{CheckContext, Cost, PolicyFile, Settings},
     error::or_panic,
     key,
     key::KeyError,
@@ -158,16 +158,6 @@ impl<K> Policy<K> {
     /// together for exact integers.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.policy_limit.fixed.limit.validate()?;
-        let longest = self
-            .settings
-            .longest_wait
-            .as_ref()
-            .filter(|_| self.settings.refund_if.is_none());
-        if let Some(LongestWait::Fixed(longest)) = longest {
-            self.possible_limits()
-                .try_for_each(|limit| limit.validate_wait(*longest))
-                .map_err(|error| error.of_policy(self.name()))?;
-        }
         self.validate_settings()
     }
 }

@@ -209,7 +209,6 @@ impl Config {
         };
         let policy_limit = policy_limit.formerly(entry.formerly.clone());
         for limit in policy_limit.of_plans.iter().chain([&entry.limit]) {
-            limit.validate_wait(entry.wait.0).map_err(of_policy)?;
             limit.validate()?;
         }
         // An operator can reset the counts of all plans before a request of each was here.

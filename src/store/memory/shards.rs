@@ -279,6 +279,10 @@ impl Decisions<'_> {
             self.keep(id, state, kept, known);
         }
         if let Some(stored) = &mut self.lines {
+            if stored.len() == stored.capacity() {
+                // Before it grows: those of keys that no request waits for anymore.
+                stored.retain(|_, line| !line.live(self.now).is_empty());
+            }
             stored.extend(lines.into_iter().filter(|(_, line)| !line.is_empty()));
         }
         let states = decided.iter().map(|decided| decided.charge_state);

@@ -3,7 +3,11 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     task::Poll,
     thread,
     time::Duration,
@@ -13,9 +17,11 @@ use tokio::{
     runtime::Builder,
     time::{Instant, sleep, timeout},
 };
+use tower::{Layer, Service};
 use tower_quota::{
-    AcquireError, Ban, Decision, Denial, FailureMode, FixedWindow, Limiter, MemoryStore, Policy, RedisStore,
-    SlidingLog, store::Store,
+    AcquireError, Ban, Decision, Denial, FailureMode, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer,
+    RedisStore, SlidingLog, TokenBucket,
+    store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
 };
 
 use crate::support::{Broken, Counted, Gated, Redis, connected, each_store, patient};
@@ -205,4 +211,117 @@ async fn a_request_that_waits_learns_of_an_override_in_redis() {
     let redis = Redis::start();
     let store: RedisStore = connected(patient().overrides(true), &redis.url()).await;
     an_override_admits_one_that_waits(&Limiter::new(store, of_log(1))).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_of_any_cost_waits_where_no_other_does() {
+    let policy = Policy::new("bytes", TokenBucket::per_second(1_000)).wait_up_to(10 * SECOND);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    let used = limiter.request("k").cost(401).check().await.expect("the store answers");
+    assert!(used.is_allowed());
+    let admitted = limiter.request("k").cost(600).acquire().await.expect("it waits");
+    assert_eq!(admitted.delay(), SECOND / 1_000);
+}
+
+/// A store that fails while it is cut off.
+#[derive(Clone, Default)]
+struct Unsteady {
+    store: MemoryStore,
+    is_cut_off: Arc<AtomicBool>,
+}
+
+impl Store for Unsteady {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        match self.is_cut_off.load(Ordering::Relaxed) {
+            true => StoreFuture::ready(Err(StoreError::new(ErrorKind::Timeout, "no reply"))),
+            false => self.store.decide(requests),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_while_the_store_fails_is_counted_by_all_policies_afterwards() {
+    let store = Unsteady::default();
+    let open = Policy::new("open", SlidingLog::per_hour(9)).failure_mode(FailureMode::Open);
+    let waiting = Policy::new("p", SlidingLog::new(1, 5 * SECOND)).wait_up_to(60 * SECOND);
+    let limiter = Limiter::new(store.clone(), [open, waiting]);
+    assert!(check(&limiter).await.is_allowed());
+    store.is_cut_off.store(true, Ordering::Relaxed);
+    assert!(check(&limiter).await.is_allowed(), "this process counts");
+
+    let caller = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire("k").await }
+    });
+    sleep(2 * SECOND).await;
+    store.is_cut_off.store(false, Ordering::Relaxed);
+    let admitted = caller.await.expect("no panic").expect("it is admitted");
+    let policies: Vec<_> = admitted.policies().map(|one| (one.name(), one.remaining())).collect();
+    assert_eq!(policies, [("open", 7), ("p", 0)]);
+    assert!(admitted.store_error().is_none());
+}
+
+/// The check of the first one has the place of the second one too, which leaves before the store answers.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_during_the_check_of_another_one_leaves_no_place() {
+    let store = Gated::new(MemoryStore::new());
+    let policy = Policy::new("p", SlidingLog::per_second(1)).wait_up_to(60 * SECOND);
+    let limiter = Limiter::new(store.clone(), policy);
+    let acquire = || {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire("k").await })
+    };
+    store.open(3);
+    assert!(check(&limiter).await.is_allowed());
+    let [first, second] = [acquire(), acquire()];
+    sleep(SECOND + SECOND / 100).await;
+    second.abort();
+    assert!(second.await.is_err(), "it waits");
+    store.open(100);
+    let _ = first.await.expect("no panic").expect("it is admitted");
+    sleep(SECOND).await;
+    assert!(check(&limiter).await.is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_while_the_store_fails_leaves_no_place() {
+    let store = Unsteady::default();
+    let limiter = Limiter::new(
+        store.clone(),
+        Policy::new("p", SlidingLog::per_second(1)).wait_up_to(60 * SECOND),
+    );
+    store.is_cut_off.store(true, Ordering::Relaxed);
+    assert!(check(&limiter).await.is_allowed());
+    let waited = timeout(SECOND - SECOND / 10, limiter.acquire("k").into_future()).await;
+    assert!(waited.is_err(), "it waits");
+    sleep(SECOND / 5).await;
+    assert!(check(&limiter).await.is_allowed(), "this process counts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_dropped_before_it_is_polled_leaves_no_place() {
+    type Body = http_body_util::Empty<bytes::Bytes>;
+
+    let policy = Policy::new("p", SlidingLog::per_second(1)).key(tower_quota::key::constant("k"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy.wait_up_to(60 * SECOND));
+    let mut service = layer.layer(tower::service_fn(async |_: http::Request<Body>| {
+        Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    }));
+    let request = || http::Request::new(Body::new());
+    assert!(
+        service
+            .call(request())
+            .await
+            .expect("it never fails")
+            .status()
+            .is_success()
+    );
+    drop(service.call(request()));
+    sleep(SECOND).await;
+    let mut hurried = request();
+    hurried
+        .headers_mut()
+        .insert("grpc-timeout", http::HeaderValue::from_static("0m"));
+    let response = service.call(hurried).await.expect("it never fails");
+    assert!(response.status().is_success(), "{response:?}");
 }

@@ -3,9 +3,14 @@
 use std::{convert::Infallible, time::Duration};
 
 use http::{HeaderValue, Request, Response, StatusCode};
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{MemoryStore, Policy, RateLimitLayer, SlidingLog, key};
+use tower_quota::{Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key};
+
+use crate::support::{Redis, connected, patient};
 
 type Body = http_body_util::Empty<bytes::Bytes>;
 
@@ -103,4 +108,67 @@ async fn a_call_waits_no_longer_than_its_deadline() {
         let next = 10 * (1 + u128::from(expected.1.is_success()));
         assert_eq!(admitted[2], (next, StatusCode::OK), "{deadline}");
     }
+}
+
+/// Each process orders its own requests, and would wait for the first that has arrived in the other one.
+#[tokio::test]
+async fn processes_with_priorities_do_not_wait_for_each_other() {
+    let redis = Redis::start();
+    let policy = || Policy::new("api", SlidingLog::new(1, SECOND / 5)).wait_up_to(20 * SECOND);
+    let one = Limiter::new(connected(patient(), &redis.url()).await, policy());
+    let other = Limiter::new(connected(patient(), &redis.url()).await, policy());
+    assert!(one.check("k").await.expect("a server").is_allowed());
+
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for (name, limiter, priority) in [("low", &one, 0), ("other", &other, 0), ("high", &one, 1)] {
+        let limiter = limiter.clone();
+        tasks.spawn(async move {
+            let admitted = limiter.request("k").priority(priority).acquire().await;
+            (admitted.expect("it is admitted").server_time(), name)
+        });
+        sleep(SECOND / 50).await;
+    }
+    let mut admitted = tasks.join_all().await;
+    admitted.sort();
+    let order: Vec<_> = admitted.into_iter().map(|(_, name)| name).collect();
+    assert_eq!(order, ["other", "high", "low"]);
+    assert!(start.elapsed() < 5 * SECOND, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_a_tenant_that_have_left_take_no_turns() {
+    let layer = RateLimitLayer::new(MemoryStore::new(), ten_a_second().fair_by(key::header("tenant")));
+    let start = Instant::now();
+    let call = |tenant: &'static str| {
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::new()))
+        }));
+        async move {
+            let request = Request::builder().header("tenant", tenant).body(Body::new());
+            let response = service.oneshot(request.expect("a request")).await;
+            assert!(response.expect("it never fails").status().is_success());
+            (start.elapsed().as_millis() / 100, tenant)
+        }
+    };
+    call("a").await;
+    let mut others = JoinSet::new();
+    others.spawn(call("b"));
+    tokio::task::yield_now().await;
+    let leaving: Vec<_> = (0..40).map(|_| tokio::spawn(call("a"))).collect();
+    tokio::task::yield_now().await;
+    others.spawn(call("a"));
+    tokio::task::yield_now().await;
+    for call in leaving {
+        call.abort();
+        assert!(call.await.is_err(), "it waits");
+    }
+    for tenant in ["b", "a", "b", "b"] {
+        others.spawn(call(tenant));
+        tokio::task::yield_now().await;
+    }
+    let mut admitted = others.join_all().await;
+    admitted.sort();
+    let order: Vec<_> = admitted.into_iter().map(|(_, tenant)| tenant).collect();
+    assert_eq!(order, ["b", "a", "b", "a", "b", "b"]);
 }

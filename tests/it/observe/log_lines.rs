@@ -76,6 +76,18 @@ async fn spans(layer: RateLimitLayer, paths: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_decision_about_a_request_that_waited_is_in_the_fields_of_its_span() {
+    let policy = Policy::new("api", SlidingLog::per_second(1)).key(key::constant("all"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy.wait_up_to(Duration::from_secs(2)));
+    let spans = spans(layer, &["/", "/"]).await;
+    let admitted = r#"rate_limit.outcome="admitted" rate_limit.policy="api""#;
+    assert!(
+        spans.len() == 2 && spans.iter().all(|span| span.contains(admitted)),
+        "{spans:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_decision_is_in_the_fields_of_the_span_around_it() {
     let policies = [
         Policy::new("many", SlidingLog::per_hour(100)).key(key::constant("all")),

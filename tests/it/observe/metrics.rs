@@ -594,6 +594,29 @@ async fn nothing_is_lost_of_a_request_that_no_longer_waits() {
 // Requests that wait, and slots.
 
 #[tokio::test(start_paused = true)]
+async fn what_an_observing_policy_would_do_with_a_request_that_waits_is_counted_once() {
+    let metrics = Metrics::install();
+    let waiting = || Policy::new("mails", SlidingLog::per_second(1)).wait_up_to(Duration::from_secs(2));
+    let trial = Policy::new("trial", SlidingLog::per_hour(1)).observe_only();
+    let limiter = Limiter::new(MemoryStore::new(), [waiting(), trial]);
+    let _ = limiter.check("42").await.expect("a memory store does not fail");
+    let _ = limiter.acquire("42").await.expect("it waits long enough");
+    metrics.assert_outcomes("mails", &[("admitted", 2.0)]);
+    metrics.assert_outcomes("trial", &[("admitted", 1.0), ("observed", 1.0)]);
+
+    // One that is denied at the end of its time, which is too late for the others.
+    let mut sent = JoinSet::new();
+    for _ in 0..3 {
+        let limiter = limiter.clone();
+        sent.spawn(async move { limiter.acquire("42").await.is_ok() });
+    }
+    let admitted = sent.join_all().await;
+    assert_eq!(admitted.iter().filter(|is| **is).count(), 2);
+    metrics.assert_outcomes("mails", &[("admitted", 4.0), ("limited", 1.0)]);
+    metrics.assert_outcomes("trial", &[("admitted", 1.0), ("observed", 4.0)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_that_wait_are_counted_until_their_turn() {
     const WAITING: &str = "tower_quota_requests_waiting{policy=\"mails\"}";
 

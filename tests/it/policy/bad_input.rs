@@ -149,6 +149,17 @@ fn an_order_of_waiting_without_waits() {
         let right = wrong.wait_up_to(Duration::from_secs(60));
         assert!(RateLimitLayer::try_new(MemoryStore::new(), right).is_ok());
     }
+    let costly = |most| {
+        policy("export")
+            .cost(5)
+            .wait_up_to(Duration::from_secs(60))
+            .max_waiting(most)
+    };
+    assert_contains(
+        costly(4).validate().unwrap_err(),
+        &["`export`", "`max-waiting`", "at least 5"],
+    );
+    assert!(costly(5).validate().is_ok());
     // Its requests wait by `acquire`.
     assert!(Limiter::try_new(MemoryStore::new(), policy("export").max_waiting(9)).is_ok());
 }

@@ -260,11 +260,13 @@ async fn the_limits_of_plans_are_refused_as_the_limit_is() {
         .unwrap_err()
         .to_string();
     assert!(prefetch.contains("`prefetch`"), "{prefetch}");
-    let hopeless = of("fixed-window 9/h", "wait = '1s'").unwrap_err().to_string();
-    assert!(
-        hopeless.contains("wait in vain") && hopeless.contains("fixed-window 9/h"),
-        "{hopeless}"
-    );
+    let hopeless = settings("fixed-window 9/h", "wait = '1s'").unwrap_err().to_string();
+    for words in ["wait in vain", "fixed-window 9/h", "`wait`", "`api`"] {
+        assert!(hopeless.contains(words), "{hopeless}");
+    }
+    // A request that has failed gives its unit back at once.
+    let refunding = of("fixed-window 9/h", "wait = '1s'").unwrap().refund_if(|_| true);
+    assert!(refunding.validate().is_ok());
     let slots = of("concurrency 5", "")
         .unwrap()
         .refund_if(|_| false)
@@ -1005,4 +1007,20 @@ async fn settles_with_the_newest_limit(clock: &Clock, store: impl Store + Clone,
             "{limit}, settled to {actual}"
         );
     }
+}
+
+/// Otherwise the next process would not start with the file.
+#[test]
+fn a_reload_of_a_limit_for_which_requests_would_wait_in_vain_is_refused() {
+    let file = |limit: &str| Policies::from_toml(&format!("[policies.mails]\nlimit = '{limit}'\n")).expect("a file");
+    let policies = file("sliding-log 10/s");
+    let mails = policies
+        .unkeyed("mails")
+        .expect("a policy")
+        .wait_up_to(Duration::from_secs(1));
+    let limiter = Limiter::new(MemoryStore::new(), mails);
+    let error = policies.replace(&file("fixed-window 9/h")).unwrap_err().to_string();
+    assert!(error.contains("wait in vain") && error.contains("`mails`"), "{error}");
+    let decision = limiter.request("42").check_now().expect("a memory store");
+    assert_eq!(decision.limit(), 10);
 }
