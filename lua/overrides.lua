@@ -3,7 +3,8 @@
 -- Each change is appended under a version; a later one of the same key replaces it. One that ends an override has expired already.
 --
 -- KEYS  a sorted set: a member for each change, a line for the policy, the key, the limit, the operator and the expiry each,
---       scored with its version; and the member `#` with the score -first: a caller that has an older version reads all
+--       scored with its version; and the member `#` with the score -first: a caller that has an older version reads all, and so
+--       does one whose version is not there, since a failover has lost it
 -- ARGV  the version that the caller has read, and the most changes; for a change also how long the limit applies in microseconds,
 --       and the lines before the expiry
 -- reply one string: the time, the version, and 1 if all follows, as little-endian doubles; the changes since the version of the
@@ -60,6 +61,9 @@ end
 local reads_all = known < first or known > version
 local changes = {}
 if known ~= version then
-  changes = call('ZRANGEBYSCORE', key, reads_all and '0' or '(' .. string.format('%.0f', known), '+inf')
+  local since = string.format('%.0f', known)
+  -- The change of the first version may have expired and be forgotten.
+  reads_all = reads_all or known > first and call('ZCOUNT', key, since, since) == 0
+  changes = call('ZRANGEBYSCORE', key, reads_all and '0' or '(' .. since, '+inf')
 end
 return pack('<ddd', now, version, reads_all and 1 or 0) .. table.concat(changes, '\0')

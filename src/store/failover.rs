@@ -194,9 +194,9 @@ impl Failover {
     /// Records a reply of the store.
     #[inline]
     pub(crate) fn replied(&self) {
-        // Reading only keeps the cache line shared between cores while no check fails.
+        // Nothing is written while no check fails.
         if self.health.is_watching() {
-            self.health.rest.decided(1);
+            self.health.decided(&self.health.rest, 1);
         }
     }
 

@@ -191,6 +191,15 @@ impl Outcome {
         Self { units, ..self }
     }
 
+    /// The same where each charge has a time: this one, unless its node was another one.
+    #[cfg(feature = "_redis")]
+    pub(super) fn at(mut self, server_time: Duration) -> Self {
+        for state in &mut self.states {
+            state.decided_at.get_or_insert(server_time);
+        }
+        self
+    }
+
     /// The outcome of an [optional](super::StoreRequest::optional) request for which the store has failed.
     #[cfg(feature = "_redis")]
     pub(crate) fn unknown() -> Self {

@@ -1,7 +1,8 @@
 //! Health of the servers of a store, by their shares of failed checks over time, and the log lines about it.
 //!
 //! A check that succeeds increments a counter. The first failure starts a task, which reads the counters once a second, moves each
-//! node from state to state, and logs that; it ends when no check has failed for a minute.
+//! node from state to state, and logs that; it ends when no check has failed for a minute. If its runtime ends before, the next check
+//! starts another one.
 
 mod states;
 
@@ -100,23 +101,48 @@ impl Health {
         self.fail(node, CheckOutcome::FailedByKey, checks);
     }
 
+    /// Records checks that a node has decided.
+    #[inline]
+    pub(crate) fn decided(self: &Arc<Self>, node: &Node, checks: u64) {
+        node.decided(checks);
+        // Reading only keeps the cache line shared between cores while no check fails.
+        if self.is_watching() {
+            self.continue_watch();
+        }
+    }
+
     /// Counts failed checks, and watches the nodes.
     fn fail(self: &Arc<Self>, node: &Node, outcome: CheckOutcome, checks: u64) {
         let mut watch = lock(&self.watch);
-        let now = Instant::now();
-        if watch.until.is_none_or(|until| until <= now) {
-            self.all(&watch).for_each(|node| node.begin(now));
-            self.watching.store(true, Ordering::Relaxed);
-            // Without a runtime nothing is logged.
-            if let Ok(runtime) = Handle::try_current() {
-                watch.task += 1;
-                watch.until = Some(now + LEASE);
-                runtime.spawn(keep_watch(Arc::downgrade(self), watch.task));
-            }
-        }
+        self.ensure_watch(&mut watch);
         node.counts[outcome as usize].fetch_add(checks, Ordering::Relaxed);
         drop(watch);
         node.record(outcome, checks);
+    }
+
+    /// Watches the nodes on, if the runtime of the task has ended.
+    fn continue_watch(self: &Arc<Self>) {
+        let mut watch = lock(&self.watch);
+        // The task may just have found that no check fails anymore.
+        if self.is_watching() {
+            self.ensure_watch(&mut watch);
+        }
+    }
+
+    /// Watches the nodes, unless a task does that.
+    fn ensure_watch(self: &Arc<Self>, watch: &mut Watch) {
+        let now = Instant::now();
+        if watch.until.is_some_and(|until| now < until) {
+            return;
+        }
+        self.all(watch).for_each(|node| node.begin(now));
+        self.watching.store(true, Ordering::Relaxed);
+        // Without a runtime nothing is logged.
+        if let Ok(runtime) = Handle::try_current() {
+            watch.task += 1;
+            watch.until = Some(now + LEASE);
+            runtime.spawn(keep_watch(Arc::downgrade(self), watch.task));
+        }
     }
 
     fn all<'a>(&'a self, watch: &'a Watch) -> impl Iterator<Item = &'a Arc<Node>> {
@@ -148,7 +174,8 @@ impl Health {
     }
 
     /// The nodes, and checks without a node if they fail.
-    pub(crate) fn status(&self) -> Vec<NodeStatus> {
+    pub(crate) fn status(self: &Arc<Self>) -> Vec<NodeStatus> {
+        self.continue_watch();
         let watch = lock(&self.watch);
         let nodes = self.all(&watch).map(|node| node.status());
         let is_shown = |node: &NodeStatus| node.address.is_some() || node.failed > 0 || node.state != NodeState::Ok;
@@ -177,9 +204,8 @@ impl Node {
         })
     }
 
-    /// Records checks that it has decided.
     #[inline]
-    pub(crate) fn decided(&self, checks: u64) {
+    fn decided(&self, checks: u64) {
         self.counts[CheckOutcome::Decided as usize].fetch_add(checks, Ordering::Relaxed);
         self.record(CheckOutcome::Decided, checks);
     }
@@ -278,5 +304,47 @@ impl Node {
         let source = error.and_then(|error| error.source()).map(ToString::to_string);
         let error = error.map(ToString::to_string);
         tracing::warn!(node, decided, failed, kind, error, source, "{text}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn runtime() -> Runtime {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("a runtime")
+    }
+
+    #[test]
+    fn a_node_is_ok_again_although_the_runtime_of_its_failures_has_ended() {
+        type Step = fn(&Arc<Health>, &Node);
+        let replies: Step = |health, node| health.decided(node, 1);
+        let is_read: Step = |health, _| drop(health.status());
+        for step in [replies, is_read] {
+            let (node, health) = (Node::new("a"), Arc::<Health>::default());
+            health.set_nodes(vec![node.clone()]);
+            let state = || lock(&node.states).state;
+            let error = StoreError::new(ErrorKind::Timeout, "no reply");
+            runtime().block_on(async {
+                while state() == NodeState::Ok {
+                    health.failed(&node, 1, &error);
+                    sleep(TICK).await;
+                }
+            });
+            assert_eq!(state(), NodeState::Down);
+
+            node.decided(1);
+            runtime().block_on(async {
+                for _ in 0..30 {
+                    step(&health, &node);
+                    sleep(TICK).await;
+                }
+            });
+            assert_eq!(state(), NodeState::Ok);
+        }
     }
 }

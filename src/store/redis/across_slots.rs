@@ -15,8 +15,8 @@ use crate::{
 };
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two nodes.
-/// When a slot denies, the charges in the earlier ones are refunded, even if the caller drops its future. Of those that a call has
-/// not executed, each call declares all keys.
+/// When a slot denies or fails, the charges in the earlier ones are refunded, even if the caller drops its future. Of those that a
+/// call has not executed, each call declares all keys.
 pub(super) async fn decide(
     queues: Arc<CommitQueues>,
     partly: Decided,
@@ -37,7 +37,8 @@ async fn decide_all(
     let mut failure = None;
     for (request, decided) in partly.requests.iter().zip(partly.outcomes) {
         let decided = match decided {
-            Some(decided) => decided,
+            // The time of the response may be that of another node.
+            Some(decided) => decided.map(|outcome| outcome.at(partly.server_time)),
             None => {
                 let progress = Progress::new(&queues, request, declares_keys);
                 request.outcome(decide_one(progress, made_at, &mut response.server_time).await)
@@ -72,7 +73,7 @@ async fn decide_one(
     let cache = queues.backend.deny_cache.as_ref().filter(|_| request.is_check());
     let generation = cache.map(|cache| cache.generation(request));
     progress.decide(slots).await?;
-    let refunds = progress.refund().await?;
+    let refunds = progress.refund().await;
 
     *server_time = progress.server_time.max(*server_time);
     if let (Some(cache), Some(generation), false) = (cache, generation, progress.allowed) {
@@ -117,7 +118,7 @@ impl<'a> Progress<'a> {
             request,
             declares_keys,
             allowed: true,
-            units: request.units.min(1),
+            units: request.units,
             states: smallvec![ChargeState::new(0, None, Duration::ZERO); request.charge_count()],
             server_time: Duration::ZERO,
             charged: Vec::new(),
@@ -125,28 +126,30 @@ impl<'a> Progress<'a> {
     }
 
     async fn decide(&mut self, slots: Vec<(u16, Positions)>) -> Result<(), StoreError> {
-        let mut failure = None;
+        let (mut failure, is_one_slot) = (None, slots.len() == 1);
         for (slot, positions) in slots {
             let of_request = self.request.operation;
             let operation = if of_request.decides() && !self.allowed {
                 // After a denial, the other slots only report their states.
                 Operation::Peek
-            } else if of_request == Operation::Wait && self.request.waiting.is_none() {
+            } else if of_request == Operation::Wait && self.request.waiting.is_none() && !is_one_slot {
                 // Whether a request that has just arrived may wait for all of its keys is not known in any slot.
                 Operation::Check
             } else {
                 of_request
             };
             match self.run_in(slot, &positions, operation).await {
-                Ok(response) => {
-                    self.record(&positions, &response)?;
+                Ok(server_time) => {
                     if operation.decides() && self.allowed {
-                        self.charged.push((slot, positions, response.server_time));
+                        self.charged.push((slot, positions, server_time));
                     }
                 }
                 // The request is denied and its charges are refunded, whether or not this slot replies.
                 Err(_) if !self.allowed => {}
                 Err(error) if matches!(operation, Operation::Check | Operation::Wait | Operation::Peek) => {
+                    // The failure mode decides now, and a request that waits is checked again.
+                    self.allowed = false;
+                    self.refund().await;
                     return Err(error);
                 }
                 // A refund, a reset or the end of a lease in another slot does not depend on it.
@@ -156,29 +159,28 @@ impl<'a> Progress<'a> {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Refunds the charges of a denied check, and returns the refunds.
-    async fn refund(&mut self) -> Result<Vec<OwnedRequest>, StoreError> {
+    /// Refunds the charges of a check that is denied or fails, and returns the refunds.
+    async fn refund(&mut self) -> Vec<OwnedRequest> {
         let mut refunds = Vec::new();
         if self.allowed {
-            return Ok(refunds);
+            return refunds;
         }
         for (slot, positions, admitted_at) in std::mem::take(&mut self.charged) {
             let operation = Operation::Refund { admitted_at };
             match self.run_in(slot, &positions, operation).await {
-                Ok(response) => {
-                    self.record(&positions, &response)?;
-                    refunds.push(self.request.part(operation, &positions));
-                }
+                Ok(_) => refunds.push(self.request.part(operation, &positions)),
                 Err(_) => lost_settlement(),
             }
         }
-        Ok(refunds)
+        refunds
     }
 
-    /// Runs an operation on the charges in one slot.
-    async fn run_in(&self, slot: u16, positions: &[usize], operation: Operation) -> Result<StoreResponse, StoreError> {
+    /// Runs an operation on the charges in one slot, and returns the time of its node.
+    async fn run_in(&mut self, slot: u16, positions: &[usize], operation: Operation) -> Result<Duration, StoreError> {
         let part = self.request.part(operation, positions);
-        self.queues.decide_at(slot, self.declares_keys, part).await
+        let response = self.queues.decide_at(slot, self.declares_keys, part).await?;
+        self.record(positions, &response)?;
+        Ok(response.server_time)
     }
 
     /// Records the states of one slot.
@@ -189,9 +191,9 @@ impl<'a> Progress<'a> {
                 "the reply to one request does not contain one outcome",
             ));
         };
-        for (position, state) in positions.iter().zip(&outcome.states) {
-            let decided_at = state.decided_at.unwrap_or(response.server_time);
-            self.states[*position] = state.at(decided_at);
+        let outcome = outcome.clone().at(response.server_time);
+        for (position, state) in positions.iter().zip(outcome.states) {
+            self.states[*position] = state;
         }
         self.server_time = self.server_time.max(response.server_time);
         self.allowed &= outcome.allowed;

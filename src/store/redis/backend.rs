@@ -184,7 +184,7 @@ impl Backend {
                         None => {}
                     }
                 }
-                node.decided(decided);
+                self.client.health().decided(node, decided);
             }
         }
     }

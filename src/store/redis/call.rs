@@ -22,6 +22,8 @@ pub(super) struct ScriptCall {
     pub(super) script: ScriptName,
     /// Whether the keys lie in several slots of a cluster. They are arguments then.
     pub(super) is_across: bool,
+    /// Whether the reply is that of the node alone, also if it is a redirection.
+    pub(super) is_probe: bool,
     calendars: Vec<CalendarWindows>,
 }
 
@@ -162,7 +164,14 @@ impl ScriptCall {
 
     /// A call without requests, sent to the node of this key.
     pub(super) fn probe(key: Option<Bytes>) -> Self {
-        let mut call = Self::of(ScriptName::Driver, key);
+        Self {
+            is_probe: true,
+            ..Self::without_requests(ScriptName::Driver, key)
+        }
+    }
+
+    fn without_requests(script: ScriptName, keys: impl IntoIterator<Item = Bytes>) -> Self {
+        let mut call = Self::of(script, keys);
         let mut header = enclosed([].into_iter(), 0);
         write_numbers(&mut header, [0]);
         call.arguments.push(header.freeze());
@@ -176,17 +185,27 @@ impl ScriptCall {
             arguments: SmallVec::new(),
             script,
             is_across: false,
+            is_probe: false,
             calendars: Vec::new(),
         }
     }
 
     /// A call of a script that decides nothing.
     pub(super) fn empty(script: ScriptName, keys: SmallVec<[Bytes; 1]>) -> Self {
-        let mut call = Self::probe(None);
+        let mut call = Self::without_requests(script, keys);
         if matches!(script, ScriptName::Checks(_)) {
             call.arguments.clear();
         }
-        Self { script, keys, ..call }
+        call
+    }
+
+    /// Whether the call is sent to the node to which the reply redirects.
+    ///
+    /// That of a call across slots must not be, since its other keys are not declared: with `ASKING` it would create them. That of
+    /// a probe is the reply which it is sent for, and the other node may hang.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "only clusters redirect"))]
+    pub(super) fn follows_redirections(&self) -> bool {
+        !self.is_across && !self.is_probe
     }
 
     /// A call that runs each command of the script on the first of these keys, or on one that is not declared.

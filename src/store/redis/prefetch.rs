@@ -699,6 +699,26 @@ mod tests {
         assert!(network.calls() > calls, "Redis has decided");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_reset_that_is_not_sent_forgets_nothing() {
+        let (network, started) = (Network::new(1, false), Instant::now());
+        let (store, limit, key) = (store(&network), &limits()[0], Key::from("hot"));
+        for _ in 0..60 {
+            assert!(send_one(&store, limit, 1, started).await.is_some());
+            sleep(Duration::from_micros(500)).await;
+        }
+        network.cut_off();
+        let charge = |key| [Charge::new("p", limit, key, 1)];
+        let decide = async |operation, charges: &[Charge]| store.decide(&[StoreRequest::new(operation, charges)]).await;
+        for _ in 0..3 {
+            assert!(decide(Operation::Peek, &charge(&key)).await.is_err());
+        }
+        let calls = network.calls();
+        assert!(decide(Operation::Reset, &charge(&key)).await.is_err());
+        assert_eq!(network.calls(), calls, "the breaker is open");
+        assert!(send_one(&store, limit, 1, started).await.is_some());
+    }
+
     /// Limits with a window that does not end, without units ahead and with them.
     fn long_limits() -> impl Iterator<Item = Limit> {
         let texts = [

@@ -40,9 +40,10 @@ impl<'a> Entry<'a> {
 impl StoreRequest<'_> {
     /// Another operation on some of the charges.
     pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> OwnedRequest {
+        let is_whole = positions.len() == self.charge_count();
         // A request that leads a line in one of the parts is checked again, so that its denial is not one for a ban in any.
         let leads = |charge: &Charge| charge.line.as_ref().is_some_and(|line| line.leads);
-        let continues = operation == Operation::Wait && self.charges().any(leads);
+        let continues = !is_whole && operation == Operation::Wait && self.charges().any(leads);
         let charges = positions.iter().map(|position| {
             let mut charge = self.charge(*position).clone();
             if let Some(ban) = charge.ban.as_mut().filter(|_| continues) {
@@ -51,8 +52,11 @@ impl StoreRequest<'_> {
             charge
         });
         let mut part = self.with(operation, charges);
-        // Of requests that wait, the others are checked after this one.
-        (part.units, part.is_optional) = (self.units.min(1), false);
+        part.is_optional = false;
+        if !is_whole {
+            // Of requests that wait, the others are checked after this one.
+            part.units = self.units.min(1);
+        }
         if !matches!(operation, Operation::Wait | Operation::Peek) {
             part.waiting = None;
         }

@@ -82,8 +82,8 @@ use crate::store::{
 ///
 /// A call has the [deadline](crate::RedisStoreBuilder::deadline), by default 100 ms, from when it is sent. A check that has to
 /// wait for other calls first waits for at most one deadline more. So a check takes at most two deadlines; in a cluster, two
-/// for each slot of its keys, and two more while one of these slots moves. A check that fails may have been counted if it was
-/// sent.
+/// for each slot of its keys and for each of its refunds, and two more while one of these slots moves. A check that fails may have
+/// been counted if it was sent.
 ///
 /// The deadline measures Redis and not this process. While handlers block the threads of the runtime, or the process is stopped,
 /// a reply that has arrived cannot be read. Such a stall does not count: the deadline is counted in four steps, and a step that
@@ -129,10 +129,10 @@ use crate::store::{
 /// # In a cluster
 ///
 /// The policies of one caller lie in one slot and are decided together. Those of different keys, such as an address and a user,
-/// lie in several slots, which may be on several primaries. Then they are decided one after the other, and when one denies, the
-/// charges in the earlier ones are refunded, even if the caller has left. Until then, or if the refund is lost, other requests
-/// may be denied for it: by that cost at most, and until it expires. If a later slot does not reply, the charges in the earlier
-/// ones stay. Policies whose slots are on one primary and do not move are decided in one call.
+/// lie in several slots, which may be on several primaries. Then they are decided one after the other, and when one denies or
+/// fails, the charges in the earlier ones are refunded, even if the caller has left. Until then, or if the refund is lost, other
+/// requests may be denied for it: by that cost at most, and until it expires. So may they for a charge in a slot that has counted
+/// it and whose reply is lost. Policies whose slots are on one primary and do not move are decided in one call.
 ///
 /// A call contains checks of all slots of a primary. It declares one key, and the script uses the others as arguments. A check
 /// whose slot has moved, or is moving, is not executed there, and is sent once more with all of its keys declared, as the
@@ -318,8 +318,15 @@ impl Store for RedisStore {
             }
             cache.invalidate(&owned);
         }
+        let queue = queues.queue_of(&owned);
+        if let Some(queue) = &queue
+            && let Err(error) = queue.check_breaker(owned.len(), &owned)
+        {
+            return StoreFuture::ready(Err(error));
+        }
+        // A reset that is not sent gives up no units.
         let resetting = self.prefetch.begin_reset(&owned);
-        let Some(queue) = queues.queue_of(&owned) else {
+        let Some(queue) = queue else {
             let decided = across_slots::decide(queues.clone(), Decided::nothing(owned), made_at, false);
             return StoreFuture::pending(async move {
                 let response = decided.await;
@@ -327,9 +334,6 @@ impl Store for RedisStore {
                 response
             });
         };
-        if let Err(error) = queue.check_breaker(owned.len(), &owned) {
-            return StoreFuture::ready(Err(error));
-        }
         let queues = Arc::downgrade(queues); // a waiting caller keeps no connection open
         let own = CallerRequests {
             requests: owned,

@@ -19,12 +19,12 @@ use tokio::{
 };
 use tower::{Layer, Service};
 use tower_quota::{
-    AcquireError, Ban, Decision, Denial, FailureMode, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer,
-    RedisStore, SlidingLog, TokenBucket,
+    AcquireError, Ban, ClientLibrary, Decision, Denial, FailureMode, FixedWindow, Limiter, MemoryStore, Policy,
+    RateLimitLayer, RedisStore, SlidingLog, TokenBucket,
     store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
 };
 
-use crate::support::{Broken, Counted, Gated, Redis, connected, each_store, patient};
+use crate::support::{Broken, Counted, Gated, Proxy, Redis, connected, each_client, each_store, eventually, patient};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -41,6 +41,10 @@ each_store! { with crate::support::Unclocked:
     a_request_that_is_never_admitted_takes_no_place_beside_a_trial
     a_request_that_exceeds_what_may_wait_takes_no_place_beside_a_trial
     many_units_of_a_policy_with_waits_are_taken_at_once
+}
+
+each_client! {
+    a_subscription_whose_server_has_vanished_is_replaced
 }
 
 async fn acquire(limiter: &Limiter, cost: u64) -> Denial {
@@ -324,4 +328,21 @@ async fn a_call_that_is_dropped_before_it_is_polled_leaves_no_place() {
         .insert("grpc-timeout", http::HeaderValue::from_static("0m"));
     let response = service.call(hurried).await.expect("it never fails");
     assert!(response.status().is_success(), "{response:?}");
+}
+
+async fn a_subscription_whose_server_has_vanished_is_replaced(library: ClientLibrary) {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let store = connected(patient().client_library(library), &proxy.url()).await;
+    store.receive_wakes();
+    let are_subscribed = async |count: u64| {
+        let channels: Vec<String> = redis.command("PUBSUB", ["CHANNELS", "quota:1:wake:*"]).await;
+        let [channel] = &channels[..] else { return false };
+        let (_, subscribers): (String, u64) = redis.command("PUBSUB", ["NUMSUB", channel]).await;
+        subscribers == count
+    };
+    eventually("it is subscribed", async || are_subscribed(1).await).await;
+    // Redis does not notice either, so the first one stays there.
+    proxy.blackhole_and_go_to(redis.port());
+    eventually("there is another subscription", async || are_subscribed(2).await).await;
 }

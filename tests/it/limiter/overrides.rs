@@ -203,6 +203,7 @@ each_client! {
     a_store_that_is_ready_knows_them
     what_is_not_a_list_of_overrides_is_refused_and_not_read
     of_a_change_no_other_override_is_read
+    an_override_that_a_failover_has_lost_is_forgotten
     hashed_keys_have_overrides_without_a_readable_key
     a_store_has_a_bounded_number_of_overrides
 }
@@ -495,6 +496,29 @@ async fn of_a_change_no_other_override_is_read(library: ClientLibrary) {
     has_quota(&other, "1", 8).await;
     let bytes = sent(&redis).await - before;
     assert!(bytes < 100_000, "{bytes} bytes, and all are 400,000");
+}
+
+async fn an_override_that_a_failover_has_lost_is_forgotten(library: ClientLibrary) {
+    let redis = Redis::start();
+    let [one, other] = two(builder().client_library(library), &redis).await;
+    for (key, quota) in [("a", 9), ("b", 8)] {
+        let set = one.override_limit("mails", key, log_of(quota), HOUR).await;
+        set.expect("it is valid");
+        has_quota(&other, key, quota).await;
+    }
+    // The new primary has not received the last one, and has another one before it is read.
+    let lose_and_set = "
+        redis.call('ZREMRANGEBYRANK', KEYS[1], -1, -1)
+        local version = redis.call('TIME')[1] * 1000000
+        redis.call('ZADD', KEYS[1], version + 1000000, 'mails\\nkey=c\\nsliding-log 7/h\\n\\n9999999999999999')";
+    redis
+        .command::<()>("EVAL", [lose_and_set, "1", "quota:1:overrides"])
+        .await;
+    for limiter in [&one, &other] {
+        has_quota(limiter, "c", 7).await;
+        assert_eq!((state(limiter, "a").await.0, state(limiter, "b").await.0), (9, 5));
+    }
+    assert_eq!(one.overrides(), other.overrides());
 }
 
 async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrary) {

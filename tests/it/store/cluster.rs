@@ -324,6 +324,23 @@ async fn policies_in_different_slots_are_charged_in_turn_and_refunded_when_a_lat
 }
 
 #[tokio::test]
+async fn a_check_across_slots_charges_nothing_when_a_later_slot_replies_with_an_error() {
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let [one, two, _] = &cluster.keys().await;
+    let wrong = redis_key(two);
+    cluster.primaries[1].command::<()>("SET", [&*wrong, "x"]).await;
+    let (limit, keys) = (limit(5), [one, two].map(|key| Key::from(&**key)));
+    let charges = keys.each_ref().map(|key| Charge::new("test", &limit, key, 1));
+    for _ in 0..5 {
+        let error = store.decide(&[StoreRequest::new(Operation::Check, &charges)]).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("WRONGTYPE"), "{error}");
+    }
+    assert_eq!(remaining(&store, &limit, one).await, 5);
+}
+
+#[tokio::test]
 async fn a_request_waits_beside_a_policy_that_observes_in_another_slot() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
@@ -376,6 +393,32 @@ async fn a_refund_whose_node_hangs_prevents_no_refund_in_another() {
         drop(frozen);
         cluster.serves(&store).await;
     }
+}
+
+#[tokio::test]
+async fn the_keys_of_a_node_are_served_while_one_to_which_it_redirects_hangs() {
+    // The others must not take the hung node for failed.
+    let cluster = Cluster::start_with(&["--cluster-node-timeout", "60000"]).await;
+    let store = connect(&cluster, RedisStore::builder().deadline(DEADLINE)).await;
+    let slot = cluster.slot(&redis_key("moving")).await;
+    let from = Cluster::owner(slot);
+    let to = (from + 1) % 3;
+    let staying = &cluster.keys().await[from];
+    assert_ne!(cluster.slot(&redis_key(staying)).await, slot);
+
+    // No key of the slot is there, so the node redirects each call.
+    cluster.begin_to_move(slot, from, to).await;
+    let frozen = cluster.primaries[to].freeze();
+    for _ in 0..3 {
+        let checked = try_decide(&store, Operation::Check, &limit(5), "moving", 1).await;
+        assert!(checked.is_err());
+    }
+    eventually("the node is called again", async || {
+        let checked = try_decide(&store, Operation::Check, &limit(1_000_000), staying, 1).await;
+        checked.is_ok()
+    })
+    .await;
+    drop(frozen);
 }
 
 #[tokio::test]

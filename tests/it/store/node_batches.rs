@@ -2,21 +2,23 @@
 
 use std::{
     collections::HashMap,
+    future::poll_fn,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
 use tokio::task::JoinSet;
 use tower_quota::{
-    Concurrency, FixedWindow, Key, Limit, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
+    Ban, Concurrency, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
     store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::support::{Cluster, decide, patient};
+use crate::support::{Cluster, decide, eventually, patient};
 
 fn limit(quota: u64) -> Limit {
     SlidingLog::per_hour(quota).into()
@@ -278,6 +280,92 @@ async fn a_request_in_several_slots_is_counted_in_all_or_in_none_while_slots_mov
                 "{moving:?} move, {moved} of them with their keys"
             );
         }
+    }
+}
+
+/// The output of a future whose request is sent in a call with keys of other slots.
+async fn batched<F: Future>(store: &RedisStore, [before, after]: [&String; 2], future: F) -> F::Output {
+    let many = limit(1_000_000);
+    let other = async |key: &String| decide_all(store, Operation::Check, &many, &[key]).await;
+    // The first one is a call of its own, and the others wait meanwhile.
+    let (first, output, last) = tokio::join!(other(before), future, other(after));
+    assert!(first.is_ok() && last.is_ok());
+    output
+}
+
+#[tokio::test]
+async fn as_many_units_are_taken_from_a_slot_that_moves() {
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let [keys, ..] = keys_by_owner(&cluster, 3).await;
+    let [moving, before, after] = &keys[..] else {
+        unreachable!("three keys")
+    };
+    let limiter = Limiter::new(store.clone(), Policy::new("p0", SlidingLog::per_hour(9)));
+    let slot = slot(&cluster, moving).await;
+    cluster.begin_to_move(slot, 0, 1).await;
+    for taken in [5, 4, 0] {
+        let decision = batched(&store, [before, after], limiter.request(moving.clone()).take_up_to(5)).await;
+        assert_eq!(decision.expect("the key is on one node").taken(), taken);
+    }
+}
+
+/// A check would count a denial for a ban, and stand in no line.
+#[tokio::test]
+async fn a_request_whose_slot_has_moved_waits() {
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let [keys, ..] = keys_by_owner(&cluster, 3).await;
+    let [moved, before, after] = &keys[..] else {
+        unreachable!("three keys")
+    };
+    let policy = Policy::new("p0", SlidingLog::per_hour(1)).wait_up_to(Duration::from_secs(7_200));
+    let limiter = Limiter::new(store.clone(), policy.ban(Ban::after(1, Duration::from_secs(3_600))));
+    assert!(limiter.check(moved.clone()).await.expect("a decision").is_allowed());
+    let slot = slot(&cluster, moved).await;
+    cluster.begin_to_move(slot, 0, 1).await;
+    cluster.move_keys(slot, 0, 1).await;
+    cluster.end_moving(slot, 1).await;
+
+    let waiting = {
+        let (limiter, moved) = (limiter.clone(), moved.clone());
+        async move { limiter.acquire(moved).await.map(drop) }
+    };
+    // It is polled once in the batch, and then in its task.
+    let mut waiting = Box::pin(waiting);
+    let begun = poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx).is_pending()));
+    assert!(batched(&store, [before, after], begun).await);
+    let waiting = tokio::spawn(waiting);
+    let line = format!("quota:1:line:log/1h:p0:{{key={moved}}}");
+    eventually("it stands in the line", async || {
+        let stands: bool = cluster.primaries[1].command("EXISTS", [&*line]).await;
+        stands || waiting.is_finished()
+    })
+    .await;
+    limiter.reset(moved.clone()).await.expect("the cluster replies");
+    assert!(waiting.await.expect("no panic").is_ok());
+}
+
+#[tokio::test]
+async fn a_charge_is_refunded_beside_one_whose_slot_moves() {
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let [callers, ..] = keys_by_owner(&cluster, 2).await;
+    let (limit, keys) = (limit(5), [&callers[0], &callers[1]].map(|caller| Key::from(&**caller)));
+    let charges = keys.each_ref().map(|key| Charge::new("p0", &limit, key, 1));
+    let slot = slot(&cluster, &callers[1]).await;
+    cluster.begin_to_move(slot, 0, 1).await;
+    let checks = charges
+        .each_ref()
+        .map(|charge| StoreRequest::new(Operation::Check, [charge]));
+    let response = store.decide(&checks).await.expect("each key is on one node");
+
+    for (charge, (outcome, caller)) in charges.iter().zip(response.outcomes().iter().zip(&callers)) {
+        assert_eq!(remaining(&store, &limit, 0, caller).await, 4);
+        let admitted_at = outcome.states()[0].decided_at.unwrap_or(response.server_time);
+        let refund = [StoreRequest::new(Operation::Refund { admitted_at }, [charge])];
+        store.decide(&refund).await.expect("the cluster replies");
+        assert_eq!(remaining(&store, &limit, 0, caller).await, 5);
     }
 }
 

@@ -9,6 +9,8 @@ pub(super) mod redis_rs;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
+use tokio::time::timeout;
+
 #[cfg(test)]
 use super::simulation::network::Network;
 use super::{
@@ -21,6 +23,30 @@ use super::{
     wakes::Event,
 };
 use crate::store::health::{Health, Node};
+
+/// The time for a reply to `PING`.
+const PING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The pause between two `PING` on the connection of a subscription.
+const PING_PAUSE: Duration = Duration::from_secs(5);
+
+/// Waits for what ends a subscription, or until `PING` on its connection has no reply: a server that vanishes without closing the
+/// connection is noticed by nothing else, since nothing else is sent.
+async fn while_answered<F, T, E>(receiving: impl Future<Output = Failure>, ping: impl Fn() -> F) -> Failure
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let mut receiving = pin!(receiving);
+    loop {
+        if let Ok(ended) = timeout(PING_PAUSE, &mut receiving).await {
+            return ended;
+        }
+        // Any reply will do, also that this user has no permission.
+        let pong = Deadline::new(PING_TIMEOUT).wait(ping()).await;
+        if !matches!(pong, Some(Ok(_))) {
+            return Failure::Unreachable("the connection of the subscription does not reply".into());
+        }
+    }
+}
 
 /// The least time from one attempt to connect to the next one, which differs at random.
 fn attempt_interval() -> Duration {

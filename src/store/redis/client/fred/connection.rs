@@ -24,7 +24,10 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{super::attempt_interval, connect_failure};
+use super::{
+    super::{PING_TIMEOUT, attempt_interval},
+    connect_failure,
+};
 use crate::{
     ConfigError,
     store::redis::{
@@ -37,8 +40,6 @@ use crate::{
     sync::lock,
 };
 
-/// The time for a reply to `PING` after a call without a reply.
-const PING_TIMEOUT: Duration = Duration::from_millis(500);
 /// The time for a reply to `AUTH` on a connection that is authenticated again.
 const AUTH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause before a connection is checked again.
@@ -146,10 +147,7 @@ impl Connection {
     /// Sends `PING` after a call without a reply, and reconnects if that has no reply either.
     pub(super) fn check(&self) {
         self.spawn_once(|client, routing| async move {
-            let deadline = Deadline::new(PING_TIMEOUT);
-            let ping = CustomCommand::new_static("PING", ClusterHash::Random, false);
-            let with_timeout = client.with_options(&send_once(deadline));
-            let pong = with_timeout.custom_raw(ping, Vec::<Value>::new());
+            let (deadline, pong) = (Deadline::new(PING_TIMEOUT), ping(&client));
             // Any reply will do, also that this user has no permission, and so does the error of a connection that is lost.
             // Without one, the commands that wait for the connection are dropped: they must not be sent later.
             if deadline.wait(pong).await.is_none() {
@@ -180,6 +178,13 @@ impl Connection {
             drop(suspected);
         });
     }
+}
+
+/// Sends `PING` once.
+pub(super) async fn ping(client: &Client) -> Result<Resp3Frame, Error> {
+    let ping = CustomCommand::new_static("PING", ClusterHash::Random, false);
+    let client = client.with_options(&send_once(Deadline::new(PING_TIMEOUT)));
+    client.custom_raw(ping, Vec::<Value>::new()).await
 }
 
 /// Sets up a connection again. While the routing task of fred waits to write, it executes no command, such as one to reconnect, so

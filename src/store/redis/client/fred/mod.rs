@@ -27,7 +27,8 @@ use tokio::{
     time::timeout,
 };
 
-use self::connection::{Connection, build, check_settings, provider, send_once, subscriber};
+use self::connection::{Connection, build, check_settings, ping, provider, send_once, subscriber};
+use super::while_answered;
 use crate::{
     ConfigError,
     store::{
@@ -184,30 +185,31 @@ impl FredClient {
         };
         let authenticator = self.credentials.clone().map(Authenticator::new).map(Arc::new);
         match self.subscribed(sender, channel, authenticator.as_ref()).await {
-            Ok((messages, connection)) => {
+            Ok((client, messages, connection)) => {
                 receive(Event::Subscribed);
                 // The script publishes with the permissions of the other connections.
                 let publish = CustomCommand::new_static("PUBLISH", ClusterHash::Random, false);
-                let client = sender.client.with_options(&send_once(Deadline::new(SUBSCRIBE_TIMEOUT)));
-                let published = client.custom_raw(publish, vec![channel, ""]).await;
+                let publisher = sender.client.with_options(&send_once(Deadline::new(SUBSCRIBE_TIMEOUT)));
+                let published = publisher.custom_raw(publish, vec![channel, ""]).await;
                 if let Ok(Resp3Frame::SimpleError { data, .. }) = published {
                     receive(Event::Refused(Failure::of_call(data)));
                 }
                 let due = authenticator.and_then(|authenticator| authenticator.due());
-                let lost = until(due, pass_on(messages, connection, receive)).await;
+                let receiving = while_answered(pass_on(messages, connection, receive), || ping(&client));
+                let lost = until(due, receiving).await;
                 lost.unwrap_or_else(|| Failure::Unreachable("the credentials are due".into()))
             }
             Err(failure) => failure,
         }
     }
 
-    /// A client that is subscribed to a channel: its messages, and the task of its connection.
+    /// A client that is subscribed to a channel, its messages, and the task of its connection.
     async fn subscribed(
         &self,
         other: &Connection,
         channel: &str,
         authenticator: Option<&Arc<Authenticator>>,
-    ) -> Result<(broadcast::Receiver<Message>, AbortOnDrop<Result<(), Error>>), Failure> {
+    ) -> Result<(Client, broadcast::Receiver<Message>, AbortOnDrop<Result<(), Error>>), Failure> {
         let mut config = other.client.client_config();
         if authenticator.is_some() {
             config.credential_provider = provider(authenticator);
@@ -219,7 +221,7 @@ impl FredClient {
         let connection = AbortOnDrop(connection.map_err(|error| connect_failure(&error))?);
         let subscribing = timeout(SUBSCRIBE_TIMEOUT, client.subscribe(channel)).await;
         subscribing.map_err(|_| Failure::Timeout)?.map_err(call_failure)?;
-        Ok((messages, connection))
+        Ok((client, messages, connection))
     }
 }
 

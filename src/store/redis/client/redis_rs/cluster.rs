@@ -118,7 +118,7 @@ impl Cluster {
     }
 
     /// Sends a command to the primary of this key. It follows redirections, which prove that nothing was executed, or returns
-    /// them: a command whose other keys are not declared must not be sent with `ASKING`, since that would create them.
+    /// them.
     pub(super) async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {
         let Some(mut node) = lock(&self.shared.slots).primary_of(slot_of(key)) else {
             self.shared.outdated.notify_one();

@@ -17,7 +17,11 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{super::attempt_interval, connect_failure, error_text, topology::Sentinels};
+use super::{
+    super::{PING_TIMEOUT, attempt_interval},
+    connect_failure, error_text,
+    topology::Sentinels,
+};
 use crate::{
     ConfigError,
     store::redis::{
@@ -30,8 +34,6 @@ use crate::{
 
 /// The time for a new connection with its first commands, such as `HELLO`.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time for a reply to `PING` after a command without a reply.
-const PING_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A server to connect to.
 pub(super) enum Endpoint {

@@ -17,7 +17,7 @@ use self::{
     },
     topology::Sentinels,
 };
-use super::ClusterNodes;
+use super::{ClusterNodes, PING_TIMEOUT, while_answered};
 use crate::{
     ConfigError,
     store::{
@@ -25,6 +25,7 @@ use crate::{
         health::Health,
         redis::{
             acl::Refusal,
+            backend::Deadline,
             call::ScriptCall,
             credentials::{Authenticator, ConnectionSettings, until},
             failure::{Failure, shortened},
@@ -122,7 +123,8 @@ impl RedisRsClient {
         call: &ScriptCall,
     ) -> Result<RawReply, Failure> {
         let key = call.keys.first().map_or(&b""[..], |key| key);
-        raw_reply(self.send(key, &packed(script, command, call), !call.is_across).await?)
+        let command = packed(script, command, call);
+        raw_reply(self.send(key, &command, call.follows_redirections()).await?)
     }
 
     pub(in crate::store::redis) async fn setting(&self, name: &'static str) -> Option<String> {
@@ -160,20 +162,19 @@ impl RedisRsClient {
         receive(Event::Subscribed);
         // The script publishes with the permissions of the other connections.
         let publish = redis::cmd("PUBLISH").arg(channel).arg("").to_owned();
-        if let Ok(Value::ServerError(error)) = connection.send_packed_command(&publish).await {
+        let published = Deadline::new(PING_TIMEOUT).wait(connection.send_packed_command(&publish));
+        if let Some(Ok(Value::ServerError(error))) = published.await {
             receive(Event::Refused(Failure::of_call(error_text(
                 error.code(),
                 error.details(),
             ))));
         }
-        while let Some(Some(push)) = until(due, pushes.recv()).await {
-            match (push.kind, &*push.data) {
-                (PushKind::Message, [_, Value::BulkString(message)]) => receive(Event::Message(message)),
-                (PushKind::Disconnection, _) => break,
-                _ => {}
-            }
-        }
-        Failure::Unreachable("the connection was lost".into())
+        let ping = || {
+            let mut connection = connection.clone();
+            async move { connection.send_packed_command(&redis::cmd("PING")).await }
+        };
+        let lost = until(due, while_answered(pass_on(&mut pushes, receive), ping)).await;
+        lost.unwrap_or_else(|| Failure::Unreachable("the credentials are due".into()))
     }
 
     async fn subscribed(
@@ -189,8 +190,9 @@ impl RedisRsClient {
         };
         let server = server.map_err(|error| connect_failure(&error))?;
         let (sender, pushes) = mpsc::unbounded_channel();
-        let config =
-            AsyncConnectionConfig::new().set_push_sender(move |push: PushInfo| sender.send(push).map_err(drop));
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_push_sender(move |push: PushInfo| sender.send(push).map_err(drop));
         let subscribe = async |server| {
             let client = redis::Client::open(server)?;
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
@@ -215,6 +217,18 @@ impl RedisRsClient {
             Self::Cluster(cluster) => cluster.node(slot()),
         }
     }
+}
+
+/// Passes on messages until the connection is lost.
+async fn pass_on(pushes: &mut mpsc::UnboundedReceiver<PushInfo>, receive: &(dyn Fn(Event<'_>) + Sync)) -> Failure {
+    while let Some(push) = pushes.recv().await {
+        match (push.kind, &*push.data) {
+            (PushKind::Message, [_, Value::BulkString(message)]) => receive(Event::Message(message)),
+            (PushKind::Disconnection, _) => break,
+            _ => {}
+        }
+    }
+    Failure::Unreachable("the connection was lost".into())
 }
 
 fn packed(script: &'static Script, command: EvalCommand, call: &ScriptCall) -> Cmd {
