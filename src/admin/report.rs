@@ -236,7 +236,7 @@ pub(super) fn subjects(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> im
     let denied = denials_of(policies, policy).map_or_else(Vec::new, |(_, summary)| summary.counts);
     let denied = denied.into_iter().map(|count| count.item);
     let held = policy.context.keeper.held_of(counted_as);
-    let waiting = waiting_by_key(policy.context.store.id(), policy.name());
+    let waiting = waiting_by_key(policy.context.store_id(), policy.name());
     let overridden = policy
         .context
         .overrides
@@ -354,7 +354,7 @@ fn report_slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<Valu
 
 /// The number of requests that wait for a policy, and the subjects with most of them.
 fn report_lines(policy: &WatchedPolicy, names: &SubjectNames) -> (usize, Vec<Value>) {
-    let waiting = waiting_by_key(policy.context.store.id(), policy.name());
+    let waiting = waiting_by_key(policy.context.store_id(), policy.name());
     let lines = waiting
         .iter()
         .map(|(key, requests)| (Reverse(*requests), names.name(key)));

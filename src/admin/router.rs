@@ -118,6 +118,9 @@ struct AuditLine {
     error: Option<String>,
 }
 
+/// The outcome of a change that the store has confirmed.
+const DONE: &str = "done";
+
 /// `POST /reset`, `/override` and `/end-override`.
 async fn change(State(shared): State<Arc<Admin>>, request: Request) -> Result<Response, AdminError> {
     let (parts, body) = request.into_parts();
@@ -137,14 +140,17 @@ async fn change(State(shared): State<Arc<Admin>>, request: Request) -> Result<Re
         error: None,
     };
     let changed = perform(&shared, Request::from_parts(parts, body), &mut line).await;
-    line.error = changed.as_ref().err().map(|error| error.logged().to_owned());
-    line.outcome = match &changed {
-        Ok(_) => "done",
-        // The change may have taken effect.
-        Err(error) if error.status == StatusCode::SERVICE_UNAVAILABLE => "failed",
-        // Nothing has changed.
-        Err(_) => "refused",
-    };
+    if let Err(error) = &changed
+        && line.outcome != DONE
+    {
+        line.error = Some(error.logged().to_owned());
+        line.outcome = match error.status {
+            // The change may have taken effect.
+            StatusCode::SERVICE_UNAVAILABLE => "failed",
+            // Nothing has changed.
+            _ => "refused",
+        };
+    }
     changed.map(|subject| json(&subject))
 }
 
@@ -163,6 +169,8 @@ async fn perform(shared: &Admin, request: Request, line: &mut AuditLine) -> Resu
         "/reset" => subject::reset(&selected).await?,
         _ => subject::set_override(&selected, new_limit.transpose()?, &line.actor).await?,
     }
+    // Also if its counts cannot be read now, or the client leaves meanwhile.
+    line.outcome = DONE;
     selected.peek(shared).await
 }
 
@@ -172,7 +180,7 @@ impl Drop for AuditLine {
         let (actor, instance) = (&*self.actor, &*self.instance);
         let (policy, subject, setting) = (&*self.policy, &*self.subject, self.setting.as_deref());
         // The level of an event is a constant.
-        if outcome == "done" {
+        if outcome == DONE {
             tracing::info!(target: "tower_quota::audit", actor, outcome, policy, subject, setting, instance, "{action}");
         } else {
             tracing::warn!(target: "tower_quota::audit", actor, outcome, error, policy, subject, setting, instance, "{action}");

@@ -16,7 +16,7 @@ use crate::{
     Key, Policy,
     decide::{CheckContext, PolicyContext},
     key::{FoundKey, KeyForm, Search},
-    store::{NamedLimit, Store},
+    store::NamedLimit,
 };
 
 /// All policies after the last reloads, in their order, with the numbers of their stores.
@@ -26,7 +26,7 @@ pub(super) fn all_policies(admin: &Admin) -> Arc<[WatchedPolicy]> {
     for set in &admin.watched {
         let newest = set.newest();
         let context = newest.context.here();
-        let store = context.store.id();
+        let store = context.store_id();
         if !stores.contains(&store) && !newest.policies.is_empty() {
             stores.push(store);
         }

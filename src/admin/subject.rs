@@ -19,7 +19,7 @@ use crate::{
     Decision, Denial, Key, Limit, Policy, PolicyDecision,
     decide::{self, Check, Undecided, Waiting},
     key::Secret,
-    store::{ErrorKind, NamedLimit, Operation, Store, StoreError, StoreRequest},
+    store::{ErrorKind, NamedLimit, Operation, OverrideError, Store, StoreError, StoreRequest},
     sync::lock,
 };
 
@@ -70,8 +70,8 @@ pub(super) async fn set_override(
     actor: &str,
 ) -> Result<(), AdminError> {
     let policy = &selected.policy;
-    let missing = |error: StoreError| AdminError::new(StatusCode::CONFLICT, error.to_string());
-    let overrides = policy.context.require_overrides().map_err(missing)?;
+    let refused = |error: StoreError| AdminError::new(StatusCode::CONFLICT, error.to_string());
+    let overrides = policy.context.require_overrides().map_err(refused)?;
     if let Some((limit, _)) = &limit {
         let valid = Policy::accept_override(selected.sharing().map(|of| &of.policy), limit);
         valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
@@ -79,9 +79,12 @@ pub(super) async fn set_override(
     let set = overrides
         .set(policy.policy.counted_as(), &selected.key, limit, Some(actor))
         .await;
-    set.map_err(|error| {
-        let message = format!("the store has not confirmed the change of the override: {error}");
-        AdminError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    set.map_err(|error| match error {
+        OverrideError::Refused(error) => refused(error),
+        OverrideError::Unconfirmed(error) => {
+            let message = format!("the store has not confirmed the change of the override: {error}");
+            AdminError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        }
     })
 }
 

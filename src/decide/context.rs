@@ -12,7 +12,7 @@ use crate::{
     Ban, ConfigError, Key, Limit,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
     store::{
-        ErrorKind, Failover, LostSettlements, NamedLimit, Outstanding, Overrides, PerStore, Store, StoreError,
+        ErrorKind, Failover, LostSettlements, NamedLimit, Outstanding, Overrides, PerStore, Store, StoreError, StoreId,
         StoreNumber,
     },
     sync::lock,
@@ -156,7 +156,14 @@ impl CheckContext {
         Arc::ptr_eq(&self.identity, &other.identity)
     }
 
-    /// Identifies the counts of the store in this process.
+    /// Identifies the counts of the store. One without an identity has that of its pointer, so it differs from all others.
+    #[inline]
+    pub(crate) fn store_id(&self) -> Option<StoreId> {
+        // The trait object itself would have none.
+        <Arc<dyn Store> as Store>::id(&self.store)
+    }
+
+    /// Identifies the outstanding calls of the store in this process.
     pub(crate) fn store_number(&self) -> StoreNumber {
         self.outstanding.number
     }

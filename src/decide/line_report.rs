@@ -16,7 +16,7 @@ pub(super) struct LineSubject {
 impl LineSubject {
     pub(super) fn of(policy: &PolicyDecision) -> Self {
         Self {
-            store: policy.context.store.id(),
+            store: policy.context.store_id(),
             policy: policy.named().name.clone(),
             key: policy.charge.key.clone(),
         }

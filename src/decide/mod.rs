@@ -16,6 +16,7 @@ mod leaving;
 mod line;
 #[cfg(feature = "admin")]
 mod line_report;
+mod nested;
 mod outcome;
 mod per_thread;
 mod policy_decision;
@@ -31,17 +32,14 @@ use std::{
     fmt,
     sync::{
         Arc, LazyLock, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64},
     },
     time::Duration,
 };
 
 use smallvec::SmallVec;
 
-use crate::{
-    Key,
-    store::{LostSettlements, NamedLimit, Owed, OwedKind, Store, StoreError},
-};
+use crate::store::{LostSettlements, Owed, OwedKind, StoreError};
 
 #[cfg(feature = "admin")]
 pub(crate) use self::denials::{Count, DenialWatch, Denials, Summary};
@@ -125,6 +123,8 @@ struct Inner {
     joined: Option<[Decision; 2]>,
     /// Whether an inner layer has decided about the request too.
     followed: AtomicBool,
+    /// Whether an inner layer has added its fields to the response.
+    has_inner_fields: AtomicBool,
     /// The pause that the response to an admitted request asks for, in microseconds; 0 for none.
     requested_pause: AtomicU64,
     /// The slots of an admitted request, until they are taken or the last clone is dropped.
@@ -260,23 +260,6 @@ impl Decision {
         &self.0.policies
     }
 
-    /// The cost that outer layers have charged to the same key of the same policy, in the same store.
-    pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
-        let file = context.policies[position].file_number();
-        // A policy that observes counts nothing if it would have denied the request.
-        let same = self.policies().filter(|policy| {
-            let counted = policy.denial.is_none();
-            let same_count = policy.counts_as(named, file) && policy.charge.key == *key;
-            counted && same_count && policy.context.store.id() == context.store.id()
-        });
-        same.fold(0, |charged, policy| charged.saturating_add(policy.counted().cost))
-    }
-
-    /// The decisions of an outer and an inner layer, if this one joins them.
-    pub(crate) fn joined(&self) -> Option<&[Self; 2]> {
-        self.0.joined.as_ref()
-    }
-
     /// The policies that deny the request.
     pub(crate) fn deniers(&self) -> impl Iterator<Item = &PolicyDecision> {
         self.policies().filter(|policy| policy.denies())
@@ -314,6 +297,7 @@ impl Inner {
             store_error: None,
             joined: None,
             followed: AtomicBool::new(false),
+            has_inner_fields: AtomicBool::new(false),
             requested_pause: AtomicU64::new(0),
             slots: None,
         }
@@ -354,37 +338,6 @@ impl Decision {
             policy.retry_after = policy.retry_after.map(|wait| wait.saturating_add(delay));
         }
         Self(Arc::new(delayed))
-    }
-
-    /// The decisions of an outer layer, which admitted the request, and of an inner one; `None` if there was nothing to decide for
-    /// the outer one.
-    pub(crate) fn followed_by(&self, later: &Self) -> Option<Self> {
-        self.follow();
-        if self.is_empty() {
-            return None;
-        }
-        let policies = self.policies().chain(later.policies()).cloned().collect();
-        Some(Self(Arc::new(Inner {
-            server_time: later.server_time(),
-            waited: later.0.waited,
-            units: later.0.units,
-            store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
-            joined: Some([self.clone(), later.clone()]),
-            ..Inner::new(later.is_allowed(), policies)
-        })))
-    }
-
-    /// Records that an inner layer has decided about the request too.
-    pub(crate) fn follow(&self) {
-        // That of a request without policies is one for all of them, which need not write to it again and again.
-        if !self.is_followed() {
-            self.0.followed.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether an inner layer has decided about the request after this one.
-    pub(crate) fn is_followed(&self) -> bool {
-        self.0.followed.load(Ordering::Relaxed)
     }
 }
 

@@ -233,7 +233,7 @@ impl PolicyDecision {
     /// Whether nested layers have charged both to one key of one policy.
     fn same_count(&self, other: &Self) -> bool {
         let is_one_count = self.counts_as(other.named(), other.policy().file_number());
-        is_one_count && self.charge.key == other.charge.key && self.context.store.id() == other.context.store.id()
+        is_one_count && self.charge.key == other.charge.key && self.context.store_id() == other.context.store_id()
     }
 
     /// The operation that refunds it.
@@ -328,7 +328,7 @@ fn newest_limit(policy: &PolicyDecision) -> Arc<NamedLimit> {
 
 impl Adjustment {
     fn target(&self) -> (Option<StoreId>, bool) {
-        (self.policy.context.store.id(), self.policy.local.is_some())
+        (self.policy.context.store_id(), self.policy.local.is_some())
     }
 }
 

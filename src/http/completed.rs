@@ -98,10 +98,10 @@ impl AwaitedCompletion {
     #[cold]
     fn learn<B>(&self, decision: &Decision, response: Option<&Response<B>>, lost: &Arc<LostSettlements>) {
         let in_head = response.and_then(|response| {
-            // A layer inside of this one has added its fields to a response that it admitted.
-            requested_pause::requested_by(response.status(), response.headers(), decision.is_followed())
+            requested_pause::requested_by(response.status(), response.headers(), decision.has_inner_fields())
         });
-        let pause = in_head.max(self.pause).filter(|pause| !pause.is_zero());
+        // As the status: one in the trailers is that of the call.
+        let pause = self.pause.or(in_head).filter(|pause| !pause.is_zero());
         if let Some(pause) = pause {
             decision.record_requested_pause(pause);
         }

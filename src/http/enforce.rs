@@ -12,18 +12,18 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use http::{Response, request::Parts};
+use http::request::Parts;
 use smallvec::SmallVec;
 
 use super::{
     Presentation, Warned,
+    admitted::Admitted,
     completed::AwaitedCompletion,
-    denied,
     drain::{Bounds, Rejected},
     response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
 };
 use crate::{
-    Decision, Limit, Policy, PolicyDecision, ResponseBody,
+    Decision, Limit, Policy, PolicyDecision,
     decide::{self, Check, CheckContext, PendingCheck, PolicyDecisions, Release, Undecided},
     key::KeyError,
     observe::{Observer, PolicyOutcome, notify},
@@ -252,16 +252,21 @@ impl Enforcer {
         }
 
         notify(&self.on_decision, &decision);
-        let mut left = None;
+        let (mut left, mut learning) = (None, None);
         if !self.extensions {
-            parts.extensions.get().inspect(|earlier: &&Decision| earlier.follow());
-        } else if let Some(earlier) = parts.extensions.insert(decision.clone())
-            && let Some(joined) = earlier.followed_by(&decision)
-        {
-            parts.extensions.insert(joined.clone());
-            left = Some(joined);
+            if let Some(earlier) = parts.extensions.get::<Decision>() {
+                earlier.follow();
+                learning = earlier.learns().then(|| earlier.clone());
+            }
+        } else if let Some(earlier) = parts.extensions.insert(decision.clone()) {
+            if let Some(joined) = earlier.followed_by(&decision) {
+                parts.extensions.insert(joined.clone());
+                left = Some(joined);
+            }
+            learning = Some(earlier).filter(Decision::learns);
         }
         Action::Admit(Some(Admitted {
+            learning,
             completion: AwaitedCompletion::of(&decision),
             release: Release::of(&decision, &parts.method),
             left: self
@@ -342,54 +347,6 @@ impl Enforcer {
         match self.jitter {
             Duration::ZERO => Duration::ZERO,
             most => most.mul_f64(fastrand::f64()),
-        }
-    }
-}
-
-/// The decisions about an admitted request.
-pub(crate) struct Admitted {
-    /// That of this layer.
-    pub(super) own: Decision,
-    /// That of this layer and of those around it, if it is left in the extensions of the response.
-    pub(super) left: Option<Decision>,
-    /// If a policy depends on how the request ends.
-    pub(super) completion: Option<Box<AwaitedCompletion>>,
-    /// If a policy has a limit of concurrency: dropped when the request has ended.
-    pub(super) release: Option<Release>,
-}
-
-impl Admitted {
-    /// Adds the fields and the decision to the response of the inner service.
-    pub(super) fn annotate<B>(self, mut response: Response<B>) -> Response<ResponseBody<B>> {
-        let Self {
-            own,
-            left,
-            completion,
-            release,
-        } = self;
-        let completion = completion.and_then(|completion| completion.respond(&response));
-        if let Some(policy) = own.as_slice().first()
-            && !denied::made(&response)
-        {
-            let fields = &Presentation::of(&policy.context).fields;
-            fields.annotate(&own, response.status(), response.headers_mut());
-        }
-        if let Some(release) = &release
-            && release.outlives(response.status())
-        {
-            release.warn_of_upgrade();
-        }
-        if let Some(left) = left {
-            // The decision of an inner layer has the policies of this one too.
-            response.extensions_mut().get_or_insert_with(|| left);
-        }
-        response.map(|body| ResponseBody::inner(body, completion, release))
-    }
-
-    /// Ends with an error of the inner service.
-    pub(super) fn fail(self) {
-        if let Some(mut completion) = self.completion {
-            completion.fail();
         }
     }
 }

@@ -9,6 +9,7 @@
 //!    `429`.
 //! 5. It writes the fields of the decision, and [`ResponseBody`] settles at the end of the body what depends on it.
 
+mod admitted;
 #[cfg(feature = "axum")]
 mod axum;
 mod body;

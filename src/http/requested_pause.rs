@@ -12,7 +12,7 @@ use http::{
     header::{DATE, RETRY_AFTER},
 };
 
-use super::headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT};
+use super::headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT, split};
 
 /// The pause after a `429` that has no wait, which RFC 6585 §4 permits.
 const WITHOUT_WAIT: Duration = Duration::from_secs(1);
@@ -24,12 +24,9 @@ const WITHOUT_WAIT: Duration = Duration::from_secs(1);
 /// * gRPC `RESOURCE_EXHAUSTED` and `UNAVAILABLE` with `RetryInfo` or `grpc-retry-pushback-ms`.
 /// * Any other response: the wait of a limit of which nothing remains.
 ///
-/// If the rate limit fields are those of a layer of this process, they are not read, unless the status is 429.
+/// If the rate limit fields are those of a layer of this process, they are not read.
 pub(crate) fn requested_by(status: StatusCode, headers: &HeaderMap, are_own: bool) -> Option<Duration> {
-    let exhausted = || {
-        let are_read = !are_own || status == StatusCode::TOO_MANY_REQUESTS;
-        are_read.then(|| wait_of_exhausted(headers).max(wait_in_single_fields(headers)))?
-    };
+    let exhausted = || (!are_own).then(|| wait_of_exhausted(headers).max(wait_in_single_fields(headers)))?;
     match status {
         StatusCode::TOO_MANY_REQUESTS => Some(retry_after(headers).or_else(exhausted).unwrap_or(WITHOUT_WAIT)),
         StatusCode::SERVICE_UNAVAILABLE => retry_after(headers).or_else(exhausted),
@@ -103,23 +100,6 @@ fn exhausted(text: &str, delimiter: char, names: [&str; 2]) -> Option<u64> {
         value.split(';').next()?.trim().parse::<u64>().ok()
     });
     wait.filter(|_| remaining == Some(0))
-}
-
-/// Splits at delimiters outside of strings (RFC 9651 §3.3.3).
-fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
-    let (mut is_string, mut is_escaped) = (false, false);
-    text.split(move |char| {
-        if is_escaped {
-            is_escaped = false;
-            return false;
-        }
-        match char {
-            '\\' => is_escaped = is_string,
-            '"' => is_string = !is_string,
-            _ => {}
-        }
-        char == delimiter && !is_string
-    })
 }
 
 /// The names of what remains and of its reset: of draft -06, those that no standard defines, and those of OpenAI.

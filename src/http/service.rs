@@ -13,9 +13,10 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
+    admitted::Admitted,
     completed,
     drain::{Bounds, Content, Drain, Rejected},
-    enforce::{Action, Admitted, Enforcer, Progress},
+    enforce::{Action, Enforcer, Progress},
 };
 use crate::{RateLimitLayer, ResponseBody, decide::PendingCheck};
 

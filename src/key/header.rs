@@ -1,6 +1,6 @@
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
-use http::HeaderName;
+use http::{HeaderName, HeaderValue, Version, header::COOKIE};
 
 use super::{
     extractor::{Extractor, KeyError},
@@ -11,7 +11,8 @@ use super::{
 /// The value of a request header, byte for byte, without surrounding white space.
 ///
 /// A request without the header is refused with 400, unless [`or`](super::KeyExtractor::or) adds an alternative. A request with
-/// more than one line of the header, or with a value of more than 4,096 bytes, is always refused with 400. An empty value is a
+/// more than one line of the header, or with a value of more than 4,096 bytes, is always refused with 400; only the lines of `cookie`
+/// are one value from HTTP/2 on, as clients may send each cookie in a line of its own there. An empty value is a
 /// value, except of a header that holds credentials: there it is absent. The metadata of a gRPC call are headers too: `header("x-tenant")` is the value of
 /// `metadata_mut().insert("x-tenant", ..)` of a tonic client.
 ///
@@ -71,19 +72,24 @@ pub(super) fn of_header(name: HeaderName) -> Extractor {
     let is_credential = holds_credentials(name.as_str());
     Extractor::new(form, move |parts| {
         let absent = || Err(KeyError::absent(format!("the request has no header `{name}`")));
-        let mut lines = parts.headers.get_all(&name).iter();
-        let Some(value) = lines.next() else {
+        let lines = parts.headers.get_all(&name);
+        let mut others = lines.iter();
+        let Some(value) = others.next() else {
             return absent();
         };
-        if lines.next().is_some() {
-            // A proxy in front may have used the first line, or the last.
-            return Err(KeyError::malformed(format!(
-                "the request has more than one header `{name}`"
-            )));
+        let mut value = Cow::Borrowed(value.as_bytes());
+        if others.next().is_some() {
+            if name != COOKIE || parts.version < Version::HTTP_2 {
+                // A proxy in front may have used the first line, or the last.
+                return Err(KeyError::malformed(format!(
+                    "the request has more than one header `{name}`"
+                )));
+            }
+            value = Cow::Owned(join_cookies(lines.iter()));
         }
 
         // Optional white space (RFC 9110 §5.6.3).
-        let value = value.as_bytes().trim_ascii();
+        let value = value.trim_ascii();
         if value.len() > MAX_VALUE {
             return Err(KeyError::malformed(format!(
                 "the header `{name}` is longer than {MAX_VALUE} bytes"
@@ -94,6 +100,25 @@ pub(super) fn of_header(name: HeaderName) -> Extractor {
         }
         Ok(Some(Key::of_header(name.as_str(), value)))
     })
+}
+
+/// RFC 9113 §8.2.3: the lines of cookies are joined before they are passed on to HTTP/1.1 or an application. RFC 9114 §4.2.1 has the
+/// same for HTTP/3.
+///
+/// The value is complete unless it is too long.
+#[cold]
+fn join_cookies<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> Vec<u8> {
+    let mut joined = Vec::new();
+    for (position, line) in lines.enumerate() {
+        if position > 0 {
+            joined.extend_from_slice(b"; ");
+        }
+        joined.extend_from_slice(line.as_bytes());
+        if joined.len() > MAX_VALUE {
+            break;
+        }
+    }
+    joined
 }
 
 impl Key {

@@ -193,6 +193,7 @@ impl Limiter {
             }
             (overrides, counted_as)
         };
-        overrides.set(&counted_as, &key, limit, None).await
+        overrides.set(&counted_as, &key, limit, None).await?;
+        Ok(())
     }
 }

@@ -4,17 +4,19 @@ mod acquire;
 mod exceptions;
 mod of_layer;
 mod request;
+mod undecided;
 
 use std::{fmt, sync::Arc};
 
+use self::undecided::all_counts;
 pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
-    ConfigError, Decision, Headers, IntoPolicies, Key, Limit, Policy, PolicyDecision, Usage,
-    decide::{CheckContext, LongestWait, Undecided, Waiting},
+    ConfigError, Decision, Headers, IntoPolicies, Key, Policy, Usage,
+    decide::{self, Check, CheckContext},
     error::or_panic,
     http::{Presentation, response::ResponseFormat},
-    observe::{Observer, PolicyOutcome, notify},
-    policy::{Basis, PlanChoice, PolicySet, validate_for_limiter},
+    observe::{Observer, notify},
+    policy::{PlanChoice, PolicySet, validate_for_limiter},
     store::{Operation, Store, StoreError},
 };
 
@@ -57,9 +59,9 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// If two policies have the same name, one is not [valid](Policy::validate), or one has a setting that needs an HTTP request:
-    /// [`Policy::with_limit_fn`](crate::Policy::with_limit_fn), [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if),
-    /// [`refund_if`](Policy::refund_if), [`wait_up_to_fn`](Policy::wait_up_to_fn), [`fair_by`](Policy::fair_by),
+    /// If two policies have the same name, [`Plans`](crate::Plans) do not fit together, one is not [valid](Policy::validate), or one has
+    /// a setting that needs an HTTP request: [`Policy::with_limit_fn`](crate::Policy::with_limit_fn), [`cost_fn`](Policy::cost_fn),
+    /// [`apply_if`](Policy::apply_if), [`refund_if`](Policy::refund_if), [`wait_up_to_fn`](Policy::wait_up_to_fn), [`fair_by`](Policy::fair_by),
     /// [`priority_fn`](Policy::priority_fn), [`learn_from_responses`](Policy::learn_from_responses), or `plans`, `routes` or
     /// `methods` in its file. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
@@ -130,42 +132,6 @@ fn unknown_plan(plan: &str, plans: Option<&PlanChoice>) -> StoreError {
     StoreError::refused(format!("the limiter has no plan `{plan}`; it has {known}"))
 }
 
-/// The policies that apply to a request, with their keys and costs.
-fn undecided_by(basis: &Basis, operation: Operation, request: &LimiterRequest<'_>) -> Result<Undecided, StoreError> {
-    let plan = request.plan_of(basis)?;
-    let Basis { policies, context, .. } = basis;
-    let context = context.here();
-    let policies = policies
-        .iter()
-        .enumerate()
-        // A key that is reset is so in each plan that may have counted it.
-        .filter(|(_, policy)| operation == Operation::Reset || policy.is_of_plan(plan));
-    let undecided = policies.map(|(position, policy)| {
-        let settings = &context.policies[position].settings;
-        let key = request.key_for(policy.name());
-        let cost = request.cost_for(policy.name()).or(settings.fixed_cost()).unwrap_or(1);
-        let own = &context.policies[position].limit;
-        let limit = policy.overriding(context, &own.limit, key);
-        let limit = limit.unwrap_or_else(|| own.clone());
-        let waiting = match (context.policies[position].observes(key), &settings.longest_wait) {
-            (true, _) => Waiting::default(),
-            (false, Some(LongestWait::Computed(_))) => request.waiting(Waiting::default()),
-            (false, _) => request.waiting(context.policies[position].waiting),
-        };
-        PolicyDecision::undecided(context.clone(), position, limit, (key.clone(), cost), waiting)
-    });
-    let applying = undecided.filter(|policy| {
-        let limit = &policy.named().limit;
-        let is_denied = *limit == Limit::DenyAll && operation.requires_room();
-        let applies = policy.charge.cost > 0 && (is_denied || limit.is_counted());
-        if !applies && operation.decides() {
-            policy.count(PolicyOutcome::Skipped);
-        }
-        applies
-    });
-    Ok(Undecided::new(applying.collect()).of_units(request.units))
-}
-
 /// Operations.
 ///
 /// A string is a key; [`Key::header`] and its siblings make the keys that a layer makes. While the store fails, the policies'
@@ -204,7 +170,8 @@ impl Limiter {
 
     /// Removes all counts of the key in all [plans](crate::Plans), and its [bans](crate::Policy::ban).
     ///
-    /// Those of a policy that is now [`Limit::Unlimited`] or [`Limit::DenyAll`] are not removed; they expire.
+    /// While an [override](Self::override_limit) applies, these are those of the limit of the policy too. Those of a policy whose own
+    /// limit is now [`Limit::Unlimited`](crate::Limit::Unlimited) or [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -224,12 +191,18 @@ impl Limiter {
     ///
     /// If the store fails. The counts of this process are removed then too.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
-        let key = key.into();
+        let mut key = key.into();
         if let Err(error) = self.accept(&key, None) {
             let error = error.to_string();
             tracing::warn!(error, "the counts of a key that no request of the layer has are reset");
         }
-        self.request(key).perform(Operation::Reset).await.map(drop)
+        key.bound();
+        let undecided = all_counts(&self.policies.newest(), &key);
+        let reset = match decide::begin(Operation::Reset, undecided) {
+            Check::Decided(decision) => decision,
+            Check::Pending(check) => check.await,
+        };
+        self.observe(Operation::Reset, reset).map(drop)
     }
 }
 
@@ -285,7 +258,7 @@ impl Limiter {
     /// [`take_up_to`](LimiterRequest::take_up_to).
     ///
     /// [`peek`](Self::peek) is not observed. There is no call either if no policy applies (the cost is 0, or the limit is
-    /// [`Limit::Unlimited`]), or if the store fails and nothing was counted ([`FailureMode::Open`](crate::FailureMode::Open) and
+    /// [`Limit::Unlimited`](crate::Limit::Unlimited)), or if the store fails and nothing was counted ([`FailureMode::Open`](crate::FailureMode::Open) and
     /// [`FailureMode::Closed`](crate::FailureMode::Closed)). The callback runs on the path of the check, so it must be quick, and a
     /// panic in it is a panic of the check. Setting it again replaces it. By default none is set.
     ///

@@ -1,6 +1,6 @@
 use std::{borrow::Cow, time::Duration};
 
-use super::{Limiter, undecided_by, unknown, unknown_plan};
+use super::{Limiter, undecided::undecided_by, unknown, unknown_plan};
 use crate::{
     Decision, Key,
     decide::{self, Check, Waiting},

@@ -211,8 +211,8 @@ impl<K> Policy<K> {
     /// `x-ratelimit-remaining-requests: 0` and `x-ratelimit-remaining-tokens: 0`, each with its reset, of which the longest holds. A
     /// reset is a number of seconds, an epoch in seconds or milliseconds (from 10⁹ on), or a duration such as `6m0s`. Some servers
     /// write the time until all of the limit is restored, and accept a request sooner: the pause is longer than needed then. On a
-    /// response that a layer of this process inside of this one has admitted, these fields are not read. An inner layer without
-    /// [`extensions`](crate::RateLimitLayer::extensions) leaves no mark: it is to have no fields either
+    /// response to which a layer of this process inside of this one has added its own, these fields are not read. A layer that learns
+    /// without [`extensions`](crate::RateLimitLayer::extensions) does not notice that: layers inside of it are to have no fields
     /// ([`Headers::None`](crate::Headers::None)).
     ///
     /// [`Decision::requested_pause`](crate::Decision::requested_pause) has the pause. A date is compared with the `Date` of the

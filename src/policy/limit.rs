@@ -242,6 +242,7 @@ impl<K> Policy<K> {
     /// during a deploy the replicas with the old name count apart from those with the new one. With its former name none of this
     /// happens: the new name is that of fields, metrics and the page, and the old one that of the store. Leave it out once the counts
     /// may start at zero. A window, rate or algorithm that changes with the name [starts a new count](crate::limit#when-a-limit-changes).
+    /// A policy of several [plans](crate::Plans) has it in each of them.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

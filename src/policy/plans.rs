@@ -19,6 +19,8 @@ use crate::KeyExtractor;
 /// [`LimiterRequest::plan`](crate::LimiterRequest::plan). The first plan is that of requests without one, and of those of a layer with
 /// one that does not exist: let it be the strictest.
 ///
+/// A layer or limiter has one `Plans`: another one in the same list, or in one of its plans, is an error.
+///
 /// ```
 /// use std::time::Duration;
 /// use bytes::Bytes;
@@ -63,7 +65,8 @@ use crate::KeyExtractor;
 ///
 /// Policies of one name in several plans share their counts as the limits of [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) do: those of one
 /// algorithm and one window share the count of a key, whatever the numbers, so an upgrade keeps what was counted. Policies of
-/// different names, or of different algorithms, have separate counts.
+/// different names, or of different algorithms, have separate counts. Those of one name have the same
+/// [former](crate::Policy::formerly) one, if they have any.
 ///
 /// A request is charged once where nested layers meet it with the same policy, whatever its plan.
 #[derive(Clone)]
@@ -147,6 +150,7 @@ impl<K> IntoPolicies<K> for Plans<K> {
                 plan: Some(PlanOf {
                     choice: choice.clone(),
                     position,
+                    is_within_another: policy.plan.is_some(),
                 }),
                 ..policy
             })
@@ -169,6 +173,15 @@ impl<K> fmt::Debug for Plans<K> {
 pub(super) struct PlanOf {
     pub(super) choice: Arc<PlanChoice>,
     pub(super) position: usize,
+    /// Whether the policy is one of a plan of other [`Plans`] too, by which no request is decided.
+    is_within_another: bool,
+}
+
+impl PlanOf {
+    /// Whether requests meet a policy of this plan and one of the other by different choices.
+    pub(super) fn is_apart_from(&self, other: &Self) -> bool {
+        self.is_within_another || other.is_within_another || !Arc::ptr_eq(&self.choice, &other.choice)
+    }
 }
 
 /// How the plan of a request is found.

@@ -75,6 +75,15 @@ fn validate_policies(policies: &[Policy], validate: Validate) -> Result<(), Conf
 
 /// Refuses policies that have the same counts, or are not for this layer or limiter.
 fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), ConfigError> {
+    let mut of_plans = policies.iter().filter_map(|policy| policy.plan.as_ref());
+    if let Some(first) = of_plans.clone().next()
+        && of_plans.any(|plan| plan.is_apart_from(first))
+    {
+        return Err(ConfigError::new(
+            "the policies are of two `Plans`, and a request has one plan; make one `Plans` with a plan for each combination, and add \
+             policies that all of them have by `.in_each(..)`",
+        ));
+    }
     for (position, policy) in policies.iter().enumerate() {
         let in_one_plan = |earlier: &&Policy| match (&earlier.plan, &policy.plan) {
             (Some(one), Some(other)) => one.position == other.position,
@@ -85,6 +94,14 @@ fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), Conf
             return Err(ConfigError::new(format!(
                 "two policies are named `{}`; counts are stored under the name, so each policy needs its own",
                 policy.counted_as(),
+            )));
+        }
+        let mut earlier = policies[..position].iter();
+        if earlier.any(|earlier| earlier.name() == policy.name() && earlier.counted_as() != policy.counted_as()) {
+            return Err(ConfigError::new(format!(
+                "the policy `{}` has a former name in some plans only, or several, so that the plans count apart; set the same \
+                 `.formerly(..)`, in files `formerly`, in each plan",
+                policy.name(),
             )));
         }
         validate(policy)?;

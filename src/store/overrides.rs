@@ -1,6 +1,7 @@
 //! Overrides: other limits of single keys of a policy, for a time.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     fmt,
     sync::{
@@ -76,6 +77,22 @@ pub(super) enum OverrideSource {
     Redis(RedisOverrides),
 }
 
+/// Why an override is not set or ended.
+pub(crate) enum OverrideError {
+    /// Nothing has changed.
+    Refused(StoreError),
+    /// The store has not confirmed the change, which may have been made.
+    #[cfg_attr(not(feature = "_redis"), expect(dead_code, reason = "only a call of Redis can fail"))]
+    Unconfirmed(StoreError),
+}
+
+impl From<OverrideError> for StoreError {
+    fn from(error: OverrideError) -> Self {
+        let (OverrideError::Refused(error) | OverrideError::Unconfirmed(error)) = error;
+        error
+    }
+}
+
 /// The overrides of each policy, by key.
 #[derive(Default)]
 struct Table(HashMap<Box<str>, HashMap<Key, Override>>);
@@ -114,11 +131,7 @@ impl Overrides {
     fn find<R>(&self, policy: &str, key: &Key, read: impl FnOnce(&Override) -> R) -> Option<R> {
         let table = self.0.read();
         let of_policy = table.0.get(policy)?;
-        let found = match &self.0.source {
-            OverrideSource::Memory(_) => of_policy.get(key),
-            #[cfg(feature = "_redis")]
-            OverrideSource::Redis(redis) => of_policy.get(&*redis.stored_key(key)),
-        };
+        let found = of_policy.get(&*self.stored_key(key));
         let found = found.filter(|found| self.now() < found.expires_at)?;
         Some(read(found))
     }
@@ -149,37 +162,46 @@ impl Overrides {
         key: &Key,
         limit: Option<(Limit, Duration)>,
         set_by: Option<&str>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), OverrideError> {
         let limit = limit.map(|(limit, lasts)| (limit, lasts.min(LONGEST)));
         let set_by = set_by.map(line_of);
         let set_by = set_by.as_deref().filter(|name| !name.is_empty());
+        let key = &*self.stored_key(key);
+        if limit.is_some() {
+            self.require_room(policy, key).map_err(OverrideError::Refused)?;
+        }
         match &self.0.source {
             OverrideSource::Memory(now) => self.change(now(), policy, key, limit, set_by),
             #[cfg(feature = "_redis")]
-            OverrideSource::Redis(redis) => redis.set(self, policy, key, limit, set_by).await,
+            OverrideSource::Redis(redis) => {
+                let changed = redis.set(self, policy, key, limit, set_by).await;
+                changed.map_err(OverrideError::Unconfirmed)?;
+            }
         }
-    }
-
-    fn change(
-        &self,
-        now: Duration,
-        policy: &str,
-        key: &Key,
-        limit: Option<(Limit, Duration)>,
-        set_by: Option<&str>,
-    ) -> Result<(), StoreError> {
-        let Some((limit, lasts)) = limit else {
-            self.0.write(|table| table.remove(policy, key));
-            return Ok(());
-        };
-        self.require_room(policy, key)?;
-        let one = Override::new(policy, key.clone(), (limit, now.saturating_add(lasts)), set_by);
-        self.0.write(|table| table.insert(one));
         Ok(())
     }
 
+    fn change(&self, now: Duration, policy: &str, key: &Key, limit: Option<(Limit, Duration)>, set_by: Option<&str>) {
+        self.0.write(|table| match limit {
+            Some((limit, lasts)) => {
+                let expires_at = now.saturating_add(lasts);
+                table.insert(Override::new(policy, key.clone(), (limit, expires_at), set_by));
+            }
+            None => table.remove(policy, key),
+        });
+    }
+
+    /// The key as it is stored.
+    fn stored_key<'a>(&self, key: &'a Key) -> Cow<'a, Key> {
+        match &self.0.source {
+            OverrideSource::Memory(_) => Cow::Borrowed(key),
+            #[cfg(feature = "_redis")]
+            OverrideSource::Redis(redis) => redis.stored_key(key),
+        }
+    }
+
     /// Fails if another override is one too many.
-    pub(super) fn require_room(&self, policy: &str, key: &Key) -> Result<(), StoreError> {
+    fn require_room(&self, policy: &str, key: &Key) -> Result<(), StoreError> {
         let now = self.now();
         self.0.write(|table| {
             table.forget_expired(now);
@@ -294,13 +316,11 @@ mod tests {
                 .set("p", &key.into(), Some((limit.clone(), lasts)), None)
                 .await
         };
-        let error = set(MAX_OVERRIDES as u64).await.unwrap_err();
+        let Err(OverrideError::Refused(error)) = set(MAX_OVERRIDES as u64).await else {
+            panic!("it is one too many");
+        };
         assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
-        assert_eq!(
-            set(1).await.map_err(|error| error.to_string()),
-            Ok(()),
-            "it replaces one"
-        );
+        assert!(set(1).await.is_ok(), "it replaces one");
         assert_eq!(overrides.list().len(), MAX_OVERRIDES);
     }
 }

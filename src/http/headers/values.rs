@@ -149,6 +149,23 @@ fn is_dictionary(line: &str) -> bool {
             .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'*' | b'_' | b'-' | b'.'))
 }
 
+/// Splits at delimiters outside of strings (RFC 9651 §3.3.3).
+pub(crate) fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
+    let (mut is_string, mut is_escaped) = (false, false);
+    text.split(move |char| {
+        if is_escaped {
+            is_escaped = false;
+            return false;
+        }
+        match char {
+            '\\' => is_escaped = is_string,
+            '"' => is_string = !is_string,
+            _ => {}
+        }
+        char == delimiter && !is_string
+    })
+}
+
 /// What is left by lines of `RateLimit`; of several, the least.
 pub(super) fn least_remaining<'a>(lines: impl IntoIterator<Item = &'a HeaderValue>) -> Option<u64> {
     lines
@@ -162,13 +179,11 @@ pub(super) fn remaining(line: &str) -> Option<u64> {
     // A number is without its parameters (RFC 9651 §3.2).
     let number = |text: &str| count(text.split(';').next()?.trim_end());
     if is_dictionary(line) {
-        let mut members = line.split(',').rev();
-        return members.find_map(|member| number(member.trim().strip_prefix("remaining=")?));
+        let members = split(line, ',').filter_map(|member| number(member.trim().strip_prefix("remaining=")?));
+        return members.last();
     }
 
-    let outside_quotes = line.split('"').step_by(2);
-    let members = outside_quotes.flat_map(|text| text.split(','));
-    let parameters = members.flat_map(|member| member.split(';').map(str::trim));
+    let parameters = split(line, ',').flat_map(|member| split(member, ';').map(str::trim));
     parameters
         .filter_map(|parameter| count(parameter.strip_prefix("r=")?))
         .min()

@@ -11,18 +11,16 @@ use super::{
 use crate::{Decision, PolicyDecision, key::Secret, limit::NamedLimit};
 
 impl Fields {
-    /// Adds the fields to a response of the inner service.
-    pub(crate) fn annotate(&self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) {
+    /// Adds the fields to a response of the inner service, and returns whether there are any about enforced policies.
+    pub(crate) fn annotate(&self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) -> bool {
         let has_fields = self.observed || !matches!(self.dialect, Headers::None);
         // The fields belong to the response that a redirect leads to. A client that polls receives 304 alone.
         let is_redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
-        if has_fields && !is_redirect && !is_for_shared_caches(headers) {
-            self.write(decision, headers);
-        }
+        has_fields && !is_redirect && !is_for_shared_caches(headers) && self.write(decision, headers)
     }
 
-    /// Adds the fields to a response of this crate.
-    pub(crate) fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
+    /// Adds the fields to a response of this crate, and returns whether there are any about enforced policies.
+    pub(crate) fn write(&self, decision: &Decision, headers: &mut HeaderMap) -> bool {
         if self.observed {
             write_observed(decision, headers);
         }
@@ -30,7 +28,9 @@ impl Fields {
             && let Some(foremost) = decision.foremost()
         {
             self.write_dialect(&self.dialect, (decision, foremost), headers);
+            return true;
         }
+        false
     }
 
     fn write_dialect(

@@ -234,15 +234,10 @@ impl Rejection<'_> {
         match self {
             Self::Limited(decision) => {
                 let wait = decision.retry_after()?;
-                let first = decision.as_slice().first()?;
-                Some(
-                    wait.min(
-                        Presentation::of(&first.context)
-                            .fields
-                            .longest_retry_after
-                            .unwrap_or(Duration::MAX),
-                    ),
-                )
+                // Layers around the one that denies have bounds of their own.
+                let denier = decision.deniers().next()?;
+                let longest = Presentation::of(&denier.context).fields.longest_retry_after;
+                Some(longest.map_or(wait, |longest| wait.min(longest)))
             }
             Self::Refused(_) | Self::Blocked => None,
             Self::Failed { retry_after, .. } => Some(*retry_after),

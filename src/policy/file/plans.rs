@@ -49,6 +49,7 @@ pub(super) fn join(
         for (Name(name), mut entry) in policies {
             if let Some(common) = places.get(&name) {
                 entry.key = entry.key.take().or_else(|| common.key.clone());
+                entry.formerly = entry.formerly.take().or_else(|| common.formerly.clone());
                 if matches!(entry.routes, Routes::All) {
                     entry.routes = common.routes.clone();
                 }

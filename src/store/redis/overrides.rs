@@ -65,7 +65,7 @@ impl RedisOverrides {
         Duration::from_micros(self.started_at_us.load(Ordering::Relaxed)) + self.started.elapsed()
     }
 
-    /// Sets the limit of a key for so long, in the name of an operator, or ends its override without a limit.
+    /// Sets the limit of a key as it is stored for so long, in the name of an operator, or ends its override without a limit.
     pub(in crate::store) async fn set(
         &self,
         overrides: &Overrides,
@@ -74,10 +74,6 @@ impl RedisOverrides {
         limit: Option<(Limit, Duration)>,
         set_by: Option<&str>,
     ) -> Result<(), StoreError> {
-        let key = self.stored_key(key);
-        if limit.is_some() {
-            overrides.require_room(policy, &key)?;
-        }
         let set_by = set_by.unwrap_or_default();
         // One that is ended is one that has expired.
         let (limit, lasts) = limit.unwrap_or((Limit::Unlimited, Duration::ZERO));

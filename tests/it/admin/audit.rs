@@ -1,10 +1,15 @@
 //! The log of changes by operators.
 
+use std::time::Duration;
+
 use axum::{Router, body::Body};
 use http::{Request, StatusCode};
 use serde_json::json;
 use tower::ServiceExt;
-use tower_quota::{Admin, FailureMode, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store};
+use tower_quota::{
+    Admin, FailureMode, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
+    store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
+};
 
 use super::router::Operator;
 use crate::support::{Broken, Log, Redis, connected, patient, send};
@@ -262,7 +267,7 @@ async fn a_reset_whose_response_is_not_awaited_is_logged_too() {
     let operator = Operator::of_limiter(&mails(store));
     let frozen = redis.freeze();
     let reset = operator.reset("mails", "key=1");
-    let left = tokio::time::timeout(std::time::Duration::from_millis(50), reset).await;
+    let left = tokio::time::timeout(Duration::from_millis(50), reset).await;
     drop(frozen);
     assert!(left.is_err(), "the operator has left before");
     let text = log.text();
@@ -270,4 +275,58 @@ async fn a_reset_whose_response_is_not_awaited_is_logged_too() {
         text.contains("WARN tower_quota::audit") && text.contains("outcome=\"unknown\" policy=\"mails\""),
         "{text}"
     );
+}
+
+#[tokio::test]
+async fn an_override_that_is_one_too_many_is_logged_as_refused() {
+    let redis = Redis::start();
+    redis.add_overrides(10_000).await;
+    let store = connected(patient().overrides(true), &redis.url()).await;
+    let log = Log::capture();
+    let operator = Operator::of_limiter(&mails(store));
+    let response = operator
+        .set_override("mails", "key=another", "sliding-log 9/min", "1h")
+        .await;
+    assert_eq!(response.status, StatusCode::CONFLICT);
+    let text = log.text();
+    for text in [&text, &response.json()["error"].to_string()] {
+        assert!(text.contains("a store has at most 10000 overrides"), "{text}");
+        assert!(!text.contains("confirmed"), "{text}");
+    }
+    assert!(text.contains("outcome=\"refused\""), "{text}");
+    let replaced = operator.set_override("mails", "key=1", "sliding-log 9/min", "1h");
+    assert_eq!(replaced.await.status, StatusCode::OK);
+}
+
+/// Has overrides, and no counts.
+struct Countless(MemoryStore);
+
+impl Store for Countless {
+    fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
+        StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "the counts are away")))
+    }
+
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.0)
+    }
+}
+
+#[tokio::test]
+async fn a_change_that_is_confirmed_is_logged_as_done_also_if_no_counts_are_read_after_it() {
+    let log = Log::capture();
+    let limiter = mails(Countless(MemoryStore::new()));
+    let operator = Operator::of_limiter(&limiter);
+    for ends in [false, true] {
+        let before = log.text().len();
+        let response = match ends {
+            true => operator.end_override("mails", "key=1").await,
+            false => operator.set_override("mails", "key=1", "sliding-log 9/min", "1h").await,
+        };
+        assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(limiter.overrides().is_empty(), ends, "it is changed");
+        let text = log.text().split_off(before);
+        let line = text.lines().find(|line| line.contains("tower_quota::audit"));
+        let line = line.expect("a line");
+        assert!(line.contains("INFO") && line.contains("outcome=\"done\""), "{line}");
+    }
 }

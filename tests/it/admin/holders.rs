@@ -144,6 +144,8 @@ async fn lists_lines(store: impl Store + Clone) {
 #[tokio::test(start_paused = true)]
 async fn lines_are_listed_in_memory() {
     lists_lines(MemoryStore::new()).await;
+    // A store without an identity.
+    lists_lines(Counted::new(MemoryStore::new())).await;
 }
 
 #[tokio::test]

@@ -192,6 +192,47 @@ async fn the_fields_of_an_inner_layer_on_an_admitted_response_teach_nothing() {
 }
 
 #[tokio::test]
+async fn only_the_fields_that_no_inner_layer_has_added_are_read() {
+    let layer = || {
+        let policy = Policy::new("inner", SlidingLog::per_hour(1)).key(key::constant("all"));
+        RateLimitLayer::new(MemoryStore::new(), policy)
+    };
+    let (none, silent) = (
+        || RateLimitLayer::new(MemoryStore::new(), vec![]),
+        || layer().headers(Headers::None),
+    );
+    let observing = || {
+        let policy = Policy::new("inner", SlidingLog::per_hour(1)).key(key::constant("all"));
+        RateLimitLayer::new(MemoryStore::new(), policy.observe_only())
+    };
+    let theirs = &[("ratelimit", "\"a\";r=0;t=7")][..];
+    let redirect = &[("ratelimit", "\"a\";r=0;t=7"), ("location", "/")][..];
+    for (layers, status, fields, seconds) in [
+        ([layer(), none()], 429, &[][..], Some(1)),
+        ([layer().extensions(false), none()], 429, &[], Some(1)),
+        ([silent(), layer()], 429, &[], Some(1)),
+        ([layer(), silent()], 429, &[], Some(1)),
+        ([layer(), layer()], 429, &[("retry-after", "30")], Some(30)),
+        ([layer(), none()], 200, theirs, None),
+        ([silent(), layer()], 503, theirs, None),
+        ([silent(), silent()], 429, theirs, Some(7)),
+        ([silent(), silent()], 200, theirs, Some(7)),
+        ([silent().extensions(false), none()], 200, theirs, Some(7)),
+        ([observing(), none()], 200, theirs, Some(7)),
+        // A redirect has no fields of layers.
+        ([layer(), none()], 307, redirect, Some(7)),
+    ] {
+        let case = format!("{status} {fields:?} {layers:?}");
+        let [middle, inner] = layers;
+        let client = middle.layer(inner.layer(server(status, fields)));
+        let client = around(MemoryStore::new(), policy()).layer(client);
+        let response = client.oneshot(request()).await.expect("infallible");
+        assert_eq!(response.status().as_u16(), status, "{case}");
+        assert_eq!(pause(&response), seconds.map(Duration::from_secs), "{case}");
+    }
+}
+
+#[tokio::test]
 async fn the_longest_pause_is_that_of_the_ban() {
     let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
     let layer = around(store, policy().ban(Ban::by_hand().longest(2 * HOUR)));
@@ -519,6 +560,33 @@ async fn a_channel_of_tonic_learns_from_trailers() {
     let details = tonic_types::StatusExt::get_details_retry_info(&denied);
     let wait = details.and_then(|info| info.retry_delay);
     assert_eq!(wait, Some(Duration::from_secs(90)));
+}
+
+#[tokio::test]
+async fn the_pause_of_the_trailers_precedes_that_of_the_head() {
+    let without_wait = |status: &'static str| {
+        let status = (HeaderName::from_static("grpc-status"), HeaderValue::from_static(status));
+        HeaderMap::from_iter([status])
+    };
+    for (trailers, seconds) in [
+        (retry_in(Duration::from_secs(5)), Some(5)),
+        (retry_in(Duration::from_secs(90)), Some(90)),
+        (retry_in(Duration::ZERO), None),
+        (without_wait("8"), Some(60)),
+        (without_wait("0"), Some(60)),
+    ] {
+        let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
+        let exhausted = ServiceExt::<Request<Body>>::map_response(Exhausted(trailers.clone()), |mut response| {
+            let state = HeaderValue::from_static("\"a\";r=0;t=60");
+            response.headers_mut().insert("ratelimit", state);
+            response
+        });
+        let client = around(store, policy()).layer(exhausted);
+        let read = client.clone().oneshot(request()).await.expect("infallible");
+        read.into_body().collect().await.expect("no error");
+        let next = client.oneshot(request()).await.expect("infallible");
+        assert_eq!(wait(&next), seconds.map(Duration::from_secs), "{trailers:?}");
+    }
 }
 
 #[tokio::test]

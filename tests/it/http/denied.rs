@@ -281,14 +281,14 @@ async fn build_anew(request: Request, next: Next) -> Response {
 }
 
 #[tokio::test]
-async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_and_jitter() {
+async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_jitter_and_bound() {
     let policy = Policy::new("once", SlidingLog::per_minute(1)).key(key::constant("all"));
     let layer = RateLimitLayer::new(Clock::new().memory_store(), policy);
     let layer = layer
         .format(response::text(|_, _| "later"))
         .headers(Headers::Draft07)
         .retry_jitter(Duration::from_secs(3_600));
-    let app = |around: bool| {
+    let app = |around: bool, layer: &RateLimitLayer| {
         let inner = Router::new()
             .route("/export", route(async || "hi"))
             .layer(layer.clone());
@@ -299,10 +299,14 @@ async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_and_jitter() {
         };
         inner.layer(self::layer("api"))
     };
-    assert_eq!(send(&app(true), get("/export")).await.status, StatusCode::OK);
+    assert_eq!(send(&app(true, &layer), get("/export")).await.status, StatusCode::OK);
 
+    let bounded = layer.clone().longest_retry_after(Duration::from_secs(30));
     for anew in [true, false] {
-        let denied = send(&app(anew), get("/export")).await;
+        let denied = send(&app(anew, &bounded), get("/export")).await;
+        assert_eq!(denied.field("retry-after"), Some("30"), "{anew}");
+
+        let denied = send(&app(anew, &layer), get("/export")).await;
         assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(denied.body, "later");
         let wait = denied.field("retry-after").expect("a wait");

@@ -449,6 +449,8 @@ async fn of_a_dictionary_and_a_list_the_one_with_less_left_is_shown() {
             "\"a;r=1\";r=61;t=1, \"b\";r=99",
             false,
         ),
+        // RFC 9651 §3.3.3: a quotation mark in a string is escaped.
+        (Headers::Draft07, OURS_AS_DICTIONARY, "\"a\\\";r=99\";r=2;t=1", true),
         (Headers::Draft07, OURS_AS_DICTIONARY, "\"a\"", false),
     ] {
         let layer = RateLimitLayer::new(s1(), default()).headers(style.clone());

@@ -7,15 +7,15 @@ use std::{
 };
 
 use http::{Request, Response, StatusCode};
-use http_body_util::Empty;
+use http_body_util::{BodyExt, Empty};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_quota::{
-    ClientLibrary, Decision, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
-    TokenBucket, key,
+    ClientLibrary, Decision, FailureMode, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
+    SlidingLog, TokenBucket, key,
     store::{self, Store, StoreFuture},
 };
 
-use crate::support::{Clock, Redis, connected, patient};
+use crate::support::{Broken, Clock, Counted, Redis, connected, patient};
 
 type Body = Empty<bytes::Bytes>;
 
@@ -211,6 +211,25 @@ async fn a_refund_that_fails_in_one_store_is_made_in_the_other() {
 
     service.oneshot(Request::new(Body::new())).await.unwrap();
     assert_eq!((remaining_in(&outer).await, remaining_in(&inner).await), (9, 10));
+}
+
+#[tokio::test]
+async fn of_stores_without_an_identity_each_is_settled() {
+    for actual in [0, 1, 4] {
+        let [outer, inner] = [(); 2].map(|()| Counted::new(MemoryStore::new()));
+        let [around, within] = [(&outer, 2), (&inner, 3)].map(|(store, cost)| {
+            let layer = RateLimitLayer::new(store.clone(), shared(cost));
+            layer.response_extensions(true)
+        });
+        let response = around.layer(within.layer(service_fn(answer)));
+        let response = response.oneshot(Request::new(Body::new())).await.unwrap();
+        assert_eq!((remaining_in(&outer).await, remaining_in(&inner).await), (8, 7));
+
+        let decision = response.extensions().get::<Decision>().expect("a decision");
+        decision.take_receipt().settle(actual).await.expect("both answer");
+        let left = 10 - actual;
+        assert_eq!((remaining_in(&outer).await, remaining_in(&inner).await), (left, left));
+    }
 }
 
 #[tokio::test]
@@ -443,6 +462,41 @@ async fn of_a_policy_that_is_met_again_the_largest_cost_is_charged_also_beside_o
             let left = limiter.peek(tower_quota::Key::constant("all")).await.unwrap();
             assert_eq!(left.remaining(), 10 - charged, "{name} of {costs:?}");
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_delay_of_a_request_is_that_of_all_layers() {
+    let store = MemoryStore::new();
+    let layer = |name, seconds| {
+        let policy = policy(name, SlidingLog::new(1, Duration::from_secs(seconds)));
+        RateLimitLayer::new(store.clone(), policy.wait_up_to(Duration::from_secs(9)))
+    };
+    let service = service_fn(async |request: Request<Body>| {
+        let decision = request.extensions().get::<Decision>().expect("a decision");
+        Ok::<_, Infallible>(Response::new(decision.delay().as_secs().to_string()))
+    });
+    // The second request waits for 1 s, for 2 s, and for 4 s.
+    let service = layer("outer", 1).layer(layer("between", 3).layer(layer("inner", 7).layer(service)));
+    for delay in ["0", "7"] {
+        let response = service.clone().oneshot(Request::new(Body::new())).await.unwrap();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        assert_eq!(body, delay);
+    }
+}
+
+/// What this process has counted in place of the store is no count for a policy that requires the store.
+#[tokio::test]
+async fn a_policy_that_is_closed_does_not_rely_on_counts_of_this_process() {
+    let store: Arc<dyn Store> = Arc::new(Broken::default());
+    for (mode, status) in [
+        (FailureMode::default(), StatusCode::OK),
+        (FailureMode::Open, StatusCode::OK),
+        (FailureMode::Closed, StatusCode::SERVICE_UNAVAILABLE),
+    ] {
+        let inner = RateLimitLayer::new(store.clone(), shared(1).failure_mode(mode));
+        let outer = RateLimitLayer::new(store.clone(), shared(1));
+        assert_eq!(through(vec![outer, inner]).await.status(), status, "{mode:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use fastrand::Rng;
-use http::{HeaderValue, Method, Request, Response, StatusCode, request::Builder};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, request::Builder};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -238,6 +238,42 @@ async fn ky_16_two_lines_of_a_header_are_malformed() {
             (400, None),
             "`.or(..)` does not catch what is malformed"
         );
+    }
+}
+
+/// RFC 9113 §8.2.3: a client of HTTP/2 may send each cookie in a line of its own.
+#[test]
+fn the_lines_of_cookies_are_one_value_from_http_2_on() {
+    let extract = |name, version, lines: &[&str]| {
+        let mut request = Request::get("/").version(version);
+        for line in lines {
+            request = request.header(name, *line);
+        }
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        let key = key::header(name).extract(&parts);
+        key.map(|key| key.expect("it is there"))
+            .map_err(|error| error.to_string())
+    };
+    let long = |length| "a".repeat(length);
+    for version in [Version::HTTP_2, Version::HTTP_3] {
+        let cookies = |lines: &[&str]| extract("cookie", version, lines);
+        for lines in [&["a=1; b=2; c=3"][..], &["a=1", "b=2", "c=3"], &["a=1; b=2", "c=3"]] {
+            assert_eq!(cookies(lines), Ok(Key::header("cookie", "a=1; b=2; c=3")), "{lines:?}");
+        }
+        assert_eq!(cookies(&["b=2", "a=1"]), Ok(Key::header("cookie", "b=2; a=1")));
+
+        let longest = format!("{}; {}", long(2_047), long(2_047));
+        assert_eq!(
+            cookies(&[&long(2_047), &long(2_047)]),
+            Ok(Key::header("cookie", longest))
+        );
+        let error = cookies(&[&long(2_047), &long(2_048)]).expect_err("it is too long");
+        assert!(error.contains("longer than 4096 bytes"), "{error}");
+        assert!(extract("x-user", version, &["a", "b"]).is_err());
+    }
+    // RFC 6265 §5.4: a client of HTTP/1.1 sends one line, whatever the number of cookies.
+    for version in [Version::HTTP_10, Version::HTTP_11] {
+        assert!(extract("cookie", version, &["a=1", "b=2"]).is_err());
     }
 }
 

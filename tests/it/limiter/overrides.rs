@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tower_quota::{
-    ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policy, RateLimitLayer,
+    Ban, ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policy, RateLimitLayer,
     RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
     store::{ErrorKind, Store, StoreFuture, StoreRequest},
 };
@@ -113,6 +113,32 @@ async fn an_override_that_no_plan_applies_is_refused() {
     set(free().plan("pro", mails(log_of(5).into())))
         .await
         .expect("it has effect in one plan");
+}
+
+#[tokio::test]
+async fn a_reset_is_of_the_limit_that_is_overridden_too() {
+    let policies = ["mails", "texts"].map(|name| Policy::new(name, SlidingLog::per_day(5)).ban(Ban::by_hand()));
+    let both = Limiter::new(MemoryStore::new(), policies);
+    let states = async || {
+        let peeked = both.peek("a").await.expect("the store answers");
+        let states = peeked.policies().map(|policy| (policy.limit(), policy.remaining()));
+        states.collect::<Vec<_>>()
+    };
+    for limit in [log_of(20).into(), Limit::Unlimited, Limit::DenyAll] {
+        let _ = both.request("a").cost(5).charge().await.expect("it is charged");
+        both.ban("a", HOUR).await.expect("the policies have bans");
+        let set = both.override_limit("mails", "a", limit.clone(), HOUR);
+        set.await.expect("it is valid");
+        let _ = both.request("a").charge().await.expect("it is charged");
+        both.reset("a").await.expect("the store answers");
+        if limit.window().is_some() {
+            assert_eq!(states().await, [(20, 20), (5, 5)]);
+        }
+        both.end_override("mails", "a").await.expect("the store answers");
+        assert_eq!(states().await, [(5, 5), (5, 5)], "{limit}");
+        let next = both.peek("a").await.expect("the store answers");
+        assert!(next.is_allowed(), "the bans have ended: {limit}");
+    }
 }
 
 struct Around(MemoryStore);
@@ -469,24 +495,9 @@ async fn sent(redis: &Redis) -> u64 {
         .expect("a number")
 }
 
-/// Seeds Redis with overrides of the keys from 1.
-async fn seed(redis: &Redis, number: u64) {
-    let members = (1..=number).flat_map(|n| {
-        [
-            n.to_string(),
-            format!("mails\nkey={n}\nsliding-log 9/h\n\n9999999999999999"),
-        ]
-    });
-    let words = ["quota:1:overrides", "-1", "#"]
-        .map(str::to_owned)
-        .into_iter()
-        .chain(members);
-    redis.command::<()>("ZADD", words).await;
-}
-
 async fn of_a_change_no_other_override_is_read(library: ClientLibrary) {
     let redis = Redis::start();
-    seed(&redis, 9_000).await;
+    redis.add_overrides(9_000).await;
     let [one, other] = two(builder().client_library(library), &redis).await;
     assert_eq!(one.overrides().len(), 9_000);
     let before = sent(&redis).await;
@@ -539,7 +550,7 @@ async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrar
 
 async fn a_store_has_a_bounded_number_of_overrides(library: ClientLibrary) {
     let redis = Redis::start();
-    seed(&redis, 10_000).await;
+    redis.add_overrides(10_000).await;
     let [one, _] = two(builder().client_library(library), &redis).await;
     let error = one.override_limit("mails", "b", log_of(9), HOUR).await.unwrap_err();
     assert!(error.to_string().contains("at most 10000 overrides"), "{error}");

@@ -5,8 +5,8 @@ use std::time::Duration;
 use axum::{Router, routing::get as route};
 use http::StatusCode;
 use tower_quota::{
-    Ban, Decision, FailureMode, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog, TokenBucket,
-    key, store::ErrorKind,
+    Ban, Decision, FailureMode, IntoPolicies, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer,
+    SlidingLog, TokenBucket, key, store::ErrorKind,
 };
 
 use crate::support::{Broken, Clock, Log, Received, get, send};
@@ -136,6 +136,32 @@ fn a_name_is_once_in_a_plan_and_in_any_number_of_plans() {
         let error = layer(twice).unwrap_err().to_string();
         assert!(error.contains("two policies are named `requests`"), "{error}");
     }
+}
+
+#[test]
+fn the_policies_of_a_layer_are_of_one_set_of_plans() {
+    let regions = || {
+        let exports = |quota| Policy::new("exports", SlidingLog::per_hour(quota)).key(key::header("user"));
+        by_header(Plans::new("eu", exports(1)).plan("us", exports(2)))
+    };
+    let plans = || by_header(Plans::new("free", requests(1)).plan("pro", requests(2)));
+    for several in [
+        [plans().into_policies(), regions().into_policies()].concat(),
+        plans().in_each(regions()).into_policies(),
+        plans().plan("max", regions()).into_policies(),
+        by_header(Plans::new("free", regions()).plan("none", vec![])).into_policies(),
+    ] {
+        let error = RateLimitLayer::try_new(MemoryStore::new(), several)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("two `Plans`") && error.contains("make one `Plans`"),
+            "{error}"
+        );
+    }
+    let total = Policy::new("total", SlidingLog::per_hour(9)).key(key::constant("all"));
+    let beside = [plans().into_policies(), vec![total]].concat();
+    assert!(RateLimitLayer::try_new(MemoryStore::new(), beside).is_ok());
 }
 
 #[tokio::test]

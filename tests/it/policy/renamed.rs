@@ -3,7 +3,7 @@
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use tower_quota::{
-    Ban, Concurrency, Denial, Limiter, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, store::Store,
+    Ban, Concurrency, Denial, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog, store::Store,
 };
 
 use crate::support::{Redis, connected, each_store, patient};
@@ -143,4 +143,37 @@ async fn a_file_has_former_names() {
         error.to_string().starts_with("two policies are named `login`"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn all_plans_have_the_former_name_of_a_policy() {
+    let sign_in = |quota| Policy::new("sign-in", SlidingLog::per_hour(quota));
+    let limiter = |free: Policy<()>, pro: Policy<()>| {
+        Limiter::try_new(MemoryStore::new(), Plans::new("free", free).plan("pro", pro)).map(drop)
+    };
+    for (free, pro) in [
+        (sign_in(5).formerly("login"), sign_in(50)),
+        (sign_in(5), sign_in(50).formerly("login")),
+        (sign_in(5).formerly("log-in"), sign_in(50).formerly("login")),
+    ] {
+        let error = limiter(free, pro).expect_err("they count apart").to_string();
+        assert!(
+            error.contains("`sign-in`") && error.contains("`.formerly(..)`"),
+            "{error}"
+        );
+    }
+    assert!(limiter(sign_in(5).formerly("login"), sign_in(50).formerly("login")).is_ok());
+
+    let store = MemoryStore::new();
+    let old = Limiter::new(store.clone(), Policy::new("login", LIMIT));
+    let policies = Policies::from_toml(
+        "policies.sign-in = { limit = 'sliding-log 5/h', formerly = 'login' }
+         plans.pro.sign-in.limit = 'sliding-log 50/h'",
+    );
+    let plans = policies.expect("a file").unkeyed_plans(["sign-in"]);
+    let new = Limiter::new(store, plans.expect("plans"));
+    let pro = new.request("k").plan("pro").check().await.expect("it answers");
+    assert_eq!(pro.remaining(), 49);
+    assert_eq!(new.check("k").await.expect("it answers").remaining(), 3);
+    assert_eq!(old.check("k").await.expect("it answers").remaining(), 2);
 }

@@ -109,6 +109,18 @@ impl Redis {
         self.folder.path().join(file)
     }
 
+    /// Overrides of so many keys of the policy `mails`, from `key=1` on.
+    pub(crate) async fn add_overrides(&self, number: u64) {
+        let members = (1..=number).flat_map(|n| {
+            [
+                n.to_string(),
+                format!("mails\nkey={n}\nsliding-log 9/h\n\n9999999999999999"),
+            ]
+        });
+        let words = ["quota:1:overrides", "-1", "#"].map(str::to_owned);
+        self.command::<()>("ZADD", words.into_iter().chain(members)).await;
+    }
+
     /// Runs a command and panics if Redis does not answer it.
     pub(crate) async fn command<R: FromValue>(
         &self,

@@ -1,0 +1,78 @@
+//! The decisions of layers around each other about one request.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::{CheckContext, Decision, Inner, PolicyDecision};
+use crate::{FailureMode, Key, store::NamedLimit};
+
+/// What an inner layer finds of those around it.
+impl Decision {
+    /// The cost that outer layers have charged to the same key of the same policy, in the same store.
+    pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
+        let own = &context.policies[position];
+        let file = own.file_number();
+        // One that requires the store does not rely on what this process has counted in its place.
+        let requires_store = own.settings.failure_mode == Some(FailureMode::Closed);
+        // A policy that observes counts nothing if it would have denied the request.
+        let same = self.policies().filter(|policy| {
+            let counted = policy.denial.is_none() && !(requires_store && policy.local.is_some());
+            let same_count = policy.counts_as(named, file) && policy.charge.key == *key;
+            counted && same_count && policy.context.store_id() == context.store_id()
+        });
+        same.fold(0, |charged, policy| charged.saturating_add(policy.counted().cost))
+    }
+
+    /// The decisions of an outer and an inner layer, if this one joins them.
+    pub(crate) fn joined(&self) -> Option<&[Self; 2]> {
+        self.0.joined.as_ref()
+    }
+
+    /// The decisions of an outer layer, which admitted the request, and of an inner one; `None` if there was nothing to decide for
+    /// the outer one.
+    pub(crate) fn followed_by(&self, later: &Self) -> Option<Self> {
+        self.follow();
+        if self.is_empty() {
+            return None;
+        }
+        let policies = self.policies().chain(later.policies()).cloned().collect();
+        Some(Self(Arc::new(Inner {
+            server_time: later.server_time(),
+            waited: self.0.waited.saturating_add(later.0.waited),
+            units: later.0.units,
+            store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
+            joined: Some([self.clone(), later.clone()]),
+            ..Inner::new(later.is_allowed(), policies)
+        })))
+    }
+
+    /// Records that an inner layer has decided about the request too.
+    pub(crate) fn follow(&self) {
+        // That of a request without policies is one for all of them, which need not write to it again and again.
+        if !self.is_followed() {
+            self.0.followed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether an inner layer has decided about the request after this one.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.0.followed.load(Ordering::Relaxed)
+    }
+
+    /// Whether a layer that has decided learns from the response.
+    pub(crate) fn learns(&self) -> bool {
+        self.as_slice().iter().any(PolicyDecision::learns)
+    }
+
+    /// Records that an inner layer has added its fields to the response, for each layer that has decided.
+    pub(crate) fn record_inner_fields(&self) {
+        match self.joined() {
+            Some(joined) => joined.iter().for_each(Self::record_inner_fields),
+            None => self.0.has_inner_fields.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// Whether an inner layer has added its fields to the response.
+    pub(crate) fn has_inner_fields(&self) -> bool {
+        self.0.has_inner_fields.load(Ordering::Relaxed)
+    }
+}
