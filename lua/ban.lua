@@ -18,7 +18,7 @@ function ban.read(bans)
   if since > now and since > now + math.min(SLACK, bans.x) then
     -- The clock was set back. A ban that ends within the longest one stays, whichever policy has begun it.
     denials = 0
-    if til > now + bans.z then
+    if since > now + SLACK and til > now + bans.z then
       since, til, level = 0, 0, 0
     end
   elseif denials > 0 and since + bans.x <= now then

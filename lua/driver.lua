@@ -79,16 +79,6 @@ local function read_run(text)
   return run
 end
 
--- Gives the charges of the next request their keys.
-local function take_keys(run)
-  for _, charge in ipairs(run.charges) do
-    charge.key, next_key = keys[next_key], next_key + 1
-    if charge.line then
-      charge.line.key, next_key = keys[next_key], next_key + 1
-    end
-  end
-end
-
 -- Fails unless this node has all keys of a request whose keys lie in several slots.
 --
 -- A key of a slot that is moving away is found only after a command in its slot (Redis 7.4, Valkey), or in two slots (Redis 8): so each
@@ -161,25 +151,17 @@ local function decide(run, times)
     end
   end
   admitted = banned and 0 or admitted
-  local requires_room = operation == 'check' or operation == 'wait' or operation == 'renew'
-  if not requires_room and (operation ~= 'peek' or admitted > 0) then
-    admitted = times
-  end
+  local requires_room = operation == 'check' or operation == 'wait' or operation == 'renew' or operation == 'peek' and admitted == 0
+  admitted = requires_room and admitted or times
   -- Whether a denial is not followed by another check.
-  local is_final = operation == 'check'
-  if operation == 'wait' then
-    is_final = run.waiting and not run.leads or not run.waiting and not run.may_wait
-  end
+  local is_final = operation == 'check' or operation == 'wait' and not (run.waiting and run.leads or not run.waiting and run.may_wait)
 
   for n = 1, run.size do
     local charge = charges[n]
     local bans = charge.bans
     if charge.rule ~= ban then
       local wait, reset = 0, change(run, charge, admitted)
-      local is_denied = charge.room < charge.cost
-      if operation == 'renew' then
-        is_denied = charge.lacks
-      end
+      local is_denied = charge.room < charge.cost and (operation ~= 'renew' or charge.lacks)
       local cost = admitted < times and is_denied and not charge.line and charge.cost
       if not reset then
         wait, reset = charge.rule.wait(charge, cost, unpack(charge.state, 2, 6))
@@ -248,7 +230,12 @@ end
 for n = 1, last_run do
   local run = read_run(ARGV[n + 1])
   for nth = 1, run.requests do
-    take_keys(run)
+    for _, charge in ipairs(run.charges) do
+      charge.key, next_key = keys[next_key], next_key + 1
+      if charge.line then
+        charge.line.key, next_key = keys[next_key], next_key + 1
+      end
+    end
     local fine, failure = pcall(decide_nth, run, nth)
     if not fine then
       -- The request has added nothing. Its error is the reply, from its code on, which may follow the line of the script.

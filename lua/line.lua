@@ -85,22 +85,11 @@ end
 -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one.
 local function time_until(charge, total)
   local quota, cycle = charge.quota, charge.line.cycle
-  local cycles = cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
+  -- The sum of what waits may exceed 2^53.
+  local cycles = cycle > 0 and math.floor((total - 1) / quota) or 0
   local cost = total - cycles * quota
-  local wait = 0
-  if charge.room < cost then
-    wait = cycle > 0 and charge.rule.wait(charge, cost, unpack(charge.state, 2, 6)) or RETRY_US
-  end
+  local wait = charge.room < cost and (cycle > 0 and charge.rule.wait(charge, cost, unpack(charge.state, 2, 6)) or RETRY_US) or 0
   return math.min(cycles * cycle + wait, LONGEST_WAIT_US)
-end
-
--- The arrivals of the first of these requests.
-local function decided_of(waiting, times)
-  local decided = {}
-  for n = 1, times do
-    decided[waiting[2 * n - 1]] = n
-  end
-  return decided
 end
 
 -- Reads the line of a charge, and finds how many of the requests fit behind it.
@@ -108,7 +97,12 @@ local function read_line(run, charge, fits)
   local line, operation, times = charge.line, run.operation, run.callers
   run.leads = run.leads or line.leads
   line.places, line.lacks, line.wait = read_places(line.key), false, nil
-  run.decided = run.decided or run.waiting and decided_of(run.waiting, times)
+  if run.waiting and not run.decided then
+    run.decided = {}
+    for n = 1, times do
+      run.decided[run.waiting[2 * n - 1]] = true
+    end
+  end
   if operation ~= 'wait' and operation ~= 'check' and operation ~= 'peek' then
     return fits
   end

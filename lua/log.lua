@@ -45,8 +45,7 @@ end
 
 -- The time of the member with this rank.
 local function time_at(key, rank)
-  local at = parts_of(call('ZRANGE', key, rank, rank)[1] or '')
-  return at
+  return (parts_of(call('ZRANGE', key, rank, rank)[1] or ''))
 end
 
 -- Removes members, of which the first has this rank. Returns the weight that is left, and how many members may still be read.

@@ -45,8 +45,7 @@ end
 
 -- The first nine numbers.
 local function head_of(log)
-  local newest, weight, since, total, first, count = log.newest, log.weight, log.since, log.total, log.first, log.count
-  return pack('<ddddddddd', newest, weight, since, total, first, count, log.oldest, log.expires, log.room)
+  return pack('<ddddddddd', log.newest, log.weight, log.since, log.total, log.first, log.count, log.oldest, log.expires, log.room)
 end
 
 -- Writes the first nine numbers, and the entry that has ended with this change.

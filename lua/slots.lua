@@ -19,8 +19,7 @@ end
 -- Whether a lease is of a clock that is gone. One that is ahead by less than its length may be alive: its next renewal is by the
 -- clock that was set back.
 local function is_gone(member, expires)
-  local _, _, length = unpack_numbers('<ddd', member)
-  return tonumber(expires) > now + 2 * length
+  return tonumber(expires) > now + 2 * unpack_numbers('<d', member, 17)
 end
 
 -- The leases that have ended: those that have expired, and if more than `most` is held then, those of a clock that is gone.

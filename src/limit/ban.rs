@@ -198,7 +198,7 @@ impl Ban {
         if banned.since > now + SLACK.min(window) {
             // The clock was set back. A ban that ends within the longest one stays, whichever policy has begun it.
             banned.denials = 0;
-            if banned.until > now + self.longest_us() {
+            if banned.since > now + SLACK && banned.until > now + self.longest_us() {
                 *banned = Banned::default();
             }
         } else if banned.denials > 0 && banned.since + window <= now {

@@ -40,6 +40,7 @@ each_store! {
     a_policy_that_observes_only_reports_its_bans
     a_key_is_banned_by_hand_for_a_time
     a_ban_of_a_clock_that_is_gone_is_dropped
+    a_ban_of_denials_in_a_moment_holds_where_the_clock_is_set_back_a_little
     a_ban_holds_under_a_policy_that_bans_for_less
     a_long_ban_of_a_clock_that_is_gone_is_dropped_where_bans_are_shorter
     a_ban_holds_in_any_order_of_policies_that_differ
@@ -387,6 +388,18 @@ async fn a_ban_of_a_clock_that_is_gone_is_dropped(bench: Bench) {
     // Without its level, which does not decay while the clock is younger than a window.
     bench.set("1970-01-01T00:10:00+00:00[UTC]").await;
     assert_eq!(provoke(&limiter).await, MINUTE);
+}
+
+async fn a_ban_of_denials_in_a_moment_holds_where_the_clock_is_set_back_a_little(bench: Bench) {
+    let ban = Ban::after(1, Duration::from_millis(100)).first(MINUTE).longest(MINUTE);
+    let limiter = Limiter::new(bench.store.clone(), policy("test").ban(ban));
+    while check(&limiter).await.is_allowed() {}
+    assert_eq!(denial(&check(&limiter).await), banned(MINUTE));
+    bench.set_back(Duration::from_millis(500)).await;
+    assert_eq!(
+        denial(&check(&limiter).await),
+        banned(MINUTE + Duration::from_millis(500))
+    );
 }
 
 async fn a_ban_holds_under_a_policy_that_bans_for_less(bench: Bench) {

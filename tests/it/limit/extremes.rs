@@ -199,6 +199,8 @@ impl Bench {
                 Check(1),
                 Reset,
             ],
+            // More waits than a double counts exactly.
+            [vec![Check(quota)], vec![Stand(quota); 13], vec![Check(1), Reset]].concat(),
             vec![Charge(1), Charge(quota)],
             // More than Lua counts exactly.
             vec![Charge(u64::MAX); 10],
