@@ -17,7 +17,7 @@ use self::{
     },
     topology::Sentinels,
 };
-use super::{ClusterNodes, PING_TIMEOUT, while_answered};
+use super::{ClusterNodes, while_answered};
 use crate::{
     ConfigError,
     store::{
@@ -162,7 +162,7 @@ impl RedisRsClient {
         receive(Event::Subscribed);
         // The script publishes with the permissions of the other connections.
         let publish = redis::cmd("PUBLISH").arg(channel).arg("").to_owned();
-        let published = Deadline::new(PING_TIMEOUT).wait(connection.send_packed_command(&publish));
+        let published = Deadline::new(CONNECT_TIMEOUT).wait(connection.send_packed_command(&publish));
         if let Some(Ok(Value::ServerError(error))) = published.await {
             receive(Event::Refused(Failure::of_call(error_text(
                 error.code(),
