@@ -85,8 +85,8 @@ end
 -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one.
 local function time_until(charge, total)
   local quota, cycle = charge.quota, charge.line.cycle
-  -- The sum of what waits may exceed 2^53.
-  local cycles = cycle > 0 and math.floor((total - 1) / quota) or 0
+  total = math.min(total, EXACT - 1)
+  local cycles = cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
   local cost = total - cycles * quota
   local wait = charge.room < cost and (cycle > 0 and charge.rule.wait(charge, cost, unpack(charge.state, 2, 6)) or RETRY_US) or 0
   return math.min(cycles * cycle + wait, LONGEST_WAIT_US)

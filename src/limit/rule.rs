@@ -213,7 +213,8 @@ impl Limit {
     /// Time until a weight fits, if nothing else is added: each quota beyond the first takes a [cycle](Self::cycle_us) more.
     #[cold]
     pub(crate) fn time_until(&self, state: &mut State, now: u64, weight: u64) -> u64 {
-        let quota = self.quota();
+        // More waits than Lua counts exactly.
+        let (quota, weight) = (self.quota(), weight.min(MAX_EXACT - 1));
         let cycles = if self.is_held() {
             0
         } else {
