@@ -36,10 +36,10 @@ impl Leaving {
     /// Waits until the request is decided, or is over. It is decided here where it is being checked in a runtime that is not driven.
     pub(super) async fn outcome(mut self, again: &Undecided) -> Outcome {
         let waiter = self.waiter.clone();
-        // It may have been called outside of this runtime.
-        waiter.ensure_tasks();
         let mut timer = pin!(sleep_until(waiter.until));
         let mut orphaned = pin!(ORPHANED.notified());
+        // It may have been called outside of this runtime.
+        waiter.ensure_tasks();
         poll_fn(|cx| {
             if orphaned.as_mut().poll(cx).is_ready() {
                 orphaned.set(ORPHANED.notified());
@@ -86,7 +86,7 @@ pub(super) fn end_without_caller(decision: &Decision) {
     }
 }
 
-/// A request that a check has denied after its caller had left: it leaves the places to which the check has added it.
+/// A request leaves the places to which a check has added it, since its caller has left or the line is full.
 #[cold]
 pub(super) fn leave_at_once(denied: &Decision, sent: Sent) {
     let Some(lacking) = Lacking::of(denied, |policy| policy.may_wait()) else {

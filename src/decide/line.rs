@@ -70,7 +70,7 @@ pub(super) struct State {
     /// When the last check was sent.
     sent_at: Option<Instant>,
     /// Whether the place in the store may not have the first requests of the line.
-    is_stale: bool,
+    pub(super) is_stale: bool,
     /// Until when the place is in the store.
     stored_until: Option<Instant>,
     /// The number of the request that was last checked in place of the first one.
@@ -164,7 +164,11 @@ impl Line {
         };
         state.weight -= cost;
         match left {
-            None => state.turn = state.turn.max(rank.1),
+            None => {
+                state.turn = state.turn.max(rank.1);
+                // A check in another line does not know that this place has it as arrived with one ahead of it.
+                state.is_stale |= state.waiting.range(..rank).any(|(ahead, _)| ahead.2 > rank.2);
+            }
             Some(left) => {
                 state.left = Some(left.again());
                 state.is_stale |= was_in_place;
@@ -323,7 +327,7 @@ impl State {
 
     /// The rank of a request that has entered with this one. It has another one if turns were passed on to it.
     fn rank_now(&self, entered: &Rank) -> Option<Rank> {
-        if self.turns.is_empty() || self.waiting.contains_key(entered) {
+        if self.waiting.contains_key(entered) {
             return Some(*entered);
         }
         self.waiting.keys().find(|rank| rank.3 == entered.3).copied()

@@ -38,7 +38,7 @@ pub(super) struct Waiter {
     pub(super) number: u64,
     /// By the clock of the store, in microseconds.
     pub(super) arrived: u64,
-    /// When it has arrived for the store: not before those that are ahead of it.
+    /// When it has arrived for the store: not before those ahead of it in the line in which it was last checked.
     pub(super) counts_from: AtomicU64,
     /// The lines of its keys, and its costs there.
     pub(super) needs: SmallVec<[(u64, u64); 1]>,
@@ -78,6 +78,10 @@ pub(super) fn wait(denied: Decision, again: Option<Undecided>, sent: Sent) -> Re
     if is_full(denied.as_slice()) {
         // Others have entered since the check was sent, which has added this request to the places.
         leave_at_once(&denied, sent);
+        for line in lacking.iter().filter_map(|lacking| line::find(lacking.line)) {
+            line.state().is_stale = true;
+            line.signal.change();
+        }
         return Err(denied.for_a_full_line());
     }
     let again = again.unwrap_or_else(|| denied.again());

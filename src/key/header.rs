@@ -114,7 +114,7 @@ fn join_cookies<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> Vec<u8> {
             joined.extend_from_slice(b"; ");
         }
         joined.extend_from_slice(line.as_bytes());
-        if joined.len() > MAX_VALUE {
+        if joined.trim_ascii().len() > MAX_VALUE {
             break;
         }
     }

@@ -297,11 +297,13 @@ impl<K> Policy<K> {
             valid.map_err(|error| error.of_policy(self.name()))?;
         }
         match settings.fixed_cost() {
-            Some(cost) if settings.waits() && !settings.may_wait_behind(0, cost) => Err(ConfigError::new(format!(
-                "no request of the policy `{}` would wait: each costs {cost}, which is more than `.max_waiting(..)`, in files \
+            Some(cost) if limit.is_counted() && settings.waits() && !settings.may_wait_behind(0, cost) => {
+                Err(ConfigError::new(format!(
+                    "no request of the policy `{}` would wait: each costs {cost}, which is more than `.max_waiting(..)`, in files \
                  `max-waiting`; set that to at least {cost}",
-                self.name(),
-            ))),
+                    self.name(),
+                )))
+            }
             Some(_) | None => Ok(()),
         }
     }

@@ -283,7 +283,8 @@ impl<K> Policy<K> {
     /// The most units that wait for each key in this process, from 1 to 999,999,999,999,999; a request is denied at once if more
     /// would, with [`Denial::LineFull`](crate::Denial::LineFull). The default is 500.
     ///
-    /// Units are those of the cost. By default one request of any cost may wait alone. In Redis a process has a place for 32 requests of each key, whatever the number is.
+    /// Units are those of the cost. By default one request of any cost may wait alone. In Redis a process has a place for 32 requests
+    /// of each key, whatever the number is.
     ///
     /// ```
     /// use std::time::Duration;

@@ -215,7 +215,8 @@ impl RateLimitLayer {
     /// # Panics
     ///
     /// If two policies have the same name, one is not [valid](crate::Policy::validate) or has a setting of a wait without one, or
-    /// [`Plans`](crate::Plans) do not fit together or have no [`by`](crate::Plans::by). [`try_new`](Self::try_new) returns an error instead.
+    /// [`Plans`](crate::Plans) do not fit together or have no [`by`](crate::Plans::by). [`try_new`](Self::try_new) returns an error
+    /// instead.
     #[track_caller]
     pub fn new(store: impl Store, policies: impl IntoPolicies) -> Self {
         match Self::build(store, policies) {

@@ -71,9 +71,9 @@ pub(crate) use self::rule::{BUDGET, FEW};
 /// counts until the last of them is one window old. So they add at most 1,001 entries, and each counts too long by less than a
 /// thousandth of the window.
 ///
-/// One charge reads or removes at most 1,000 entries, and a refund 2,000. If more than that have expired at once and some of them weigh more than
-/// 1, `remaining` is a lower bound until the next calls have removed them; and a wait that depends on more than 1,000 such
-/// entries is a lower bound too.
+/// One charge reads or removes at most 1,000 entries, and a refund 2,000. If more than that have expired at once and some of them
+/// weigh more than 1, `remaining` is a lower bound until the next calls have removed them; and a wait that depends on more than
+/// 1,000 such entries is a lower bound too.
 ///
 /// # When the clock of Redis is set back
 ///

@@ -172,3 +172,33 @@ async fn requests_of_a_tenant_that_have_left_take_no_turns() {
     let order: Vec<_> = admitted.into_iter().map(|(_, tenant)| tenant).collect();
     assert_eq!(order, ["b", "a", "b", "a", "b", "b"]);
 }
+
+/// Requests without a tenant and those of one leave in turn, until one is left that has been given the turn of another.
+#[tokio::test(start_paused = true)]
+async fn requests_that_were_given_turns_leave_nothing_behind() {
+    let policy = Policy::new("api", SlidingLog::new(1, 10 * SECOND)).wait_up_to(60 * SECOND);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    let acquire = |tenant: Option<&'static str>| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            let request = limiter.request("k").max_wait(60 * SECOND);
+            match tenant {
+                Some(tenant) => request.fair_by(tenant).acquire().await.is_ok(),
+                None => request.acquire().await.is_ok(),
+            }
+        })
+    };
+    assert!(limiter.check("k").await.expect("the store answers").is_allowed());
+    let mut calls = Vec::new();
+    for tenant in [None, Some("k"), None, None] {
+        calls.push(acquire(tenant));
+        tokio::task::yield_now().await;
+    }
+    for leaving in [0, 2, 1, 3] {
+        calls[leaving].abort();
+        tokio::task::yield_now().await;
+    }
+    let start = Instant::now();
+    assert!(acquire(None).await.expect("no panic"));
+    assert!(start.elapsed() <= 10 * SECOND, "{:?}", start.elapsed());
+}

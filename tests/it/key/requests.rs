@@ -267,8 +267,10 @@ fn the_lines_of_cookies_are_one_value_from_http_2_on() {
             cookies(&[&long(2_047), &long(2_047)]),
             Ok(Key::header("cookie", longest))
         );
-        let error = cookies(&[&long(2_047), &long(2_048)]).expect_err("it is too long");
-        assert!(error.contains("longer than 4096 bytes"), "{error}");
+        for lines in [[&long(2_047), &long(2_048), ""], [&long(4_095), "", "s=1"]] {
+            let error = cookies(&lines).expect_err("it is too long");
+            assert!(error.contains("longer than 4096 bytes"), "{error}");
+        }
         assert!(extract("x-user", version, &["a", "b"]).is_err());
     }
     // RFC 6265 §5.4: a client of HTTP/1.1 sends one line, whatever the number of cookies.

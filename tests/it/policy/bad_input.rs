@@ -160,6 +160,13 @@ fn an_order_of_waiting_without_waits() {
         &["`export`", "`max-waiting`", "at least 5"],
     );
     assert!(costly(5).validate().is_ok());
+    let off = Policy::new("off", Limit::Unlimited).cost(5);
+    assert!(
+        off.wait_up_to(Duration::from_secs(60))
+            .max_waiting(4)
+            .validate()
+            .is_ok()
+    );
     // Its requests wait by `acquire`.
     assert!(Limiter::try_new(MemoryStore::new(), policy("export").max_waiting(9)).is_ok());
 }
