@@ -78,7 +78,7 @@ impl Drop for Leaving {
     }
 }
 
-/// Counts a decision about a request whose caller has left, and gives back what was counted for it.
+/// Counts a decision that no caller receives, and gives back what was counted for the request.
 pub(super) fn end_without_caller(decision: &Decision) {
     decision.count_outcomes();
     if decision.is_allowed() {

@@ -77,7 +77,7 @@ pub(super) struct State {
     tried: Option<u64>,
     /// The last denial since the line is full, of this request, until when others are denied by it.
     pub(super) denied: Option<(Undecided, StoreResponse, Instant)>,
-    /// The last request that has left since the last check was sent, with whose charges the place is removed when no other waits.
+    /// The last request that has left since the last check was sent. Its charges name the place to remove when no other waits.
     left: Option<Undecided>,
     /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
     turns: HashMap<u32, u64>,

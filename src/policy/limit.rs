@@ -300,7 +300,7 @@ impl<K> Policy<K> {
             Some(cost) if limit.is_counted() && settings.waits() && !settings.may_wait_behind(0, cost) => {
                 Err(ConfigError::new(format!(
                     "no request of the policy `{}` would wait: each costs {cost}, which is more than `.max_waiting(..)`, in files \
-                 `max-waiting`; set that to at least {cost}",
+                     `max-waiting`; set that to at least {cost}",
                     self.name(),
                 )))
             }
