@@ -10,7 +10,7 @@ function ban.read(bans)
   if value and #value == 32 then
     since, packed, til, expires = unpack_numbers('<dddd', value)
     if not (0 <= since and since < EXACT and 0 <= packed and packed < EXACT and 0 <= til and til < EXACT) then
-      since, packed, til = 0, 0, 0
+      since, packed, til, expires = 0, 0, 0, 0
     end
   end
   local level = packed % LEVELS
@@ -18,8 +18,11 @@ function ban.read(bans)
   if since > now and since > now + math.min(SLACK, bans.x) then
     -- The clock was set back. A ban that ends within the longest one stays, whichever policy has begun it.
     denials = 0
-    if since > now + SLACK and til > now + bans.z then
-      since, til, level = 0, 0, 0
+    if since > now + SLACK then
+      expires = 0
+      if til > now + bans.z then
+        since, til, level = 0, 0, 0
+      end
     end
   elseif denials > 0 and since + bans.x <= now then
     denials = 0
@@ -39,8 +42,10 @@ local function forgotten(bans)
   return bans.denials > 0 and math.max(til, bans.since + bans.x) or til
 end
 
+-- What is stored expires no earlier than before: a policy of the same name may have a longer window.
 local function store(bans)
-  write(bans.key, bans.since, bans.denials * LEVELS + bans.level, bans.til, bans.expires, forgotten(bans))
+  local til = math.max(forgotten(bans), math.min(bans.expires - SLACK, now + YEAR_US))
+  write(bans.key, bans.since, bans.denials * LEVELS + bans.level, bans.til, bans.expires, til)
 end
 
 -- Counts a denial, with the last of which a ban begins.

@@ -176,6 +176,8 @@ pub(crate) struct Banned {
     until: u64,
     /// How often the next ban is doubled, one less for each window after the last ban.
     level: u64,
+    /// When all of it is forgotten, by any policy of this name.
+    expires_at: u64,
 }
 
 impl Banned {
@@ -198,8 +200,11 @@ impl Ban {
         if banned.since > now + SLACK.min(window) {
             // The clock was set back. A ban that ends within the longest one stays, whichever policy has begun it.
             banned.denials = 0;
-            if banned.since > now + SLACK && banned.until > now + self.longest_us() {
-                *banned = Banned::default();
+            if banned.since > now + SLACK {
+                banned.expires_at = 0;
+                if banned.until > now + self.longest_us() {
+                    *banned = Banned::default();
+                }
             }
         } else if banned.denials > 0 && banned.since + window <= now {
             banned.denials = 0;
@@ -215,6 +220,7 @@ impl Ban {
                 denials: 0,
                 until,
                 level: banned.decayed(now, self.window_us()),
+                ..*banned
             };
         }
     }
@@ -236,6 +242,7 @@ impl Ban {
                 denials: 0,
                 until: now + length.as_micros() as u64,
                 level: level + u64::from(length < self.longest),
+                ..*banned
             };
         }
         true
@@ -255,6 +262,13 @@ impl Ban {
         let denials_end = if banned.denials > 0 { banned.since + window } else { 0 };
         let forgotten = denials_end.max(banned.until + banned.level * window);
         forgotten.saturating_sub(now)
+    }
+
+    /// The time at which what has changed expires: no earlier than before, since a policy of the same name may have a longer window.
+    pub(crate) fn keep(&self, banned: &mut Banned, now: u64) -> u64 {
+        let before = banned.expires_at.min(now + MAX_BAN.as_micros() as u64);
+        banned.expires_at = before.max(now + self.reset(banned, now));
+        banned.expires_at
     }
 }
 

@@ -378,10 +378,10 @@ impl<'a> AdvancedBans<'a> {
     }
 
     /// Stores what has changed, and returns the rest of the ban.
-    fn keep(self, changed: bool) -> (Duration, Kept) {
+    fn keep(mut self, changed: bool) -> (Duration, Kept) {
         let rest = self.banned.rest(self.now);
         let kept = Kept {
-            expires_at: changed.then(|| self.now + self.ban.reset(&self.banned, self.now)),
+            expires_at: changed.then(|| self.ban.keep(&mut self.banned, self.now)),
             denies_until: self.now + rest,
         };
         if changed {

@@ -636,6 +636,61 @@ async fn a_ban_in_redis_is_one_small_key_beside_the_count_that_expires() {
     assert!(keys().await.is_empty());
 }
 
+/// As while a new version is deployed: what a policy with a longer window counts is not forgotten earlier.
+#[tokio::test]
+async fn a_policy_with_a_shorter_window_does_not_shorten_the_key_of_a_ban() {
+    let second = Duration::from_secs(1);
+    let bench = Bench::redis_store().await;
+    let brief = Ban::after(2, second).first(second).longest(5 * MINUTE);
+    let (long, short) = (
+        limiter(&bench),
+        Limiter::new(bench.store.clone(), policy("test").ban(brief)),
+    );
+    let expires_at = async || {
+        let keys = bench.dump().await;
+        let key = keys.into_iter().find(|(key, ..)| key.contains(":ban:"));
+        key.expect("it is stored").2
+    };
+    assert_eq!(provoke(&long).await, MINUTE);
+    let kept_until = expires_at().await;
+    short.ban("k", US).await.expect("the store replies");
+    assert_eq!(expires_at().await, kept_until);
+    bench.advance(MINUTE).await;
+    assert!(check(&short).await.is_allowed());
+    assert_eq!(denial(&check(&short).await), full(second));
+    assert_eq!(expires_at().await, kept_until);
+    bench.advance(second).await;
+    assert_eq!(provoke(&long).await, 2 * MINUTE);
+
+    // What another policy needs for longer is kept for 366 days at most.
+    let year = 366 * 24 * HOUR;
+    let yearly = Ban::after(1, year).first(second);
+    let longest = Limiter::new(bench.store.clone(), policy("test").ban(yearly));
+    longest.reset("k").await.expect("the store replies");
+    for length in [second, 2 * second] {
+        assert_eq!(provoke(&longest).await, length);
+        bench.advance(length).await;
+    }
+    let of_two_years = expires_at().await;
+    short.ban("k", US).await.expect("the store replies");
+    assert_eq!(expires_at().await, of_two_years - year.as_millis() as i64);
+
+    // What a clock that is gone has counted, a ban or a denial, does not keep the key.
+    for denials in [3, 1] {
+        long.reset("k").await.expect("the store replies");
+        assert!(check(&long).await.is_allowed());
+        for _ in 0..denials {
+            assert!(!check(&long).await.is_allowed());
+        }
+        let kept_until = expires_at().await;
+        bench.set_back(24 * HOUR).await;
+        assert!(check(&short).await.is_allowed());
+        assert_eq!(denial(&check(&short).await), full(second));
+        let day = 24 * HOUR.as_millis() as i64;
+        assert!(expires_at().await < kept_until - day, "after {denials}");
+    }
+}
+
 /// Numbers as an earlier version has written them: it stored no time at which a ban by hand began.
 #[tokio::test]
 async fn a_ban_that_an_earlier_version_has_stored_holds() {

@@ -182,6 +182,28 @@ async fn where_all_keys_deny_a_flood_evicts_a_ban_too() {
     assert!((50..=100).contains(&banned), "{banned}");
 }
 
+#[tokio::test]
+async fn a_policy_with_a_shorter_window_does_not_forget_the_bans_of_another_one() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let clock = Clock::new();
+    let store = store(1_000, &clock);
+    let [long, short] = [86_400, 1].map(|seconds| {
+        let ban = Ban::after(1, Duration::from_secs(seconds)).first(MINUTE);
+        Limiter::new(store.clone(), Policy::new("login", SlidingLog::per_second(1)).ban(ban))
+    });
+    for minutes in [1, 2] {
+        assert!(long.check("k").await.unwrap().is_allowed());
+        let banned = long.check("k").await.unwrap();
+        assert_eq!(banned.retry_after(), Some(minutes * MINUTE));
+        short.ban("k", Duration::from_micros(1)).await.unwrap();
+        // New keys take the place of those that have expired.
+        clock.advance(minutes * MINUTE + Duration::from_secs(5));
+        for key in 0..64 * u64::from(minutes) {
+            admits(&store, "flood", &hourly(), key);
+        }
+    }
+}
+
 /// Also if some of the slots are free, and longer than a denial says that it waits.
 #[test]
 fn slots_that_are_held_stay_under_a_flood_of_keys_until_their_leases_end() {
