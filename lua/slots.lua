@@ -115,18 +115,32 @@ local function newest_of(charge)
   return tonumber(call('ZRANGE', charge.key, '-1', '-1', 'WITHSCORES')[2])
 end
 
+-- The place of the lease among those that have ended, or nil.
+local function ended_place(charge)
+  local name = name_of(charge)
+  for n, member in ipairs(charge.ended) do
+    if member == name then
+      return n
+    end
+  end
+end
+
 -- When a lease expires, or false if its slots are not held.
 local function slots_held_until(charge)
-  remove_ended(charge)
-  return call('ZSCORE', charge.key, name_of(charge))
+  return not ended_place(charge) and call('ZSCORE', charge.key, name_of(charge))
 end
 
 -- Renews the lease, which expires at this time, or takes its slots again.
 local function slots_renew(charge, held_until)
   if not held_until then
+    local place = ended_place(charge)
+    if place then
+      table.remove(charge.ended, place)
+    end
     slots_add(charge)
   else
     extend(charge)
+    remove_ended(charge)
     -- It was the last one, where the clock was set back.
     if tonumber(held_until) > now + charge.x then
       charge.newest = newest_of(charge)
@@ -136,11 +150,13 @@ end
 
 -- Ends the lease, and returns the room.
 local function slots_give_back(charge)
-  if slots_held_until(charge) then
-    charge.total, charge.extra = charge.total - charge.weight, charge.extra - charge.weight + 1
-    call('ZREM', charge.key, name_of(charge))
+  local is_held = slots_held_until(charge)
+  if is_held then
+    end_all(charge, charge.ended, { name_of(charge) })
+  end
+  remove_ended(charge)
+  if is_held then
     charge.newest = charge.total > 0 and newest_of(charge) or now
-    mark(charge)
   end
   return math.max(0, charge.quota - charge.total)
 end

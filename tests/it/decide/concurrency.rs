@@ -50,6 +50,7 @@ each_store! {
     the_largest_leases_leave_all_slots
     the_largest_limit_has_each_of_its_slots
     a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone
+    a_renewal_by_a_clock_that_was_set_back_regards_no_lease_that_is_gone
     a_request_that_another_policy_denies_takes_no_slot
     a_limiter_holds_slots_as_long_as_the_decision
     two_thousand_leases_that_expire_at_once_are_gone_after_three_calls
@@ -303,6 +304,17 @@ async fn a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_g
     bench.set_back(LEASE + MICRO).await;
     assert!(take(&bench, &limit, 1).await.is_some());
     assert_eq!(take(&bench, &limit, 1).await, None, "the other one stays");
+}
+
+async fn a_renewal_by_a_clock_that_was_set_back_regards_no_lease_that_is_gone(bench: Bench) {
+    let (limit, id) = (slots(2), LeaseId::random());
+    take(&bench, &limit, 1).await.expect("there is room");
+    bench.set_back(100 * LEASE).await;
+    assert!(lease(&bench, Operation::Check, &limit, 1, id).await.allowed);
+    bench.set_back(LEASE / 2).await;
+    let renewed = lease(&bench, Operation::RenewLease, &limit, 1, id).await;
+    assert_eq!((renewed.allowed, renewed.states()[0].remaining), (true, 1));
+    assert_eq!(renewed.states()[0].reset_after, LEASE);
 }
 
 async fn a_request_that_another_policy_denies_takes_no_slot(bench: Bench) {

@@ -15,12 +15,12 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt};
 use tower_quota::{
-    Decision, FailureMode, Key, Limit, Limiter, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog,
-    TokenBucket, key,
-    store::{Charge, ErrorKind, NodeState, Operation, Store, StoreRequest, StoreResponse},
+    Concurrency, Decision, FailureMode, Key, Limit, Limiter, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder,
+    SlidingLog, TokenBucket, key,
+    store::{Charge, ErrorKind, LeaseId, NodeState, Operation, Store, StoreRequest, StoreResponse},
 };
 
-use crate::support::{Cluster, Log, connected, decide, eventually, patient, timed, try_decide};
+use crate::support::{self, Cluster, Log, connected, decide, eventually, patient, timed, try_decide};
 
 /// For the tests in which a primary does not answer.
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -185,6 +185,61 @@ async fn an_expired_or_reset_key_in_a_moving_slot_fails_no_request() {
     for charges in &requests[..5] {
         let admitted = decide(Operation::Check, charges).await;
         assert!(admitted.outcomes()[0].allowed, "{}", charges[0].policy());
+    }
+}
+
+/// On a node from which its slot is moving, a key that has lost its last lease cannot be read again.
+#[tokio::test]
+async fn an_expired_lease_in_a_moving_slot_is_renewed_and_ended() {
+    const EXPIRED: &str = "
+        local time = redis.call('TIME')
+        return redis.call('ZCOUNT', KEYS[1], '(' .. time[1] .. string.format('%06d', time[2]), '+inf')";
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let (limit, key) = (
+        Limit::from(Concurrency::new(5).lease(Duration::from_secs(1))),
+        Key::from("k"),
+    );
+    let slot = cluster.slot(&redis_key("k")).await;
+    let from = Cluster::owner(slot);
+    let decide = async |operation, charge: &Charge| {
+        let response = store
+            .decide(&[StoreRequest::new(operation, std::slice::from_ref(charge))])
+            .await;
+        let response = response.unwrap_or_else(|error| panic!("{operation:?} of {}: {error}", charge.policy()));
+        response.outcomes()[0].clone()
+    };
+    let refund = Operation::Refund {
+        admitted_at: Duration::ZERO,
+    };
+    let mut leases = Vec::new();
+    for operation in [Operation::RenewLease, Operation::EndLease, refund] {
+        for cost in [1, 3] {
+            let policy = format!("{}", leases.len());
+            let charge = Charge::new(&policy, &limit, &key, cost).lease(LeaseId::random());
+            assert!(decide(Operation::Check, &charge).await.allowed);
+            // The key stays however long the test takes.
+            let name = support::redis_key(&policy, &limit, &key);
+            cluster.primaries[from].command::<()>("PERSIST", [&name]).await;
+            leases.push((operation, cost, charge, name));
+        }
+    }
+    cluster.begin_to_move(slot, from, (from + 1) % 3).await;
+    for (.., name) in &leases {
+        eventually("the lease expires", async || {
+            let held: u32 = cluster.primaries[from].command("EVAL", [EXPIRED, "1", name]).await;
+            held == 0
+        })
+        .await;
+    }
+
+    for (operation, cost, charge, _) in &leases {
+        let outcome = decide(*operation, charge).await;
+        let renewed = if *operation == Operation::RenewLease { *cost } else { 0 };
+        assert!(outcome.allowed, "{operation:?} of {cost}");
+        assert_eq!(outcome.states()[0].remaining, 5 - renewed, "{operation:?} of {cost}");
+        let again = decide(*operation, charge).await;
+        assert_eq!(again.states()[0].remaining, 5 - renewed, "{operation:?} of {cost}");
     }
 }
 
