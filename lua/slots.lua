@@ -92,20 +92,20 @@ local function extend(charge)
   local expires = now + charge.x
   call('ZADD', charge.key, expires, name_of(charge))
   charge.newest = math.max(charge.newest, expires)
-  call('PEXPIREAT', charge.key, expiry(charge.newest))
-end
-
-local function slots_add(charge)
-  charge.total, charge.extra = charge.total + charge.weight, charge.extra + charge.weight - 1
-  extend(charge)
-  remove_ended(charge)
-  return charge.newest - now
+  call('PEXPIREAT', charge.key, expiry(math.min(charge.newest, now + MOST_AHEAD_US)))
 end
 
 -- When slots are free is not known. A key that loses its last member cannot be created again on a node from which its slot is moving.
 local function slots_wait(charge, cost)
   remove_ended(charge)
-  return cost and RETRY_US or 0, charge.newest > now and charge.newest - now or 0
+  return cost and RETRY_US or 0, math.max(0, math.min(charge.newest - now, MOST_AHEAD_US))
+end
+
+local function slots_add(charge)
+  charge.total, charge.extra = charge.total + charge.weight, charge.extra + charge.weight - 1
+  extend(charge)
+  local _, reset = slots_wait(charge)
+  return reset
 end
 
 -- What only the driver needs.

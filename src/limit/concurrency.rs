@@ -136,6 +136,8 @@ pub struct Concurrency {
 const LEASE: Duration = Duration::from_secs(10);
 const MIN_LEASE: Duration = Duration::from_secs(1);
 const MAX_LEASE: Duration = Duration::from_secs(3_600);
+/// How far ahead a lease expires at most, in microseconds. One that expires later is of a clock that is gone.
+pub(crate) const MOST_AHEAD_US: u64 = 2 * MAX_LEASE.as_micros() as u64;
 
 /// The largest number of slots.
 const MAX_SLOTS: u64 = 999_999_999;
@@ -362,7 +364,7 @@ impl Rule for Concurrency {
 
     fn reset(&self, state: &Leases, now: u64) -> u64 {
         let newest = state.0.as_ref().and_then(|held| held.order.last());
-        newest.map_or(0, |(expires_at, _)| expires_at.saturating_sub(now))
+        newest.map_or(0, |(expires_at, _)| expires_at.saturating_sub(now).min(MOST_AHEAD_US))
     }
 
     fn give_back(&self, _: &mut Leases, _: u64, _: u64, _: u64) -> bool {

@@ -240,7 +240,7 @@ pub(crate) use self::{
 #[cfg(feature = "_redis")]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
-    concurrency::{HEAVIEST, RETRY_US},
+    concurrency::{HEAVIEST, MOST_AHEAD_US, RETRY_US},
     line::LONGEST_WAIT_US,
     rule::{BOUND, MAX_EXACT, MAX_TOTAL},
     sliding_log::{BUDGET, FEW, STEPS},

@@ -446,7 +446,7 @@ mod tests {
             (of("fixed-window 5/year UTC"), 367 * DAY + SECOND, 367 * DAY + SECOND),
             // 2^51 tokens of a microsecond, half as many as are exact.
             (of("token-bucket 1000/ms"), (1 << 51) + SECOND, (1 << 51) + SECOND),
-            (of("concurrency 5"), SECOND, FAR_US),
+            (of("concurrency 5"), SECOND, DAY / 12),
         ] {
             let key = Key::from("k");
             let charge = Charge::new("p", &limit, &key, 1);

@@ -5,8 +5,8 @@ use std::{sync::LazyLock, time::Duration};
 use crate::{
     Limit,
     limit::{
-        BOUND, BUDGET, FEW, HEAVIEST, LEVELS, LONGEST_WAIT_US, MAX_EXACT, MAX_QUOTA, MAX_TOTAL, NEVER, PLACE_SIZE,
-        PLACE_US, RETRY_US, SLACK, SOON_US, STEPS,
+        BOUND, BUDGET, FEW, HEAVIEST, LEVELS, LONGEST_WAIT_US, MAX_EXACT, MAX_QUOTA, MAX_TOTAL, MOST_AHEAD_US, NEVER,
+        PLACE_SIZE, PLACE_US, RETRY_US, SLACK, SOON_US, STEPS,
     },
     store::LeaseId,
 };
@@ -91,7 +91,7 @@ const ALL_RULES: [&str; 8] = [
 const ALL_READS: u64 = 8 * BUDGET as u64;
 
 /// The constants of the scripts, which a call would otherwise make anew.
-const CONSTANTS: [(&str, u64); 19] = [
+const CONSTANTS: [(&str, u64); 20] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
@@ -103,6 +103,7 @@ const CONSTANTS: [(&str, u64); 19] = [
     ("LEVELS", LEVELS),
     ("LONGEST_WAIT_US", LONGEST_WAIT_US),
     ("MAX_TOTAL", MAX_TOTAL),
+    ("MOST_AHEAD_US", MOST_AHEAD_US),
     // The header and the newest member are read too.
     ("MOST_EXPIRED", BUDGET as u64 - 2),
     ("NEVER", NEVER),
@@ -289,8 +290,7 @@ pub(super) fn longest(limit: &Limit) -> [u64; 2] {
         Limit::FixedWindow(fixed) => [fixed.window().unwrap_or(LONGEST_PERIOD).as_micros() as u64 + SLACK; 2],
         // A debt is at most the cap, and may have begun ahead by the slack.
         Limit::TokenBucket(bucket) => [bucket.time(bucket.cap) + SLACK; 2],
-        // Leases of a clock that is gone stay until a request is denied.
-        Limit::Concurrency(_) => [RETRY_US, FAR_US],
+        Limit::Concurrency(_) => [RETRY_US, MOST_AHEAD_US],
         Limit::Unlimited | Limit::DenyAll => [0; 2],
     }
 }

@@ -51,6 +51,7 @@ each_store! {
     the_largest_limit_has_each_of_its_slots
     a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone
     a_renewal_by_a_clock_that_was_set_back_regards_no_lease_that_is_gone
+    a_lease_of_a_clock_that_was_far_ahead_keeps_its_key_for_two_hours
     a_request_that_another_policy_denies_takes_no_slot
     a_limiter_holds_slots_as_long_as_the_decision
     two_thousand_leases_that_expire_at_once_are_gone_after_three_calls
@@ -314,6 +315,32 @@ async fn a_renewal_by_a_clock_that_was_set_back_regards_no_lease_that_is_gone(be
     bench.set_back(LEASE / 2).await;
     let renewed = lease(&bench, Operation::RenewLease, &limit, 1, id).await;
     assert_eq!((renewed.allowed, renewed.states()[0].remaining), (true, 1));
+    assert_eq!(renewed.states()[0].reset_after, LEASE);
+}
+
+async fn a_lease_of_a_clock_that_was_far_ahead_keeps_its_key_for_two_hours(bench: Bench) {
+    const FAR: Duration = Duration::from_secs(100 * 86_400);
+    let (limit, two_hours) = (slots(3), Duration::from_secs(7_200));
+    take(&bench, &limit, 1).await.expect("there is room");
+    let of_a_lease = bench.expires_at().await;
+    bench.advance(FAR).await;
+    let ahead = take(&bench, &limit, 1).await.expect("there is room");
+    bench.set_back(FAR).await;
+    let id = LeaseId::random();
+    for operation in [Operation::Check, Operation::RenewLease, Operation::Peek] {
+        let outcome = lease(&bench, operation, &limit, 1, id).await;
+        assert_eq!(outcome.states()[0].reset_after, two_hours, "{operation:?}");
+        let later = (two_hours - LEASE).as_millis() as i64;
+        assert_eq!(
+            bench.expires_at().await,
+            of_a_lease.map(|at| at + later),
+            "{operation:?}"
+        );
+    }
+    let ended = lease(&bench, Operation::EndLease, &limit, 1, id).await;
+    assert_eq!(ended.states()[0].reset_after, two_hours);
+    // Its renewal is by the new clock.
+    let renewed = lease(&bench, Operation::RenewLease, &limit, 1, ahead).await;
     assert_eq!(renewed.states()[0].reset_after, LEASE);
 }
 
