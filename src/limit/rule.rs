@@ -210,9 +210,10 @@ impl Limit {
         dispatch!(self, state, |rule, state| rule.holds(state, weight, lease))
     }
 
-    /// Time until a weight fits, if nothing else is added: each quota beyond the first takes a [cycle](Self::cycle_us) more.
+    /// Time until a weight fits, with this room now, if nothing else is added: each quota beyond the first takes a
+    /// [cycle](Self::cycle_us) more.
     #[cold]
-    pub(crate) fn time_until(&self, state: &mut State, now: u64, weight: u64) -> u64 {
+    pub(crate) fn time_until(&self, state: &State, now: u64, room: u64, weight: u64) -> u64 {
         // More waits than Lua counts exactly.
         let (quota, weight) = (self.quota(), weight.min(MAX_EXACT - 1));
         let cycles = if self.is_held() {
@@ -221,7 +222,6 @@ impl Limit {
             weight.saturating_sub(1) / quota
         };
         let rest = weight - cycles * quota;
-        let room = self.read(state, now, rest);
         let wait = if rest <= room { 0 } else { self.wait(state, now, rest) };
         let cycles_us = cycles.saturating_mul(self.cycle_us());
         cycles_us.saturating_add(wait).min(LONGEST_WAIT_US)

@@ -152,9 +152,9 @@ impl<'a> Advanced<'a> {
         self.bans.as_ref().is_some_and(AdvancedBans::is_in_force)
     }
 
-    /// How long the first request waits that is not admitted, if so many are.
+    /// How long the first request waits that is not admitted, if so many are and leave this room.
     #[cold]
-    fn wait_in_line(&mut self, admitted: u64) -> u64 {
+    fn wait_in_line(&self, admitted: u64, room: u64) -> u64 {
         let Some(AdvancedLine {
             line, charge, standing, ..
         }) = &self.line
@@ -164,14 +164,14 @@ impl<'a> Advanced<'a> {
         let before = line.before(standing, admitted as usize);
         let ahead = if standing.waiting.is_some() { 0 } else { charge.ahead };
         let needed = before.saturating_add(ahead).saturating_add(self.charge.cost());
-        match self.charge.limit().time_until(self.state, self.now, needed) {
+        match self.charge.limit().time_until(self.state, self.now, room, needed) {
             0 => SOON_US,
             wait => wait,
         }
     }
 
     /// Whether a request that has just arrived may wait for this charge, if it lacks room.
-    fn may_wait(&mut self) -> bool {
+    fn may_wait(&self) -> bool {
         if !self.lacks() {
             return true;
         }
@@ -181,7 +181,7 @@ impl<'a> Advanced<'a> {
         // When slots will be free is not known.
         let known = match self.charge.limit().is_held() {
             true => 1,
-            false => self.wait_in_line(0),
+            false => self.wait_in_line(0, self.room),
         };
         known <= longest_us
     }
@@ -193,8 +193,8 @@ impl<'a> Advanced<'a> {
         let waits = match lines().any(|line| line.standing.waiting.is_some()) {
             true => lines().any(|line| line.standing.leads),
             false => {
-                let may_wait = |charge: &mut Self| charge.may_wait() && !charge.is_banned();
-                operation == Operation::Wait && charges.iter_mut().all(may_wait)
+                let may_wait = |charge: &Self| charge.may_wait() && !charge.is_banned();
+                operation == Operation::Wait && charges.iter().all(may_wait)
             }
         };
         charges.iter_mut().for_each(|charge| charge.waits = waits);
@@ -300,7 +300,7 @@ impl<'a> Advanced<'a> {
         let arrival = (self.charge.cost(), self.waits);
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
-        let known = (lacks && is_new).then(|| self.wait_in_line(0));
+        let known = (lacks && is_new).then(|| self.wait_in_line(0, room));
         let Some(AdvancedLine {
             stored,
             line,
@@ -328,7 +328,7 @@ impl<'a> Advanced<'a> {
         if !lacks {
             return (remaining, None);
         }
-        let wait = known.unwrap_or_else(|| self.wait_in_line(admitted));
+        let wait = known.unwrap_or_else(|| self.wait_in_line(admitted, room));
         (remaining, Some(Duration::from_micros(wait)))
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use fastrand::Rng;
 use tower_quota::{
-    Ban, Concurrency, FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    Ban, Concurrency, FixedWindow, Key, Limit, MemoryStore, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
     store::{Arrival, Charge, ChargeLine, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
@@ -279,4 +279,65 @@ async fn lines_decide_alike_in_rust_and_in_lua() {
         worlds == 1 || stood > 500 && admitted > 100,
         "{stood} stood in a line, {admitted} of these checks admitted one"
     );
+}
+
+/// A memory store and one in Redis, with one clock.
+struct Both {
+    redis: Redis,
+    clock: Clock,
+    memory: MemoryStore,
+    shared: RedisStore,
+}
+
+impl Both {
+    async fn start() -> Self {
+        let (redis, clock) = (Redis::start(), Clock::new());
+        let shared = clock.redis_store(&redis).await;
+        Self {
+            memory: clock.memory_store(),
+            redis,
+            clock,
+            shared,
+        }
+    }
+
+    /// The outcome of a request, which is the same in both.
+    async fn decide(&self, request: StoreRequest<'_>) -> Outcome {
+        self.clock.write_to(&self.redis).await;
+        let requests = [request];
+        let in_memory = self.memory.decide(&requests).await.expect("memory replies");
+        let in_redis = self.shared.decide(&requests).await.expect("Redis replies");
+        assert_eq!(in_memory, in_redis, "memory, then Redis: {requests:?}");
+        in_redis.outcomes()[0].clone()
+    }
+}
+
+fn in_line(number: u64, leads: bool) -> Option<ChargeLine> {
+    Some(ChargeLine {
+        number,
+        longest_us: MOST,
+        ahead: 0,
+        leads,
+    })
+}
+
+/// Of the entries that have expired, a call removes 1,000.
+#[tokio::test]
+async fn the_wait_in_a_line_is_that_of_the_room_which_was_read() {
+    let both = Both::start().await;
+    let (limit, key) = (
+        Limit::from(SlidingLog::new(2_000, Duration::from_secs(1))),
+        Key::from("k"),
+    );
+    let of_cost = |cost| [Charge::new("a", &limit, &key, cost)];
+    for _ in 0..1_500 {
+        both.decide(StoreRequest::new(Operation::Charge, &of_cost(1))).await;
+    }
+    // From here on the weight of all is stored beside the entries.
+    both.clock.advance(Duration::from_micros(1));
+    both.decide(StoreRequest::new(Operation::Charge, &of_cost(2))).await;
+    both.clock.advance(Duration::from_secs(2));
+    let waits = of_cost(1_600).map(|charge| charge.in_line(in_line(1, false)));
+    let outcome = both.decide(StoreRequest::new(Operation::Wait, &waits)).await;
+    assert!(!outcome.allowed, "{outcome:?}");
 }
