@@ -40,10 +40,12 @@ end
 local function counter_wait(charge, cost, start, current, previous)
   local window, tick, wait = charge.x, charge.y, 0
   if cost then
+    -- A cost above the quota waits as long as the quota.
+    cost = math.min(cost, charge.quota)
     local left, counts, opened = charge.quota - current - cost, previous, start
     if left < 0 then
       -- Not in this window: in the next one what counts now will be the previous.
-      left, counts, opened = math.max(0, charge.quota - cost), current, start + window
+      left, counts, opened = charge.quota - cost, current, start + window
     end
     -- How long after the start of a window the share of the previous one has shrunk to what is left.
     local ticks = (window + -window % tick) / tick

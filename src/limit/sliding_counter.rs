@@ -169,13 +169,12 @@ impl Rule for SlidingCounter {
     }
 
     fn wait(&self, counter: &Counter, now: u64, cost: u64) -> u64 {
+        // A cost above the quota waits as long as the quota.
+        let cost = cost.min(self.quota);
         let at = match self.quota.checked_sub(counter.current + cost) {
             Some(room) => counter.start + self.shrinks(counter.previous, room),
             // Not in this window: in the next one what counts now will be the previous.
-            None => {
-                let room = self.quota.saturating_sub(cost);
-                counter.start + self.window_us() + self.shrinks(counter.current, room)
-            }
+            None => counter.start + self.window_us() + self.shrinks(counter.current, self.quota - cost),
         };
         at.saturating_sub(now).max(1)
     }

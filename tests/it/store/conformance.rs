@@ -19,6 +19,7 @@ macro_rules! promises {
                 retry_after_is_exact
                 retry_after_is_exact_for_a_cost_above_one
                 retry_after_is_exact_after_the_limit_was_lowered
+                a_cost_above_the_limit_waits_as_long_as_the_whole_limit
                 a_denied_request_does_not_prolong_the_block
                 a_denied_request_adds_no_weight
                 remaining_is_true
@@ -250,6 +251,20 @@ async fn retry_after_is_exact_after_the_limit_was_lowered(bench: &Bench, algorit
     let limit = algorithm.limit(5);
     admit(bench, &limit, &[1, 1, 1, 1, 1]).await;
     wait_exactly(bench, &of_quota(&limit, algorithm, 2), 1).await;
+}
+
+async fn a_cost_above_the_limit_waits_as_long_as_the_whole_limit(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    align(bench).await;
+    admit(bench, &limit, &[1, 1]).await;
+    for _ in 0..5 {
+        let whole = bench.peek(&limit, 3).await;
+        if whole.allowed {
+            return;
+        }
+        assert_eq!(wait(&bench.peek(&limit, 4).await), wait(&whole));
+        bench.advance(4 * SECOND).await;
+    }
 }
 
 async fn a_denied_request_does_not_prolong_the_block(bench: &Bench, algorithm: Algorithm) {
