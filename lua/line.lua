@@ -170,8 +170,9 @@ local function settle(run, charge, admitted)
   end
   local refreshes, changes = line.leads and #kept + #place > 0, false
   for n = 1, math.max(#place, #kept) do
-    changes = changes or place[n] ~= kept[n]
-    place[n] = n <= 2 * PLACE_SIZE and kept[n] or nil
+    local number = n <= 2 * PLACE_SIZE and kept[n] or nil
+    changes = changes or place[n] ~= number
+    place[n] = number
   end
   if changes or refreshes then
     place.process, place.til = run.process, now + PLACE_US

@@ -341,3 +341,32 @@ async fn the_wait_in_a_line_is_that_of_the_room_which_was_read() {
     let outcome = both.decide(StoreRequest::new(Operation::Wait, &waits)).await;
     assert!(!outcome.allowed, "{outcome:?}");
 }
+
+#[tokio::test]
+async fn a_full_place_that_a_request_does_not_fit_into_is_not_refreshed() {
+    let both = Both::start().await;
+    let hour = Duration::from_secs(3_600);
+    let (limit, key) = (Limit::from(SlidingLog::new(1, hour)), Key::from("k"));
+    let charge = |policy, line| Charge::new(policy, &limit, &key, 1).in_line(line);
+    let full = NAMES.map(|policy| charge(policy, None));
+    both.decide(StoreRequest::new(Operation::Charge, &full)).await;
+    for _ in 0..32 {
+        both.clock.advance(Duration::from_micros(1));
+        let waits = [charge("b", in_line(2, false))];
+        both.decide(StoreRequest::new(Operation::Wait, &waits)).await;
+    }
+    both.clock.advance(Duration::from_secs(1));
+    let waiting = [Arrival {
+        at: both.clock.now(),
+        weight: 1,
+    }];
+    let leads = [charge("a", in_line(1, true)), charge("b", in_line(2, false))];
+    let stands = StoreRequest::new(Operation::Wait, &leads).standing(Some(&waiting), 1);
+    assert!(!both.decide(stands).await.allowed);
+
+    both.clock.advance(Duration::from_secs(1));
+    let other = [charge("b", in_line(3, false))];
+    let outcome = both.decide(StoreRequest::new(Operation::Wait, &other)).await;
+    let wait = outcome.states()[0].retry_after.expect("it is denied");
+    assert!(wait < hour, "the place has expired: {wait:?}");
+}
