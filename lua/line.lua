@@ -95,7 +95,7 @@ end
 -- Reads the line of a charge, and finds how many of the requests fit behind it.
 local function read_line(run, charge, fits)
   local line, operation, times = charge.line, run.operation, run.callers
-  run.leads = run.leads or line.leads
+  run.leads = run.leads or line.waits
   line.places, line.lacks, line.wait = read_places(line.key), false, nil
   if run.waiting and not run.decided then
     run.decided = {}

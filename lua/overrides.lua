@@ -54,7 +54,7 @@ if lines then
   -- The versions are kept for an hour after the last override.
   local keep = math.floor(tonumber(length) / 1000) + 3600000
   if call('PTTL', key) < keep then
-    call('PEXPIREAT', key, math.floor(now / 1000) + keep)
+    call('PEXPIREAT', key, expiry(now + 1000 * keep))
   end
 end
 

@@ -242,33 +242,22 @@ impl Drop for StoreCheck {
         let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {
             return;
         };
-        let (operation, began, sent, owed) = (self.operation, self.began, self.sent, owed.due());
+        let (operation, began, sent, is_of_http) = (self.operation, self.began, self.sent, undecided.is_of_http);
+        let owed = owed.due();
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
-                abandon(&response.await, operation, undecided, Some(began), sent);
+                if let Ok(decision) = settle(&response.await, operation, undecided, Some(began)) {
+                    count(operation, &decision);
+                    match (decision.is_allowed(), sent) {
+                        (true, _) if operation == Operation::Wait => give_back(&decision),
+                        (true, _) if is_of_http => decision.cancel(),
+                        (false, Some(sent)) => leaving::leave_at_once(&decision, sent),
+                        (true, _) | (false, None) => {}
+                    }
+                }
                 owed.confirm();
             });
         }
-    }
-}
-
-/// Ends a request that its caller has left.
-fn abandon(
-    response: &Result<StoreResponse, StoreError>,
-    operation: Operation,
-    undecided: Undecided,
-    began: Option<Instant>,
-    sent: Option<Sent>,
-) {
-    let Ok(decision) = settle(response, operation, undecided, began) else {
-        return;
-    };
-    count(operation, &decision);
-    match (decision.is_allowed(), sent) {
-        (true, _) if operation == Operation::Wait => give_back(&decision),
-        (true, _) => decision.cancel(),
-        (false, Some(sent)) => leaving::leave_at_once(&decision, sent),
-        (false, None) => {}
     }
 }
 

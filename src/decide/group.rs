@@ -12,12 +12,11 @@ use super::{
     Undecided,
     check::{send, settle},
     line::{Entry, Rank, ended, find},
-    waiting::{Lacking, Outcome, Waiter},
+    waiting::{Lacking, Waiter},
 };
 use crate::{
     limit::{Arrival, PLACE_SIZE},
     store::{Operation, Owed, StoreError, StoreResponse},
-    sync::lock,
 };
 
 /// Tells the store where the requests that are about to be checked stand in the lines of their keys.
@@ -111,21 +110,27 @@ impl Group {
         began: Option<Instant>,
     ) -> Option<Instant> {
         let mut due = None;
-        for (nth, (waiter, mut undecided, _owed)) in self.requests.drain(..).enumerate() {
+        for nth in 0..self.requests.len() {
+            // One by one, so that what panics for one of them leaves the others to `drop`.
+            let (waiter, mut undecided, _owed) = self.requests.remove(0);
             undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), 1);
             let response = match response {
                 Ok(response) => {
                     let costs = undecided.as_slice().iter().map(|policy| policy.charge.cost);
-                    Ok(response.nth_unit(nth, &costs.collect::<SmallVec<[u64; 4]>>()))
+                    response.nth_unit(nth, &costs.collect::<SmallVec<[u64; 4]>>()).map(Ok)
                 }
-                Err(error) => Err(error.clone()),
+                Err(error) => Some(Err(error.clone())),
+            };
+            let Some(response) = response else {
+                waiter.stay(undecided.again());
+                continue;
             };
             // A decision without the store lacks the policies that are not counted meanwhile.
             let asked = response.is_err().then(|| undecided.again());
             let denied = match settle(&response, Operation::Wait, undecided, began) {
                 Ok(denied) if !denied.is_allowed() => denied,
                 decided => {
-                    waiter.finish(decided);
+                    waiter.finish(decided, asked.as_ref());
                     continue;
                 }
             };
@@ -134,29 +139,13 @@ impl Group {
                 policy.may_stay_in_line(waiter.until.saturating_duration_since(sent_at))
             }) {
                 // Another one of the group has just been admitted.
-                Some(lacking) if lacking.is_empty() && !waiter.has_left() => {
-                    *lock(&waiter.undecided) = Some(again);
-                }
-                Some(_) if waiter.has_left() => {
-                    waiter.metrics.left();
-                    waiter.leave_lines(Some(&again));
-                }
-                Some(_) if waiter.is_last.load(Ordering::Relaxed) => {
-                    waiter.leave_lines(Some(&again));
-                    waiter.send(Outcome::Expired(again));
-                }
+                Some(lacking) if lacking.is_empty() => waiter.stay(again),
                 Some(lacking) => {
                     let own = lacking.iter().find(|lacking| lacking.line == line);
-                    due = due.or(own.map(|own| sent_at + own.retry_after));
+                    due = due.or(own.map(|own| own.due(sent_at)));
                     waiter.stand(&lacking, again, true, sent_at);
-                    // Its time was over meanwhile, when it could not leave.
-                    if waiter.is_last.load(Ordering::Relaxed)
-                        && let Some(again) = waiter.leave()
-                    {
-                        waiter.send(Outcome::Expired(again));
-                    }
                 }
-                None => waiter.finish(Ok(denied)),
+                None => waiter.finish(Ok(denied), Some(&again)),
             }
         }
         due

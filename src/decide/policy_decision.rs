@@ -238,6 +238,7 @@ impl PolicyDecision {
             longest_us: self.waiting.longest_us,
             ahead: 0,
             leads: false,
+            leads_elsewhere: false,
         }
     }
 

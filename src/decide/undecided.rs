@@ -23,6 +23,8 @@ pub(crate) struct Undecided {
     led: Option<Box<Led>>,
     /// Whether the request may not wait since too much waits already.
     pub(crate) is_line_full: bool,
+    /// Whether it is completed as a cancelled request if its caller leaves.
+    pub(crate) is_of_http: bool,
 }
 
 /// The line in which a request is checked, and the place of the process in it, in which the request is the first.
@@ -38,6 +40,7 @@ impl Undecided {
             decision: Decision::new(false, policies),
             led: None,
             is_line_full: false,
+            is_of_http: true,
         }
     }
 

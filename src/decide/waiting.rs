@@ -20,7 +20,7 @@ use super::{
     check::{self, Check, Held, Sent, begin, decide},
     group::Checked,
     leaving::{Leaving, end_without_caller, leave_at_once},
-    line::{self, Line, NO_LINE, Rank, ended},
+    line::{self, Line, NO_LINE, REFRESH, Rank, ended},
 };
 use crate::{
     Decision, PolicyDecision,
@@ -64,7 +64,7 @@ pub(super) struct Lacking {
     pub(super) line: u64,
     pub(super) cost: u64,
     pub(super) waiting: Waiting,
-    pub(super) retry_after: Duration,
+    retry_after: Duration,
     #[cfg(feature = "admin")]
     pub(super) subject: LineSubject,
 }
@@ -201,6 +201,11 @@ impl Lacking {
             .collect()
     }
 
+    /// When the request is to be checked again, by a reply to what was sent then.
+    pub(super) fn due(&self, sent_at: Instant) -> Instant {
+        sent_at + self.retry_after.min(REFRESH)
+    }
+
     fn of_policy(policy: &PolicyDecision) -> Option<Self> {
         Some(Self {
             line: policy.line()?,
@@ -278,6 +283,23 @@ impl Waiter {
                 None => standing.push(Line::enter(lacking, self, is_stored, sent_at)),
             }
         }
+        drop(standing);
+        self.leave_if_over();
+    }
+
+    /// Stands where it stood, after a check that has not decided it.
+    pub(super) fn stay(&self, undecided: Undecided) {
+        *lock(&self.undecided) = Some(undecided);
+        self.leave_if_over();
+    }
+
+    /// Leaves if its caller has left, or its time was over, while it was being checked.
+    fn leave_if_over(&self) {
+        if (self.is_last.load(Ordering::Relaxed) || self.has_left())
+            && let Some(again) = self.leave()
+        {
+            self.send(Outcome::Expired(again));
+        }
     }
 
     /// Leaves the lines, unless it is being checked.
@@ -287,18 +309,16 @@ impl Waiter {
         Some(undecided)
     }
 
-    pub(super) fn leave_lines(&self, left: Option<&Undecided>) {
+    fn leave_lines(&self, left: Option<&Undecided>) {
         for (line, rank) in mem::take(&mut *lock(&self.standing)) {
             line.remove(&rank, left);
         }
     }
 
-    /// Ends the wait. If the caller has left, what was counted is given back.
-    pub(super) fn finish(&self, decided: Result<Decision, StoreError>) {
-        // The store has removed an admitted request from its place.
-        let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
-        let left = decided.as_ref().ok().filter(|_| !is_admitted).map(Decision::again);
-        self.leave_lines(left.as_ref());
+    /// Ends the wait. If the caller has left, what was counted is given back. The request is in its places still unless the store has
+    /// admitted it.
+    pub(super) fn finish(&self, decided: Result<Decision, StoreError>, unremoved: Option<&Undecided>) {
+        self.leave_lines(unremoved);
         self.send(Outcome::Decided(decided));
     }
 
@@ -314,7 +334,7 @@ impl Waiter {
         }
     }
 
-    pub(super) fn has_left(&self) -> bool {
+    fn has_left(&self) -> bool {
         lock(&self.outcome).as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 

@@ -91,12 +91,6 @@ impl Ban {
         }
     }
 
-    /// The same ban, which no denial begins.
-    #[cfg(feature = "_redis")]
-    pub(crate) fn without_denials(self) -> Self {
-        Self { after: None, ..self }
-    }
-
     /// The number of denials as a quota.
     pub(crate) fn quota(&self) -> u64 {
         self.after.unwrap_or(MAX_QUOTA)

@@ -23,6 +23,21 @@ pub struct Arrival {
     pub weight: u64,
 }
 
+/// The line of a charge, for which requests may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChargeLine {
+    /// Identifies it in this process.
+    pub number: u64,
+    /// How long a request that has just arrived may wait, in microseconds.
+    pub longest_us: u64,
+    /// The cost of the requests that wait in this process, and are not in its place.
+    pub ahead: u64,
+    /// Whether this is the line in which the requests that are decided are the first of their process.
+    pub leads: bool,
+    /// Whether that line is in another slot of a cluster.
+    pub leads_elsewhere: bool,
+}
+
 /// The requests that wait for one key; the counterpart of `lua/line.lua`.
 ///
 /// Nothing is counted for them. Each process has one place, with the arrivals of the first of its requests. A check admits only what

@@ -221,7 +221,7 @@ mod token_bucket;
 #[cfg(feature = "calendar")]
 pub use self::calendar::Calendar;
 #[doc(hidden)]
-pub use self::line::Arrival;
+pub use self::line::{Arrival, ChargeLine};
 #[cfg(feature = "serde")]
 pub(crate) use self::parse::deserialize_text;
 #[cfg(any(feature = "serde", feature = "admin"))]

@@ -347,7 +347,8 @@ impl LimiterRequest<'_> {
         let operation = self.operation(operation);
         let keys = self.of_policies.iter_mut().filter_map(|of| of.key.as_mut());
         keys.chain([&mut self.key]).for_each(Key::bound);
-        let undecided = undecided_by(&self.limiter.policies.newest(), operation, &self)?;
+        let mut undecided = undecided_by(&self.limiter.policies.newest(), operation, &self)?;
+        undecided.is_of_http = false;
         Ok((operation, decide::begin(operation, undecided)))
     }
 }

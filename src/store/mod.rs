@@ -40,10 +40,10 @@ pub(crate) use crate::limit::NamedLimit;
 pub use {
     self::{
         overrides::Overrides,
-        request::{Charge, ChargeLine, Operation},
+        request::{Charge, Operation},
         response::{ChargeState, Outcome},
     },
-    crate::limit::{Arrival, LeaseId},
+    crate::limit::{Arrival, ChargeLine, LeaseId},
 };
 
 /// Storage backend for counts: [`RedisStore`](crate::RedisStore) and [`MemoryStore`].

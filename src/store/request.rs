@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Ban, Key, Limit,
-    limit::{Arrival, LeaseId, MAX_QUOTA, NamedLimit},
+    limit::{Arrival, ChargeLine, LeaseId, MAX_QUOTA, NamedLimit},
 };
 
 /// One operation on the charges of one request.
@@ -168,19 +168,6 @@ pub struct Charge {
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// The line of a charge, for which requests may wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChargeLine {
-    /// Identifies it in this process.
-    pub number: u64,
-    /// How long a request that has just arrived may wait, in microseconds.
-    pub longest_us: u64,
-    /// The cost of the requests that wait in this process, and are not in its place.
-    pub ahead: u64,
-    /// Whether this is the line in which the requests that are decided are the first of their process.
-    pub leads: bool,
-}
-
 /// Constructors.
 impl Charge {
     /// A charge of `cost` units on the `key` of the policy of this name.
@@ -245,7 +232,7 @@ impl Charge {
     pub(crate) fn after_check(&self, cost: u64) -> Self {
         let mut charge = Self { cost, ..self.clone() };
         if let Some(line) = &mut charge.line {
-            (line.ahead, line.leads) = (0, false);
+            (line.ahead, line.leads, line.leads_elsewhere) = (0, false, false);
         }
         charge
     }

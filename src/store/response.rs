@@ -126,8 +126,11 @@ impl StoreResponse {
         self.outcomes.first().is_none_or(|outcome| !outcome.is_cached)
     }
 
-    /// The outcome of one of several requests that wait and were decided together, with these costs.
-    pub(crate) fn nth_unit(&self, nth: usize, costs: &[u64]) -> Self {
+    /// The outcome of one of several requests that wait and were decided together, with these costs; `None` if it was not decided.
+    pub(crate) fn nth_unit(&self, nth: usize, costs: &[u64]) -> Option<Self> {
+        if nth > 0 && self.outcomes.iter().any(|outcome| outcome.is_of_first) {
+            return None;
+        }
         let outcomes = self.outcomes.iter().map(|outcome| {
             if nth >= outcome.units as usize {
                 return Outcome::new(false, outcome.states.iter().copied());
@@ -141,7 +144,7 @@ impl StoreResponse {
             });
             Outcome::new(true, states)
         });
-        Self::new(self.server_time, outcomes)
+        Some(Self::new(self.server_time, outcomes))
     }
 
     /// One outcome for each request, in their order.
@@ -163,6 +166,8 @@ pub struct Outcome {
     pub units: u32,
     /// Whether this process has decided without the store, such as by a cached denial. Here since it takes no memory.
     pub(crate) is_cached: bool,
+    /// Whether only the first of the units was decided.
+    pub(crate) is_of_first: bool,
     pub(crate) states: SmallVec<[ChargeState; 1]>,
 }
 
@@ -182,6 +187,7 @@ impl Outcome {
             allowed,
             units: allowed.into(),
             is_cached: false,
+            is_of_first: false,
             states: states.into_iter().collect(),
         }
     }

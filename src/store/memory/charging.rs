@@ -191,7 +191,7 @@ impl<'a> Advanced<'a> {
     fn wait(operation: Operation, charges: &mut [Self]) -> bool {
         let lines = || charges.iter().filter_map(|charge| charge.line.as_ref());
         let waits = match lines().any(|line| line.standing.waiting.is_some()) {
-            true => lines().any(|line| line.standing.leads),
+            true => lines().any(|line| line.charge.leads || line.charge.leads_elsewhere),
             false => {
                 let may_wait = |charge: &Self| charge.may_wait() && !charge.is_banned();
                 operation == Operation::Wait && charges.iter().all(may_wait)

@@ -130,6 +130,7 @@ impl Shards {
                 allowed,
                 units: allowed.into(),
                 is_cached: false,
+                is_of_first: false,
                 states: SmallVec::from_buf([charge_state]),
             }]),
         }

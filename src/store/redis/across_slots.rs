@@ -61,7 +61,8 @@ async fn decide_one(
 ) -> Result<Outcome, StoreError> {
     let Progress { queues, request, .. } = progress;
     let slots = by_slot(request);
-    if request.is_check() && request.units > 1 && slots.len() > 1 {
+    let is_across = slots.len() > 1;
+    if request.is_check() && request.units > 1 && is_across {
         return Err(StoreError::new(
             ErrorKind::Refused,
             "the units of a request are counted in one slot of the cluster; give the policies the same key",
@@ -81,7 +82,10 @@ async fn decide_one(
         cache.insert(request, made_at, generation, *server_time, &progress.states);
     }
     let units = if progress.allowed { progress.units } else { 0 };
-    Ok(Outcome::new(progress.allowed, progress.states).of_units(units))
+    Ok(Outcome {
+        is_of_first: is_across,
+        ..Outcome::new(progress.allowed, progress.states).of_units(units)
+    })
 }
 
 /// Fails if one of the slots is known to fail, before anything is charged in the others.
@@ -140,7 +144,7 @@ impl<'a> Progress<'a> {
             };
             match self.run_in(slot, &positions, operation).await {
                 Ok(server_time) => {
-                    if operation.decides() && self.allowed {
+                    if operation.decides() && self.allowed && self.request.units > 0 {
                         self.charged.push((slot, positions, server_time));
                     }
                 }
@@ -221,9 +225,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        Key, Limit, SlidingLog,
+        FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
+        limit::Arrival,
         store::{
-            Charge, Store, StoreRequest,
+            Charge, ChargeLine, Store, StoreRequest,
             redis::{
                 simulation::{backend::simulated_backend, network::Network},
                 store::RedisStore,
@@ -368,6 +373,92 @@ mod tests {
         assert!(failed.is_err());
         let left = outcome(&store, Operation::Peek, &across).await.states;
         assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [5, 5]);
+    }
+
+    fn in_line(charge: Charge, number: u64, leads: bool) -> Charge {
+        charge.in_line(Some(ChargeLine {
+            number,
+            longest_us: 1,
+            ahead: 0,
+            leads,
+            leads_elsewhere: false,
+        }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_is_removed_gives_nothing_back() {
+        let network = Network::new(0, true);
+        let store = RedisStore::new(CommitQueues::new(simulated_backend(network.clone())));
+        let limit = Limit::from(FixedWindow::per_hour(5));
+        let keys = ["a", "b"].map(Key::from);
+        let across = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
+        assert!(outcome(&store, Operation::Check, &across).await.allowed);
+
+        // The second slot does not reply.
+        let calls = network.calls();
+        let cut_off = async {
+            while network.calls() <= calls {
+                tokio::time::sleep(Duration::from_micros(1)).await;
+            }
+            network.cut_off();
+            while network.calls() < calls + 2 {
+                tokio::time::sleep(Duration::from_micros(1)).await;
+            }
+            network.heal();
+        };
+        let [first, second] = across.clone();
+        let lines = [in_line(first, 1, true), in_line(second, 2, false)];
+        let removes = [StoreRequest::new(Operation::Wait, &lines).standing(Some(&[]), 0)];
+        let (removed, ()) = tokio::join!(store.decide(&removes), cut_off);
+        assert!(removed.is_err(), "{removed:?}");
+        assert_eq!(network.calls(), calls + 2, "a refund was sent");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_stands_in_the_line_of_each_slot_that_lacks_room_for_it() {
+        let store = RedisStore::new(CommitQueues::new(simulated_backend(Network::new(0, true))));
+        let limit = Limit::from(FixedWindow::per_hour(1));
+        let keys = ["a", "b"].map(Key::from);
+        let [first, second] = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
+        let full = store
+            .decide(&[StoreRequest::new(Operation::Check, [&first, &second])])
+            .await;
+        let admitted_at = full.expect("the network is good").server_time;
+
+        let lines = [in_line(first, 1, true), in_line(second.clone(), 2, false)];
+        let arrived = [Arrival { at: 1, weight: 1 }];
+        let waits = StoreRequest::new(Operation::Wait, &lines).standing(Some(&arrived), 1);
+        let denied = store.decide(&[waits]).await.expect("the network is good");
+        assert!(!denied.outcomes[0].allowed);
+
+        let second = [in_line(second, 3, false)];
+        assert!(
+            outcome(&store, Operation::Refund { admitted_at }, &second)
+                .await
+                .allowed
+        );
+        let later = outcome(&store, Operation::Check, &second).await;
+        assert!(!later.allowed, "it was admitted before one that waits");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn equal_requests_that_wait_leave_a_line_one_by_one() {
+        let store = RedisStore::new(CommitQueues::new(simulated_backend(Network::new(0, true))));
+        let [short, long] =
+            [Duration::from_secs(1), Duration::from_secs(3_600)].map(|window| SlidingLog::new(1, window));
+        let of = |limit: SlidingLog, name| Policy::new(name, limit).wait_up_to(Duration::from_secs(7_200));
+        let both = Limiter::new(store.clone(), [of(short, "short"), of(long, "long")]);
+        let admitted = both.request("a").key_of("long", "b").check().await;
+        assert!(admitted.expect("the network is good").is_allowed());
+        let acquire =
+            |both: Limiter| tokio::spawn(async move { both.request("a").key_of("long", "b").acquire().await });
+        let waiting = [both.clone(), both.clone(), both].map(acquire);
+        tokio::time::sleep(Duration::from_millis(1_200)).await;
+
+        // Those that wait lack the other key.
+        let one = Limiter::new(store, of(short, "short"));
+        assert!(one.check("a").await.expect("the network is good").is_allowed());
+        waiting.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
     #[cfg(feature = "metrics")]

@@ -289,7 +289,7 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
             let limit = charge.limit();
             if let Some(line) = charge.line_for(operation) {
                 write_word(buffer, "line");
-                let leads = u64::from(line.leads);
+                let leads = u64::from(line.leads) + 2 * u64::from(line.leads_elsewhere);
                 write_numbers(
                     buffer,
                     [line.longest_us, line.ahead, line.number, limit.cycle_us(), leads],

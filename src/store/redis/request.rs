@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use hashbrown::HashTable;
 
 use super::script::merges;
@@ -41,13 +39,13 @@ impl StoreRequest<'_> {
     /// Another operation on some of the charges.
     pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> OwnedRequest {
         let is_whole = positions.len() == self.charge_count();
-        // A request that leads a line in one of the parts is checked again, so that its denial is not one for a ban in any.
         let leads = |charge: &Charge| charge.line.as_ref().is_some_and(|line| line.leads);
-        let continues = !is_whole && operation == Operation::Wait && self.charges().any(leads);
+        let leads_elsewhere =
+            self.charges().any(leads) && !positions.iter().any(|position| leads(self.charge(*position)));
         let charges = positions.iter().map(|position| {
             let mut charge = self.charge(*position).clone();
-            if let Some(ban) = charge.ban.as_mut().filter(|_| continues) {
-                *ban = Arc::new(ban.without_denials());
+            if let Some(line) = &mut charge.line {
+                line.leads_elsewhere = leads_elsewhere;
             }
             charge
         });

@@ -19,9 +19,9 @@ use tokio::{
 };
 use tower::{Layer, Service};
 use tower_quota::{
-    AcquireError, Ban, ClientLibrary, Decision, Denial, FailureMode, FixedWindow, Limiter, MemoryStore, Policy,
-    RateLimitLayer, RedisStore, SlidingLog, TokenBucket,
-    store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
+    AcquireError, Ban, ClientLibrary, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limiter, MemoryStore,
+    Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket,
+    store::{ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 use crate::support::{Broken, Counted, Gated, Proxy, Redis, connected, each_client, each_store, eventually, patient};
@@ -153,6 +153,26 @@ async fn a_request_waits_not_much_longer_than_it_may_for_another_runtime() {
     runtime.shutdown_background();
 }
 
+/// A `block_on` has returned, and the runtime is kept.
+#[tokio::test]
+async fn a_request_does_not_wait_for_the_task_of_a_runtime_that_is_not_driven() {
+    const LONGEST: Duration = Duration::from_secs(60);
+    let policy = Policy::new("p", SlidingLog::new(1, 2 * SECOND)).wait_up_to(LONGEST);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    assert!(check(&limiter).await.is_allowed());
+    let other = limiter.clone();
+    let elsewhere = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let acquired = async { timeout(SECOND / 10, other.acquire("k").into_future()).await.is_err() };
+        assert!(runtime.block_on(acquired), "it waits");
+        runtime
+    });
+    let runtime = elsewhere.join().expect("no panic");
+    let admitted = limiter.acquire("k").await.expect("it is admitted");
+    assert!(admitted.delay() < LONGEST / 2, "{:?}", admitted.delay());
+    runtime.shutdown_background();
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_while_the_store_fails_are_not_denied_for_a_ban() {
     let policy = Policy::new("p", SlidingLog::per_second(1)).wait_up_to(10 * SECOND);
@@ -227,16 +247,17 @@ async fn a_request_of_any_cost_waits_where_no_other_does() {
     assert_eq!(admitted.delay(), SECOND / 1_000);
 }
 
-/// A store that fails while it is cut off.
+/// A store that fails while it is cut off, or once.
 #[derive(Clone, Default)]
 struct Unsteady {
     store: MemoryStore,
     is_cut_off: Arc<AtomicBool>,
+    fails_once: Arc<AtomicBool>,
 }
 
 impl Store for Unsteady {
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        match self.is_cut_off.load(Ordering::Relaxed) {
+        match self.is_cut_off.load(Ordering::Relaxed) || self.fails_once.swap(false, Ordering::Relaxed) {
             true => StoreFuture::ready(Err(StoreError::new(ErrorKind::Timeout, "no reply"))),
             false => self.store.decide(requests),
         }
@@ -300,6 +321,41 @@ async fn a_caller_that_leaves_while_the_store_fails_leaves_no_place() {
     assert!(waited.is_err(), "it waits");
     sleep(SECOND / 5).await;
     assert!(check(&limiter).await.is_allowed(), "this process counts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_ends_with_an_error_leaves_no_place() {
+    let store = Unsteady::default();
+    let policy = Policy::new("p", SlidingLog::per_second(1)).wait_up_to(60 * SECOND);
+    let limiter = Limiter::new(store.clone(), policy.failure_mode(FailureMode::Closed));
+    assert!(check(&limiter).await.is_allowed());
+    let waiting = limiter.clone();
+    let caller = tokio::spawn(async move { waiting.acquire("k").await });
+    sleep(SECOND / 2).await;
+    store.fails_once.store(true, Ordering::Relaxed);
+    let ended = caller.await.expect("no panic");
+    assert!(matches!(ended, Err(AcquireError::Store(_))), "{ended:?}");
+    sleep(SECOND / 10).await;
+    assert!(check(&limiter).await.is_allowed());
+}
+
+/// A store of an application may not know the wait.
+struct Endless;
+
+impl Store for Endless {
+    fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
+        let state = ChargeState::new(0, Some(Duration::MAX), Duration::MAX);
+        let denied = StoreResponse::new(SECOND, [Outcome::new(false, [state])]);
+        StoreFuture::pending(async { Ok(denied) })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_a_key_whose_wait_has_no_end() {
+    let policy = Policy::new("p", Concurrency::new(1)).wait_up_to(10 * SECOND);
+    let started = Instant::now();
+    assert_eq!(acquire(&Limiter::new(Endless, policy), 1).await, Denial::QuotaExceeded);
+    assert_eq!(started.elapsed().as_secs(), 10);
 }
 
 #[tokio::test(start_paused = true)]

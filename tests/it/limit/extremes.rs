@@ -80,6 +80,7 @@ impl Side {
                     longest_us: MOST,
                     ahead: 0,
                     leads: false,
+                    leads_elsewhere: false,
                 };
                 let charges = [Charge::new("test", &self.limit, &key, cost).in_line(Some(line))];
                 let requests = [StoreRequest::new(Operation::Wait, &charges)];

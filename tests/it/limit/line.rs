@@ -41,6 +41,8 @@ struct Sent {
     ahead: u64,
     /// The charge whose line the requests lead.
     leads: Option<usize>,
+    /// Whether they lead that of a charge in another slot.
+    leads_elsewhere: bool,
     /// The requests that stand in it, of which so many are decided.
     standing: Option<(Vec<Arrival>, u32)>,
     lease: LeaseId,
@@ -71,6 +73,7 @@ impl World {
                 longest_us: sent.longest_us,
                 ahead: sent.ahead,
                 leads: sent.leads == Some(number),
+                leads_elsewhere: sent.leads_elsewhere,
             };
             let charge = Charge::new(NAMES[number], limit, key, sent.cost);
             charge
@@ -132,6 +135,7 @@ impl Timeline {
             longest_us: [0, 1_000, SECOND, MOST, MOST, MOST][rng.usize(..6)],
             ahead: if rng.u32(..6) == 0 { rng.u64(..9) } else { 0 },
             leads: None,
+            leads_elsewhere: false,
             standing: None,
             lease: LeaseId::random(),
         };
@@ -153,7 +157,8 @@ impl Timeline {
                 let most = if world.has_slots() { 1 } else { 5 };
                 let units = equal.min(rng.usize(1..=most)).min(equal);
                 sent.leads = Some(rng.usize(..world.limits.len())).filter(|leads| world.waits[*leads]);
-                // The last check of a request, which leads no line, is of this one alone.
+                sent.leads_elsewhere = sent.leads.is_none() && rng.bool();
+                // The last check of a request, which leads no line, is of this one alone, and so is a part of one.
                 let units = if sent.leads.is_some() { units } else { units.min(1) };
                 let place = line[..line.len().min(32)].to_vec();
                 sent.standing = Some((place, units as u32));
@@ -200,6 +205,7 @@ impl Timeline {
         if counts && outcome.allowed && (outcome.units == 1 || !world.has_slots()) {
             let plain = Sent {
                 leads: None,
+                leads_elsewhere: false,
                 standing: None,
                 ahead: 0,
                 ..sent.clone()
@@ -318,6 +324,7 @@ fn in_line(number: u64, leads: bool) -> Option<ChargeLine> {
         longest_us: MOST,
         ahead: 0,
         leads,
+        leads_elsewhere: false,
     })
 }
 

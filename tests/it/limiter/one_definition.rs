@@ -11,6 +11,7 @@ use std::{
 
 use http::{Request, Response, StatusCode, request::Parts};
 use http_body_util::Empty;
+use tokio::time::timeout;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     Ban, Decision, FailureMode, Key, Limit, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog,
@@ -18,7 +19,7 @@ use tower_quota::{
     store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
 };
 
-use crate::support::each_store;
+use crate::support::{Gated, each_store};
 
 type Body = Empty<bytes::Bytes>;
 
@@ -376,4 +377,22 @@ async fn a_peek_of_a_blocked_request_says_so() {
     assert!(layer.peek(&head("/", "42")).await.is_ok());
     let error = layer.peek(&head("/admin", "42")).await.expect_err("it is blocked");
     assert!(error.to_string().contains("blocked"), "{error}");
+}
+
+#[tokio::test]
+async fn what_a_caller_of_a_limiter_leaves_stays_charged_whatever_a_layer_refunds() {
+    let store = Gated::new(MemoryStore::new());
+    let policy = Policy::new("p", SlidingLog::per_hour(10)).refund_if(|completion| !completion.is_success());
+    let layer = RateLimitLayer::new(store.clone(), policy.key(user()));
+    let limiter = Limiter::from(&layer);
+    let key = Key::header("x-user-id", "42");
+    let mut charged = Box::pin(limiter.request(key.clone()).cost(3).charge());
+    let mut checked = Box::pin(limiter.check(key.clone()));
+    assert!(
+        timeout(Duration::ZERO, &mut charged).await.is_err() && timeout(Duration::ZERO, &mut checked).await.is_err()
+    );
+    drop((charged, checked));
+    store.open(9);
+    assert!(store.drained(Duration::from_secs(60)).await.is_ok());
+    assert_eq!(limiter.peek(key).await.expect("the store answers").remaining(), 6);
 }

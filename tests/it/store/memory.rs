@@ -102,6 +102,36 @@ async fn the_key_of_a_window_of_100_000_seconds_lives_as_long() {
     }
 }
 
+/// Redis 7.2.4 refuses a time of eight zeros at its end.
+#[tokio::test]
+async fn no_key_expires_at_a_time_that_is_written_with_an_exponent() {
+    const ZEROS: u64 = 100_000_000;
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let store = clock.redis_store(&redis).await;
+    for limit in [
+        "sliding-log 3/min",
+        "sliding-log 3/min precision 100",
+        "fixed-window 3/min",
+        "token-bucket 3/min",
+    ] {
+        let limit: Limit = limit.parse().expect("a limit");
+        for expected in [None, Some(1)] {
+            redis.command::<()>("FLUSHALL", [""; 0]).await;
+            clock.write_to(&redis).await;
+            let reset = decide(&store, Operation::Check, &limit, "k", 1).await.states()[0].reset_after;
+            let keys: Vec<String> = redis.command("KEYS", ["*key=k*"]).await;
+            let expires_at = redis.expires_at(&keys[0]).await as u64;
+            assert_eq!(
+                expires_at % ZEROS,
+                expected.unwrap_or(expires_at % ZEROS),
+                "{limit}: {expires_at}"
+            );
+            let rest = ZEROS - (clock.expiry(reset) + 1_000) % ZEROS;
+            clock.advance(Duration::from_millis(rest));
+        }
+    }
+}
+
 #[tokio::test]
 async fn every_key_lives_at_most_a_second_longer_than_its_counts() {
     let (redis, store) = shared().await;

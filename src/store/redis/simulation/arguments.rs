@@ -210,6 +210,7 @@ fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, now: u64) -> Option<Pars
             longest_us,
             ahead,
             leads: leads == 1,
+            leads_elsewhere: leads == 2,
         });
         algorithm = run.word();
     }

@@ -6,48 +6,40 @@
 //! sent when the wait of the last reply is over, when the store wakes the line, and each second, which refreshes the place of the
 //! process.
 
+mod task;
+
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    mem, ptr,
     sync::{Arc, LazyLock, Mutex, MutexGuard},
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    sync::Notify,
-    time::{Instant, timeout_at},
-};
+use smallvec::SmallVec;
+use tokio::time::Instant;
 
 #[cfg(feature = "admin")]
 use super::line_report::LineSubject;
 use super::{
     Undecided,
-    check::send,
-    failing::leave_place,
-    group::Group,
     waiting::{Lacking, Waiter},
 };
 use crate::{
     limit::{PLACE_SIZE, PLACE_US},
-    store::{ErrorKind, Operation, StoreError, StoreResponse, wakes::LineSignal},
+    store::{ErrorKind, StoreError, StoreResponse, wakes::LineSignal},
     sync::lock,
 };
 
 /// The longest time after which the first request of a line is checked again.
-const REFRESH: Duration = Duration::from_secs(1);
+pub(super) const REFRESH: Duration = Duration::from_secs(1);
 
-/// The pause between checks which only replace the place of the process.
-const COALESCED: Duration = Duration::from_millis(20);
+/// The longest time that a check takes, which is a few deadlines.
+pub(super) const LONGEST_CHECK: Duration = Duration::from_secs(30);
 
 /// The number of no line.
 pub(super) const NO_LINE: u64 = u64::MAX;
 
 pub(super) static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
-
-/// Notified when the task of a line has ended with its runtime.
-pub(super) static ORPHANED: LazyLock<Notify> = LazyLock::new(Notify::new);
 
 /// The requests of this process that wait for one key of a store.
 pub(super) struct Line {
@@ -64,7 +56,11 @@ pub(super) struct State {
     pub(super) waiting: BTreeMap<Rank, Entry>,
     /// The sum of these costs.
     pub(super) weight: u64,
-    has_task: bool,
+    /// When the task acts at the latest, if there is one.
+    acts_by: Option<Instant>,
+    /// The number of the newest task, and of the requests that it checks.
+    task: u64,
+    checked: SmallVec<[u64; 1]>,
     /// When the first request is to be checked.
     due: Option<Instant>,
     /// When the last check was sent.
@@ -137,7 +133,7 @@ impl Line {
         state.waiting.insert(rank, Entry { waiter, cost, fair });
         state.weight += lacking.cost;
         if is_first {
-            let due = sent_at + lacking.retry_after;
+            let due = lacking.due(sent_at);
             state.due = Some(state.due.map_or(due, |earlier| earlier.min(due)));
         }
         // A check that was sent since then has replaced the place.
@@ -175,7 +171,7 @@ impl Line {
                 state.pass_on(rank.1, fair);
             }
         }
-        let is_over = state.waiting.is_empty() && !state.has_task;
+        let is_over = state.waiting.is_empty() && state.acts_by.is_none();
         drop(state);
         if is_over {
             self.end();
@@ -185,93 +181,6 @@ impl Line {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
-    }
-
-    /// Begins the task of the line, unless it has one. A runtime that has ended drops the task here, which locks the line.
-    pub(super) fn ensure_task(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else { return };
-        let had_task = mem::replace(&mut self.state().has_task, true);
-        if !had_task {
-            runtime.spawn(check_first(Task(self.clone())));
-        }
-    }
-
-    /// What the task of the line does next.
-    fn next(&self) -> Next {
-        let mut state = self.state();
-        let now = Instant::now();
-        if state.waiting.is_empty() {
-            let is_stored = state.stored_until.take().is_some_and(|until| now < until);
-            return match state.left.take() {
-                Some(left) if is_stored => {
-                    state.sent_at = Some(now);
-                    Next::Clear(left)
-                }
-                _ => Next::End,
-            };
-        }
-        let unrefreshed = Duration::from_micros(PLACE_US) - REFRESH;
-        let refresh = state.stored_until.map_or(now, |until| until - unrefreshed);
-        let mut due = state.due.map_or(refresh, |due| due.min(refresh));
-        if state.is_stale {
-            due = due.min(state.sent_at.map_or(now, |sent_at| sent_at + COALESCED));
-        }
-        let is_woken = self.signal.take_woken();
-        if now < due && !is_woken {
-            return Next::WaitUntil(due);
-        }
-        let first = state.waiting.first_key_value();
-        let first = first.map(|(rank, entry)| (*rank, entry.waiter.clone()));
-        drop(state); // no task locks two lines
-        let earlier = first.and_then(|(rank, first)| self.earlier(&rank, &first));
-        let mut state = self.state();
-        let earlier = earlier.filter(|earlier| state.tried != Some(earlier.number));
-        state.tried = earlier.as_ref().map(|earlier| earlier.number);
-        match Group::take(&state.waiting, earlier) {
-            Some(group) => {
-                state.is_stale = false;
-                state.left = None;
-                state.sent_at = Some(now);
-                state.due = None;
-                state.stored_until = Some(now + Duration::from_micros(PLACE_US));
-                Next::Check(group)
-            }
-            // The task of another line checks the first request, and changes this line when it has.
-            None => {
-                state.due = is_woken.then_some(now).or(state.due);
-                Next::WaitUntil(now + REFRESH)
-            }
-        }
-    }
-
-    /// A request equal to the first one that has arrived before, and waits for other keys than that of this line. When all have room
-    /// at once, it is to be checked before.
-    fn earlier(&self, rank: &Rank, first: &Waiter) -> Option<Arc<Waiter>> {
-        let others = first.needs.iter().filter(|(line, _)| *line != self.id);
-        let earlier = others.filter_map(|(line, _)| {
-            let line = find(*line)?;
-            let state = line.state();
-            let mut before = state.waiting.range(..rank).take(PLACE_SIZE);
-            let (rank, entry) = before.find(|(_, entry)| entry.waiter.needs == first.needs)?;
-            Some((*rank, entry.waiter.clone()))
-        });
-        Some(earlier.min_by_key(|(rank, _)| *rank)?.1)
-    }
-
-    /// Removes the line unless a request has entered it meanwhile; returns whether it was removed.
-    fn end(&self) -> bool {
-        let mut lines = lock(&LINES);
-        let mut state = self.state();
-        if !state.waiting.is_empty() {
-            return false;
-        }
-        state.has_task = false;
-        drop(state);
-        let is_own = lines.get(&self.id).is_some_and(|line| ptr::eq(&raw const **line, self));
-        if is_own {
-            lines.remove(&self.id);
-        }
-        true
     }
 }
 
@@ -336,53 +245,6 @@ impl State {
     /// Whether the place in the store contains the request with this rank.
     fn is_in_place(&self, rank: &Rank) -> bool {
         self.waiting.keys().nth(PLACE_SIZE).is_none_or(|behind| rank < behind)
-    }
-}
-
-enum Next {
-    Check(Group),
-    /// Remove the place from the store.
-    Clear(Undecided),
-    WaitUntil(Instant),
-    End,
-}
-
-/// The task of a line.
-struct Task(Arc<Line>);
-
-impl Drop for Task {
-    /// If the runtime has ended, the requests begin another task.
-    fn drop(&mut self) {
-        self.0.state().has_task = false;
-        self.0.end();
-        ORPHANED.notify_waiters();
-    }
-}
-
-async fn check_first(task: Task) {
-    let line = &task.0;
-    loop {
-        match line.next() {
-            Next::Check(group) => {
-                let due = group.check(line.id, Instant::now()).await;
-                line.state().due = due.or(Some(Instant::now()));
-            }
-            Next::Clear(mut left) => {
-                left.lead(line.id, &[], 0);
-                leave_place(&left);
-                if let Some(response) = send(Operation::Wait, &mut left) {
-                    drop(response.await);
-                }
-            }
-            Next::WaitUntil(due) => {
-                let _ = timeout_at(due, line.signal.changed()).await; // it looks what is due in both cases
-            }
-            Next::End => {
-                if line.end() {
-                    return;
-                }
-            }
-        }
     }
 }
 
