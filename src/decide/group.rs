@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    Undecided,
+    Undecided, caught,
     check::{send, settle},
     line::{Entry, Rank, ended, find},
     waiting::{Lacking, Waiter},
@@ -155,8 +155,8 @@ impl Group {
 impl Drop for Group {
     /// The runtime has ended while the requests were checked.
     fn drop(&mut self) {
-        if !self.requests.is_empty() {
-            self.conclude(0, &Err(ended()), Instant::now(), None);
+        while !self.requests.is_empty() {
+            caught(|| self.conclude(0, &Err(ended()), Instant::now(), None));
         }
     }
 }

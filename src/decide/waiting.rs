@@ -309,7 +309,7 @@ impl Waiter {
         Some(undecided)
     }
 
-    fn leave_lines(&self, left: Option<&Undecided>) {
+    pub(super) fn leave_lines(&self, left: Option<&Undecided>) {
         for (line, rank) in mem::take(&mut *lock(&self.standing)) {
             line.remove(&rank, left);
         }

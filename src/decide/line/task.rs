@@ -7,7 +7,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{LINES, LONGEST_CHECK, Line, REFRESH, Rank, State, find};
+use super::{LINES, LONGEST_CHECK, Line, REFRESH, Rank, find};
 use crate::{
     decide::{Undecided, check::send, failing::leave_place, group::Group, waiting::Waiter},
     limit::{PLACE_SIZE, PLACE_US},
@@ -53,11 +53,15 @@ impl Drop for Task {
 
 async fn check_first(task: Task) {
     let line = &task.line;
+    line.forget_checked();
     loop {
         match line.next(task.number) {
             Next::Check(group) => {
                 let due = group.check(line.id, Instant::now()).await;
-                line.state().due = due.or(Some(Instant::now()));
+                let mut state = line.state();
+                if state.task == task.number {
+                    state.due = due.or(Some(Instant::now()));
+                }
             }
             Next::Clear(mut left) => {
                 left.lead(line.id, &[], 0);
@@ -88,7 +92,6 @@ impl Line {
         if state.acts_by.is_some_and(|by| now < by + OVERDUE) {
             return;
         }
-        state.forget_checked();
         state.acts_by = Some(now);
         state.task += 1;
         let task = Task {
@@ -97,6 +100,20 @@ impl Line {
         };
         drop(state);
         runtime.spawn(check_first(task));
+    }
+
+    /// Lets the requests leave that the task before this one checks still: it may never end, or has panicked. They stand here again when
+    /// it has denied them, and their own timers end them if it does not.
+    fn forget_checked(&self) {
+        let mut state = self.state();
+        let checked = mem::take(&mut state.checked);
+        let waiters = state.waiting.values().map(|entry| &entry.waiter);
+        let forgotten: Vec<_> = waiters
+            .filter(|waiter| checked.contains(&waiter.number) && lock(&waiter.undecided).is_none())
+            .cloned()
+            .collect();
+        drop(state);
+        forgotten.iter().for_each(|waiter| waiter.leave_lines(None));
     }
 
     /// What this task of the line does next.
@@ -183,17 +200,5 @@ impl Line {
             lines.remove(&self.id);
         }
         true
-    }
-}
-
-impl State {
-    /// Removes the requests that an overdue task checks: it may never do so. Their own timers end them.
-    fn forget_checked(&mut self) {
-        for number in mem::take(&mut self.checked) {
-            let rank = self.waiting.keys().find(|rank| rank.3 == number).copied();
-            if let Some(entry) = rank.and_then(|rank| self.waiting.remove(&rank)) {
-                self.weight -= entry.cost;
-            }
-        }
     }
 }

@@ -157,7 +157,7 @@ async fn a_request_waits_not_much_longer_than_it_may_for_another_runtime() {
 #[tokio::test]
 async fn a_request_does_not_wait_for_the_task_of_a_runtime_that_is_not_driven() {
     const LONGEST: Duration = Duration::from_secs(60);
-    let policy = Policy::new("p", SlidingLog::new(1, 2 * SECOND)).wait_up_to(LONGEST);
+    let policy = Policy::new("p", SlidingLog::new(1, 5 * SECOND)).wait_up_to(LONGEST);
     let limiter = Limiter::new(MemoryStore::new(), policy);
     assert!(check(&limiter).await.is_allowed());
     let other = limiter.clone();
@@ -171,6 +171,31 @@ async fn a_request_does_not_wait_for_the_task_of_a_runtime_that_is_not_driven() 
     let admitted = limiter.acquire("k").await.expect("it is admitted");
     assert!(admitted.delay() < LONGEST / 2, "{:?}", admitted.delay());
     runtime.shutdown_background();
+}
+
+/// One of them is admitted by this process, and the other one waits on.
+#[tokio::test]
+async fn requests_wait_on_when_the_runtime_that_checks_them_ends() {
+    const LONGEST: Duration = Duration::from_secs(60);
+    let gated = Gated::new(MemoryStore::new());
+    let store = Counted::new(gated.clone());
+    let policy = Policy::new("p", SlidingLog::new(1, 2 * SECOND)).wait_up_to(LONGEST);
+    let limiter = Limiter::new(store.clone(), policy);
+    gated.open(4);
+    assert!(check(&limiter).await.is_allowed());
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let acquire = |limiter: Limiter| async move { limiter.acquire("k").await };
+    runtime.spawn(acquire(limiter.clone()));
+    eventually("it stands in the line", async || store.calls() >= 2).await;
+    let waiting = [limiter.clone(), limiter].map(|limiter| tokio::spawn(acquire(limiter)));
+    eventually("they are being checked", async || store.calls() >= 5).await;
+    runtime.shutdown_background();
+    gated.open(1_000);
+    for caller in waiting {
+        let admitted = caller.await.expect("no panic").expect("it is admitted");
+        assert!(admitted.delay() < LONGEST / 2, "{:?}", admitted.delay());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -383,7 +383,8 @@ async fn a_peek_of_a_blocked_request_says_so() {
 async fn what_a_caller_of_a_limiter_leaves_stays_charged_whatever_a_layer_refunds() {
     let store = Gated::new(MemoryStore::new());
     let policy = Policy::new("p", SlidingLog::per_hour(10)).refund_if(|completion| !completion.is_success());
-    let layer = RateLimitLayer::new(store.clone(), policy.key(user()));
+    let trial = Policy::new("trial", SlidingLog::per_hour(9)).observe_only();
+    let layer = RateLimitLayer::new(store.clone(), [policy.key(user()), trial.key(user())]);
     let limiter = Limiter::from(&layer);
     let key = Key::header("x-user-id", "42");
     let mut charged = Box::pin(limiter.request(key.clone()).cost(3).charge());
