@@ -33,7 +33,7 @@ use crate::{
 /// The longest time after which the first request of a line is checked again.
 pub(super) const REFRESH: Duration = Duration::from_secs(1);
 
-/// The longest time that a check takes, which is a few deadlines.
+/// After this time a check is taken never to end. It takes a few deadlines, which are far shorter unless they are set.
 pub(super) const LONGEST_CHECK: Duration = Duration::from_secs(30);
 
 /// The number of no line.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use tokio::{
-    runtime::Builder,
+    runtime::{Builder, Runtime},
     time::{Instant, sleep, timeout},
 };
 use tower::{Layer, Service};
@@ -107,6 +107,17 @@ fn a_request_that_arrives_as_its_runtime_ends_does_not_hang() {
     assert_eq!(ended.recv_timeout(60 * SECOND), Ok(false));
 }
 
+/// Lets a request wait for a moment in a runtime that nothing drives afterwards, and has the task of the line.
+fn wait_elsewhere(limiter: Limiter) -> Runtime {
+    let elsewhere = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let acquired = async { timeout(SECOND / 10, limiter.acquire("k").into_future()).await.is_err() };
+        assert!(runtime.block_on(acquired), "it waits");
+        runtime
+    });
+    elsewhere.join().expect("no panic")
+}
+
 /// The task of a line is in a runtime that nothing drives while it checks the request.
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_not_much_longer_than_it_may_for_another_runtime() {
@@ -119,14 +130,7 @@ async fn a_request_waits_not_much_longer_than_it_may_for_another_runtime() {
     assert!(check(&limiter).await.is_allowed());
 
     gated.open(1);
-    let other = limiter.clone();
-    let elsewhere = thread::spawn(move || {
-        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let acquired = async { timeout(SECOND / 10, other.acquire("k").into_future()).await.is_err() };
-        assert!(runtime.block_on(acquired), "it waits");
-        runtime
-    });
-    let runtime = elsewhere.join().expect("no panic");
+    let runtime = wait_elsewhere(limiter.clone());
     let mut acquired = pin!(limiter.acquire("k").into_future());
     gated.open(1);
     let is_pending = std::future::poll_fn(|cx| Poll::Ready(acquired.as_mut().poll(cx).is_pending()));
@@ -160,14 +164,7 @@ async fn a_request_does_not_wait_for_the_task_of_a_runtime_that_is_not_driven() 
     let policy = Policy::new("p", SlidingLog::new(1, 5 * SECOND)).wait_up_to(LONGEST);
     let limiter = Limiter::new(MemoryStore::new(), policy);
     assert!(check(&limiter).await.is_allowed());
-    let other = limiter.clone();
-    let elsewhere = thread::spawn(move || {
-        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let acquired = async { timeout(SECOND / 10, other.acquire("k").into_future()).await.is_err() };
-        assert!(runtime.block_on(acquired), "it waits");
-        runtime
-    });
-    let runtime = elsewhere.join().expect("no panic");
+    let runtime = wait_elsewhere(limiter.clone());
     let admitted = limiter.acquire("k").await.expect("it is admitted");
     assert!(admitted.delay() < LONGEST / 2, "{:?}", admitted.delay());
     runtime.shutdown_background();
