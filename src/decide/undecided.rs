@@ -186,12 +186,9 @@ impl Undecided {
         !self.is_composite() && policies.len() == others.len() && policies.iter().zip(others).all(same)
     }
 
-    /// Takes the limits of overrides that were set, or have ended, since the request was denied.
-    pub(crate) fn follow_overrides(&mut self) {
-        self.inner()
-            .policies
-            .iter_mut()
-            .for_each(PolicyDecision::follow_override);
+    /// Takes the limits that overrides and reloads of a file have set since the request was denied.
+    pub(crate) fn follow_limits(&mut self) {
+        self.inner().policies.iter_mut().for_each(PolicyDecision::follow_limit);
     }
 
     /// The same request again, without the policies that observe.
@@ -357,18 +354,19 @@ impl PolicyDecision {
         hash >> 11
     }
 
-    /// Takes the limit of an override in place of its own, or that of the policy, if it has the same counts. Where limits are chosen
-    /// for each request, that of an override stays when it has ended.
+    /// Takes the limit of an override, or the newest one of the policy, in place of its own if both have the same counts. Where limits
+    /// are chosen for each request, that of an override stays when it has ended.
     #[cold]
-    fn follow_override(&mut self) {
-        let Some(overrides) = &self.context.overrides else {
-            return;
-        };
-        let own = &self.charge.limit;
-        let newest = match overrides.limit_of(own.counted_as(), &self.charge.key) {
+    fn follow_limit(&mut self) {
+        let (own, policy) = (&self.charge.limit, self.policy());
+        let overrides = self.context.overrides.as_ref();
+        let newest = match overrides.and_then(|overrides| overrides.limit_of(own.counted_as(), &self.charge.key)) {
             Some(limit) if limit == own.limit => return,
             Some(limit) => Arc::new(NamedLimit::new(own.name.clone(), limit).formerly(own.former.clone())),
-            None => self.policy().limit.clone(),
+            None => {
+                let of_file = policy.file.as_ref().and_then(|file| file.newest_limit());
+                of_file.unwrap_or_else(|| policy.limit.clone())
+            }
         };
         if newest.shape == own.shape {
             self.charge.limit = newest;

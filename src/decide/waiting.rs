@@ -253,7 +253,7 @@ impl Waiter {
     /// Takes the request to be checked, if it stands in lines and can be decided with the first one.
     pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>) -> Option<Checked> {
         let mut undecided = lock(&self.undecided);
-        undecided.as_mut()?.follow_overrides();
+        undecided.as_mut()?.follow_limits();
         let undecided = undecided.take_if(|one| first.is_none_or(|(_, first, _)| first.merges_with(one)))?;
         let owed = undecided.owe(OwedKind::Settlement);
         Some((self.clone(), undecided, owed))

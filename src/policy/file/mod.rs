@@ -257,7 +257,8 @@ use crate::{ConfigError, key};
 ///   [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). The error names the setting.
 /// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
 ///   off that one, too.
-/// * A request is decided by one load of the file, with all policies of the layer: never by parts of two.
+/// * A request is decided by one load of the file, with all policies of the layer: never by parts of two. One that
+///   [waits](Policy::wait_up_to) follows the limit of each policy, unless its counts start at zero.
 ///
 /// # Cost
 ///

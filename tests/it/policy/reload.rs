@@ -68,6 +68,28 @@ async fn remaining(limiter: &Limiter) -> u64 {
     limiter.check("42").await.expect("the store replies").remaining()
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_takes_the_new_numbers() {
+    let file = File::new(&api("sliding-log 1/h"));
+    let policies = file.watch();
+    let limiter = Limiter::new(MemoryStore::new(), policies.get("api").unwrap());
+    assert_eq!(remaining(&limiter).await, 0);
+    let began = tokio::time::Instant::now();
+    let request = limiter.request("42").max_wait(Duration::from_secs(3_600));
+    let mut acquired = std::pin::pin!(request.acquire());
+    tokio::select! {
+        biased;
+        _ = &mut acquired => panic!("there is no room"),
+        () = tokio::task::yield_now() => {}
+    }
+
+    file.write(&api("sliding-log 3/h"));
+    policies.reload().unwrap();
+    let admitted = acquired.await.expect("there is room");
+    assert_eq!((admitted.limit(), admitted.remaining()), (3, 1));
+    assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
+}
+
 #[tokio::test]
 async fn a_layer_applies_the_new_numbers_to_the_counts_there_are() {
     let file = File::new(&api("sliding-log 3/min"));
