@@ -116,6 +116,8 @@ struct Inner {
     server_time: Duration,
     /// How long the request has waited before.
     waited: Duration,
+    /// What was added at random to the waits of a denial.
+    jitter: Duration,
     policies: PolicyDecisions,
     /// The failure of the store, if it did not decide.
     store_error: Option<Box<StoreError>>,
@@ -293,6 +295,7 @@ impl Inner {
             units: 1,
             server_time: Duration::ZERO,
             waited: Duration::ZERO,
+            jitter: Duration::ZERO,
             policies,
             store_error: None,
             joined: None,
@@ -317,25 +320,31 @@ impl Decision {
         EMPTY.clone()
     }
 
+    /// What was added to its waits.
+    pub(crate) fn jitter(&self) -> Duration {
+        self.0.jitter
+    }
+
     /// Whether there was nothing to decide, and no failure.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.policies.is_empty() && self.0.store_error.is_none()
     }
 
-    /// The same denial with longer waits: the delay is added to the wait of each policy that denies.
-    pub(crate) fn delayed(self, delay: Duration) -> Self {
-        if delay.is_zero() {
+    /// The same denial with longer waits: the jitter is added to the wait of each policy that denies.
+    pub(crate) fn delayed(self, jitter: Duration) -> Self {
+        if jitter.is_zero() {
             return self;
         }
         let mut delayed = Inner {
             server_time: self.0.server_time,
             waited: self.0.waited,
+            jitter,
             units: self.0.units,
             store_error: self.0.store_error.clone(),
             ..Inner::new(self.0.allowed, self.0.policies.clone())
         };
         for policy in delayed.policies.iter_mut().filter(|policy| policy.denies()) {
-            policy.retry_after = policy.retry_after.map(|wait| wait.saturating_add(delay));
+            policy.retry_after = policy.retry_after.map(|wait| wait.saturating_add(jitter));
         }
         Self(Arc::new(delayed))
     }

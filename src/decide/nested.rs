@@ -8,16 +8,26 @@ use crate::{FailureMode, Key, store::NamedLimit};
 /// What an inner layer finds of those around it.
 impl Decision {
     /// The cost that outer layers have charged to the same key of the same policy, in the same store.
-    pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
+    pub(crate) fn charged(
+        &self,
+        (context, position): (&CheckContext, usize),
+        named: &Arc<NamedLimit>,
+        key: &Key,
+    ) -> u64 {
         let own = &context.policies[position];
-        let file = own.file_number();
-        // One that requires the store does not rely on what this process has counted in its place.
+        // One that requires the store does not rely on what this process has counted in its place, nor one with bans on a check that
+        // has not regarded them.
         let requires_store = own.settings.failure_mode == Some(FailureMode::Closed);
+        let relies_on = |policy: &PolicyDecision| {
+            !(requires_store && policy.local.is_some()) && (own.ban.is_none() || policy.charge.ban.is_some())
+        };
         // A policy that observes counts nothing if it would have denied the request.
         let same = self.policies().filter(|policy| {
-            let counted = policy.denial.is_none() && !(requires_store && policy.local.is_some());
-            let same_count = policy.counts_as(named, file) && policy.charge.key == *key;
-            counted && same_count && policy.context.store_id() == context.store_id()
+            let same_count = policy.counts_as(named, own) && policy.charge.key == *key;
+            policy.denial.is_none()
+                && relies_on(policy)
+                && same_count
+                && policy.context.store_id() == context.store_id()
         });
         same.fold(0, |charged, policy| charged.saturating_add(policy.counted().cost))
     }
@@ -25,6 +35,14 @@ impl Decision {
     /// The decisions of an outer and an inner layer, if this one joins them.
     pub(crate) fn joined(&self) -> Option<&[Self; 2]> {
         self.0.joined.as_ref()
+    }
+
+    /// Whether it is the other decision, or joins it to one of another layer.
+    pub(crate) fn includes(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+            || self
+                .joined()
+                .is_some_and(|joined| joined.iter().any(|one| one.includes(other)))
     }
 
     /// The decisions of an outer layer, which admitted the request, and of an inner one; `None` if there was nothing to decide for
@@ -38,6 +56,7 @@ impl Decision {
         Some(Self(Arc::new(Inner {
             server_time: later.server_time(),
             waited: self.0.waited.saturating_add(later.0.waited),
+            jitter: later.0.jitter,
             units: later.0.units,
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
             joined: Some([self.clone(), later.clone()]),

@@ -217,12 +217,16 @@ impl PolicyDecision {
         &self.charge.limit
     }
 
-    /// Whether the policy is one with this quota, which follows this file if it follows one.
-    ///
-    /// A reload between the decisions of two layers makes their quotas differ.
-    pub(super) fn counts_as(&self, named: &NamedLimit, file: Option<u64>) -> bool {
-        **self.named() == *named
-            || (file.is_some() && self.policy().file_number() == file && self.named().name == named.name)
+    /// Whether both have one limit, or that of all requests of one policy of a file, whose quota a reload between the decisions of two
+    /// layers has changed.
+    pub(super) fn counts_as(&self, named: &Arc<NamedLimit>, of: &PolicyContext) -> bool {
+        let (own, policy) = (self.named(), self.policy());
+        let is_reloaded = || {
+            let are_fixed = Arc::ptr_eq(own, &policy.limit) && Arc::ptr_eq(named, &of.limit);
+            let file = policy.file_number();
+            are_fixed && file.is_some() && file == of.file_number() && own.has_counts_of(named)
+        };
+        own == named || is_reloaded()
     }
 
     #[inline]

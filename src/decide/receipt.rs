@@ -232,7 +232,7 @@ impl PolicyDecision {
 
     /// Whether nested layers have charged both to one key of one policy.
     fn same_count(&self, other: &Self) -> bool {
-        let is_one_count = self.counts_as(other.named(), other.policy().file_number());
+        let is_one_count = self.counts_as(other.named(), other.policy());
         is_one_count && self.charge.key == other.charge.key && self.context.store_id() == other.context.store_id()
     }
 
@@ -322,7 +322,7 @@ fn newest_limit(policy: &PolicyDecision) -> Arc<NamedLimit> {
     let file = context.file.as_ref().filter(|_| Arc::ptr_eq(charged, &context.limit));
     let newest = file.and_then(|file| file.newest_limit());
     newest
-        .filter(|newest| newest.shape == charged.shape)
+        .filter(|newest| newest.has_counts_of(charged))
         .unwrap_or_else(|| charged.clone())
 }
 

@@ -45,8 +45,14 @@ impl Admitted {
             release.warn_of_upgrade();
         }
         if let Some(left) = left {
-            // The decision of an inner layer has the policies of this one too.
-            response.extensions_mut().get_or_insert_with(|| left);
+            let extensions = response.extensions_mut();
+            // That of an inner layer has the policies of this one too, unless it is about another request, which the handler has made.
+            let joined = match extensions.get::<Decision>() {
+                Some(inner) if inner.includes(&own) => None,
+                Some(other) => left.followed_by(other),
+                None => Some(left),
+            };
+            joined.map(|joined| extensions.insert(joined));
         }
         response.map(|body| ResponseBody::inner(body, completion, release))
     }

@@ -35,7 +35,8 @@ pin_project! {
 impl<B: Body> Drain<B> {
     /// The future that reads the content, if the client then receives the response.
     #[cold]
-    pub(super) fn new(body: B, Bounds { bytes, time }: Bounds, rejected: &Rejected) -> Option<Self> {
+    pub(super) fn new(body: B, Bounds { bytes, time }: Bounds, rejected: &mut Rejected) -> Option<Self> {
+        rejected.is_long |= body.size_hint().lower() > bytes;
         let reads = rejected.gains_by_reading && body.size_hint().lower() <= bytes;
         // Without a runtime of tokio there is no timer.
         (reads && tokio::runtime::Handle::try_current().is_ok()).then(|| Self {
@@ -80,8 +81,9 @@ pub(crate) struct Rejected {
     gains_by_reading: bool,
     /// Whether the client sends the content only after `100 Continue`.
     awaits_continue: bool,
-    /// Whether a server that has read the head of the request has not read all of the content with it.
-    long: bool,
+    /// Whether a server that has read the head of the request has not read all of the content with it, or the content is longer than
+    /// what is to be read of it.
+    is_long: bool,
 }
 
 /// How much of the content of a rejected request was read.
@@ -117,7 +119,7 @@ impl Rejected {
             // its own, content without a length may have no end before the response, such as that of a gRPC call.
             gains_by_reading: (shares_stream || length.is_some()) && !awaits_continue,
             awaits_continue,
-            long,
+            is_long: long,
         }
     }
 
@@ -128,7 +130,7 @@ impl Rejected {
     /// The response to send.
     pub(crate) fn into_response(mut self, content: Content) -> Response<Bytes> {
         let closes = match content {
-            Content::Unread => self.long || self.awaits_continue,
+            Content::Unread => self.is_long || self.awaits_continue,
             Content::Begun => true,
             Content::Read => false,
         };

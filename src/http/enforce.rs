@@ -256,6 +256,10 @@ impl Enforcer {
         if !self.extensions {
             if let Some(earlier) = parts.extensions.get::<Decision>() {
                 earlier.follow();
+                left = self
+                    .response_extensions
+                    .then(|| earlier.followed_by(&decision))
+                    .flatten();
                 learning = earlier.learns().then(|| earlier.clone());
             }
         } else if let Some(earlier) = parts.extensions.insert(decision.clone()) {

@@ -186,9 +186,9 @@ impl<S: Clone, B> Waiting<S, B> {
 }
 
 impl<S, B: Body, F> State<S, B, F> {
-    fn rejected(rejected: Rejected, body: B, drained: Option<Bounds>) -> Self {
+    fn rejected(mut rejected: Rejected, body: B, drained: Option<Bounds>) -> Self {
         Self::Rejected {
-            drain: drained.and_then(|bounds| Drain::new(body, bounds, &rejected)),
+            drain: drained.and_then(|bounds| Drain::new(body, bounds, &mut rejected)),
             rejected: Some(rejected),
         }
     }
@@ -216,14 +216,18 @@ where
                         waiting.release_readiness();
                     }
                     let decision = ready!(decision);
+                    let Pending { check, waiting } = *pending.take().expect("it has just been polled");
                     let Waiting {
                         mut service,
                         is_ready,
                         mut parts,
                         body,
                         enforcer,
-                    } = pending.take().expect("it has just been polled").waiting;
-                    match enforcer.act_on(decision, &mut parts) {
+                    } = waiting;
+                    let action = enforcer.act_on(decision, &mut parts);
+                    // What the request owes is counted by the decision now.
+                    drop(check);
+                    match action {
                         Action::Admit(admitted) => {
                             let request = Request::from_parts(parts, body);
                             match is_ready {

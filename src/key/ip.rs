@@ -54,7 +54,7 @@ use crate::ConfigError;
 /// | `::ffff:a.b.c.d`, `64:ff9b::a.b.c.d` | that of the IPv4 address |
 /// | `64:ff9b:1::/48` (RFC 8215), `::ffff:0:a.b.c.d` (SIIT) | by /64: one for all clients of a translator, unless its /96 is one of the [`nat64_prefixes`](Ip::nat64_prefixes). RFC 8215 §5 forbids to guess which bits are an IPv4 address; the form of SIIT is obsolete |
 /// | `::a.b.c.d` | one for all. The form is deprecated (RFC 4291 §2.5.5.1), and `::1` is not `0.0.0.1` |
-/// | Teredo (`2001::/32`) | one for all: the /64 is that of the server, and a client can claim any server, which would be 2^32 keys |
+/// | Teredo (`2001::/32`) | one for all: the /64 is that of the server, and a client can claim any server, which would be 2^32 keys; with a prefix of 128 each address is a key |
 /// | ISATAP (`::5efe:a.b.c.d`), 6to4 (`2002::/16`) | by /64: an ISATAP host can choose the IPv4 address, which would be 2^32 keys in its /64 |
 ///
 /// ```

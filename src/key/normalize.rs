@@ -7,11 +7,17 @@ pub(crate) type PathBytes = SmallVec<[u8; 64]>;
 
 /// The path of a request, with the prefix of a nested router.
 pub(super) fn whole_path(parts: &Parts) -> &str {
+    let path = parts.uri.path();
     #[cfg(feature = "axum")]
-    if let Some(uri) = parts.extensions.get::<::axum::extract::OriginalUri>() {
-        return uri.path();
+    if let Some(::axum::extract::OriginalUri(original)) = parts.extensions.get() {
+        // A router leaves the end of the path. Any other one was set since, such as by a proxy that calls another server.
+        let [path, original_path] = [path, original.path()].map(|path| path.trim_end_matches('/'));
+        let is_rest = original_path.ends_with(path);
+        if is_rest && original.authority() == parts.uri.authority() {
+            return original.path();
+        }
     }
-    parts.uri.path()
+    path
 }
 
 /// How a path, or the template of one, is spelled.

@@ -330,6 +330,12 @@ impl NamedLimit {
         self.former.as_ref().unwrap_or(&self.name)
     }
 
+    /// Whether both are limits of the same counts, whatever their quotas.
+    #[inline]
+    pub(crate) fn has_counts_of(&self, other: &Self) -> bool {
+        self.shape == other.shape && self.counted_as() == other.counted_as()
+    }
+
     /// The same with a share of the limit.
     pub(crate) fn scaled(&self, share: Share) -> Self {
         Self::new(self.name.clone(), self.limit.scaled(share)).formerly(self.former.clone())

@@ -68,7 +68,8 @@ use crate::KeyExtractor;
 /// different names, or of different algorithms, have separate counts. Those of one name have the same
 /// [former](crate::Policy::formerly) one, if they have any.
 ///
-/// A request is charged once where nested layers meet it with the same policy, whatever its plan.
+/// A request is charged once where nested layers meet it with the same policy of the same plan. Where the plan becomes known between
+/// them, such as by authentication, each layer charges the limit of the plan that it finds.
 #[derive(Clone)]
 #[must_use]
 pub struct Plans<K = Arc<dyn KeyExtractor>> {

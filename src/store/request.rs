@@ -286,10 +286,7 @@ impl Charge {
     #[cfg(feature = "_redis")]
     #[inline]
     pub(crate) fn counts_with(&self, other: &Self) -> bool {
-        self.hash == other.hash
-            && self.key == other.key
-            && self.policy() == other.policy()
-            && self.limit.shape == other.limit.shape
+        self.hash == other.hash && self.key == other.key && self.limit.has_counts_of(&other.limit)
     }
 }
 

@@ -69,7 +69,8 @@ use crate::{
 ///
 /// Nested layers decide one after the other: what the outer one has counted stays counted when the inner one denies. A policy
 /// that both layers have, with the same key, limit and store (or a clone of it), is charged once per request. If its costs
-/// differ, the inner layer charges the difference up to the larger cost. With different stores it is counted in both.
+/// differ, the inner layer charges the difference up to the larger cost. With different stores it is counted in both, and so it is
+/// if only the inner one has [bans](crate::Policy::ban), which the outer one has not looked at.
 ///
 /// This holds on one Redis server and with [`MemoryStore`](crate::MemoryStore). In a cluster, policies with the same key are
 /// decided together, and those with different keys one after the other; an earlier charge is refunded when a later policy

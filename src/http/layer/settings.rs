@@ -64,7 +64,8 @@ impl RateLimitLayer {
     ///
     /// A limit by the month denies for weeks, and many clients give up when they are asked to wait for more than a minute. With a
     /// longest wait they try again sooner, and are denied again. The field `RateLimit` and
-    /// [`Decision::retry_after`](crate::Decision::retry_after) have the wait as it is. By default it is not bounded.
+    /// [`Decision::retry_after`](crate::Decision::retry_after) have the wait as it is. The [jitter](Self::retry_jitter) is added after
+    /// the bound. By default it is not bounded.
     ///
     /// ```
     /// use std::time::Duration;
@@ -133,7 +134,7 @@ impl RateLimitLayer {
     /// Adds a random time of up to `most` to the wait of each response, so that clients that were denied together do not
     /// retry together.
     ///
-    /// The wait is the same in all fields of a response: `Retry-After`, `t` of `RateLimit`, `RateLimit-Reset`,
+    /// Unless [`longest_retry_after`](Self::longest_retry_after) bounds some of them, the wait is the same in all fields of a response: `Retry-After`, `t` of `RateLimit`, `RateLimit-Reset`,
     /// `X-RateLimit-Reset`, and in gRPC `RetryInfo` and `grpc-retry-pushback-ms`. The
     /// [`Decision`](crate::Decision::retry_after) of a denial includes it. It is also added to the wait of 1 s after a failure
     /// of the store. The default is [`Duration::ZERO`].

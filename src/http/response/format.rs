@@ -225,7 +225,7 @@ impl Rejection<'_> {
     }
 
     /// The wait before the next attempt, the same in `Retry-After`, `RetryInfo` and the pushback of gRPC: that of the decision,
-    /// or the [longest](crate::RateLimitLayer::longest_retry_after) one.
+    /// or the [longest](crate::RateLimitLayer::longest_retry_after) one with its [jitter](crate::RateLimitLayer::retry_jitter).
     ///
     /// `None` if waiting does not help: the cost of the request is above the limit, the limit admits nothing, the key cannot be
     /// extracted, or the request is blocked.
@@ -237,7 +237,8 @@ impl Rejection<'_> {
                 // Layers around the one that denies have bounds of their own.
                 let denier = decision.deniers().next()?;
                 let longest = Presentation::of(&denier.context).fields.longest_retry_after;
-                Some(longest.map_or(wait, |longest| wait.min(longest)))
+                // The jitter also spreads those that the bound makes equal.
+                Some(longest.map_or(wait, |longest| wait.min(longest.saturating_add(decision.jitter()))))
             }
             Self::Refused(_) | Self::Blocked => None,
             Self::Failed { retry_after, .. } => Some(*retry_after),
@@ -294,7 +295,7 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
     {
         write_fields(decision, headers);
     }
-    if matches!(rejection, Rejection::Failed { .. }) {
+    if !matches!(rejection, Rejection::Limited(_)) {
         response.extensions_mut().insert(OwnRejection { is_denial: false });
     }
     response

@@ -169,9 +169,11 @@ impl Prefetch {
     /// Forgets the units of keys that are reset, now and when this is dropped: Redis may have granted some meanwhile.
     pub(super) fn begin_reset(self: &Arc<Self>, requests: &[OwnedRequest]) -> Option<Box<Resetting>> {
         let resets = requests.iter().filter(|request| request.operation == Operation::Reset);
-        let charges = resets.flat_map(|request| request.charges());
-        let ahead = charges.filter(|charge| charge.limit().prefetch_time().is_some());
-        let hashes: Vec<_> = ahead.map(|charge| charge.hash).collect();
+        // Also those without units ahead: an override of the same counts may take some.
+        let hashes: Vec<_> = resets
+            .flat_map(|request| request.charges())
+            .map(|charge| charge.hash)
+            .collect();
         self.forget(&hashes);
         (!hashes.is_empty()).then(|| {
             Box::new(Resetting {
@@ -198,7 +200,7 @@ impl Prefetch {
             else {
                 return;
             };
-            let owed = Outstanding::of(Some(StoreId::of(&store)))
+            let mut owed = Outstanding::of(Some(StoreId::of(&store)))
                 .owe(OwedKind::Settlement)
                 .due();
             let asked_at = Instant::now();
@@ -215,6 +217,7 @@ impl Prefetch {
                 admitted_at: grant.charged_at,
             };
             let refund = request.at_cost(refund, unused);
+            owed.count_if_lost(None);
             if let Some(store) = queues.upgrade() {
                 owed.end(&send(store, refund).await);
             }
@@ -680,13 +683,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_reset_forgets_what_was_taken() {
+        let limit = &limits()[0];
+        assert_reset_forgets(limit, limit).await;
+        // The policy has no units ahead, and an override of the key has.
+        assert_reset_forgets(limit, &SlidingLog::new(QUOTA, WINDOW).into()).await;
+    }
+
+    async fn assert_reset_forgets(limit: &Limit, of_reset: &Limit) {
         let (network, started) = (Network::new(1, false), Instant::now());
-        let (store, limit, key) = (store(&network), &limits()[0], Key::from("hot"));
+        let (store, key) = (store(&network), Key::from("hot"));
         for _ in 0..60 {
             assert!(send_one(&store, limit, 1, started).await.is_some());
             sleep(Duration::from_micros(500)).await;
         }
-        let charges = [Charge::new("p", limit, &key, 1)];
+        let charges = [Charge::new("p", of_reset, &key, 1)];
         let reset = store.decide(&[StoreRequest::new(Operation::Reset, &charges)]).await;
         assert!(reset.is_ok());
         let peeked = store
@@ -697,6 +707,26 @@ mod tests {
         let calls = network.calls();
         assert!(send_one(&store, limit, 1, started).await.is_some());
         assert!(network.calls() > calls, "Redis has decided");
+    }
+
+    #[cfg(feature = "metrics")]
+    #[tokio::test(start_paused = true)]
+    async fn units_that_cannot_be_given_back_are_counted_as_lost() {
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let scraped = recorder.handle();
+        let _guard = metrics::set_default_local_recorder(&recorder);
+        let (network, started) = (Network::new(1, false), Instant::now());
+        let store = store(&network);
+        for _ in 0..60 {
+            assert!(send_one(&store, &limits()[0], 1, started).await.is_some());
+            sleep(Duration::from_micros(500)).await;
+        }
+        network.cut_off();
+        let undrained = store.drained(Duration::from_secs(60)).await.unwrap_err().to_string();
+        let mut numbers = undrained.split(' ').filter_map(|word| word.parse::<u64>().ok());
+        let (lost, scraped) = (numbers.next().expect("a number"), scraped.render());
+        let counted = format!("tower_quota_lost_settlements_total {lost}\n");
+        assert!(lost > 0 && scraped.contains(&counted), "{undrained}: {scraped}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -124,6 +124,27 @@ async fn a_refund_after_the_response_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_is_waited_for_while_its_decision_is_observed() {
+    let store = slow();
+    let policy = log().key(key::constant("k")).refund_if(|_| true);
+    let seen = Arc::new(AtomicBool::new(false));
+    let (observed, drained) = (seen.clone(), store.clone());
+    let layer = RateLimitLayer::new(store.clone(), policy).on_decision(move |_| {
+        let mut drained = drained.drained(Duration::ZERO);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let drained = drained.as_mut().poll(&mut context);
+        observed.store(!matches!(drained, Poll::Ready(Ok(()))), Ordering::Relaxed);
+    });
+    let service = layer.layer(service_fn(async |_: Request<Empty<Bytes>>| {
+        Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+    }));
+    store.open(2);
+    let response = service.oneshot(Request::new(Empty::new())).await;
+    assert_eq!(response.expect("it does not fail").status(), 200);
+    assert!(seen.load(Ordering::Relaxed), "its refund is owed");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_with_a_completion_rule_is_waited_for_until_it_is_cancelled_and_refunded() {
     let store = slow();
     let policy = log().key(key::constant("k")).refund_if(|end| end.is_cancelled());

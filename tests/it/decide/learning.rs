@@ -27,7 +27,7 @@ use tonic_prost::ProstCodec;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
     Ban, Decision, Denial, FailureMode, Headers, Key, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer,
-    SlidingLog, key, store::Store,
+    SlidingLog, key, response, store::Store,
 };
 
 use crate::{
@@ -397,7 +397,14 @@ async fn denials_of_this_process_teach_nothing() {
 async fn a_failure_and_a_denial_without_extensions_of_an_inner_layer_teach_nothing() {
     let failing = Policy::new("failing", SlidingLog::per_day(1)).failure_mode(FailureMode::Closed);
     let full = Policy::new("full", SlidingLog::per_day(1));
+    let hidden = response::axum(|_, _| StatusCode::TOO_MANY_REQUESTS);
     for (inner, status) in [
+        (
+            RateLimitLayer::new(MemoryStore::new(), Vec::<Policy>::new())
+                .block(|_| true)
+                .format(hidden),
+            429,
+        ),
         (
             RateLimitLayer::new(Broken::default(), failing.key(key::constant("all"))),
             503,

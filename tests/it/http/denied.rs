@@ -301,10 +301,17 @@ async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_jitter_and_bou
     };
     assert_eq!(send(&app(true, &layer), get("/export")).await.status, StatusCode::OK);
 
-    let bounded = layer.clone().longest_retry_after(Duration::from_secs(30));
+    let bounded = layer
+        .clone()
+        .longest_retry_after(Duration::from_secs(30))
+        .retry_jitter(Duration::from_millis(1));
     for anew in [true, false] {
         let denied = send(&app(anew, &bounded), get("/export")).await;
-        assert_eq!(denied.field("retry-after"), Some("30"), "{anew}");
+        assert_eq!(
+            denied.field("retry-after"),
+            Some("31"),
+            "{anew}: the jitter is added to the bound"
+        );
 
         let denied = send(&app(anew, &layer), get("/export")).await;
         assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);

@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_quota::{
-    ClientLibrary, Decision, FailureMode, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
+    Ban, ClientLibrary, Decision, FailureMode, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
     SlidingLog, TokenBucket, key,
     store::{self, Store, StoreFuture},
 };
@@ -113,6 +113,45 @@ async fn the_decision_on_the_response_has_the_policies_of_all_layers() {
     let decision = response.extensions().get::<Decision>().unwrap();
     let names: Vec<_> = decision.policies().map(|policy| policy.name().to_owned()).collect();
     assert_eq!(names, ["outer", "inner"]);
+}
+
+#[tokio::test]
+async fn the_decision_on_the_response_has_that_of_the_outer_layer_whatever_the_inner_one_leaves() {
+    let layer = |name| {
+        let layer = RateLimitLayer::new(MemoryStore::new(), policy(name, SlidingLog::per_hour(10)));
+        layer.response_extensions(true)
+    };
+    let names = |response: Response<_>| -> Vec<String> {
+        let decision = response.extensions().get::<Decision>().expect("a decision");
+        decision.policies().map(|policy| policy.name().to_owned()).collect()
+    };
+
+    let inner = layer("inner").extensions(false).layer(service_fn(answer));
+    let response = layer("outer").layer(inner).oneshot(Request::new(Body::new())).await;
+    assert_eq!(names(response.unwrap()), ["outer", "inner"]);
+
+    // A handler that sends a request of its own, and returns its response.
+    let client = layer("client").layer(service_fn(answer));
+    let handler = service_fn(move |_| client.clone().oneshot(Request::new(Body::new())));
+    let response = layer("outer").layer(handler).oneshot(Request::new(Body::new())).await;
+    assert_eq!(names(response.unwrap()).len(), 2);
+}
+
+#[tokio::test]
+async fn a_ban_that_only_the_inner_layer_regards_is_in_force() {
+    let store = MemoryStore::new();
+    let banning = || policy("api", SlidingLog::per_hour(10)).ban(Ban::by_hand());
+    let limiter = Limiter::new(store.clone(), banning());
+    let banned = limiter
+        .ban(tower_quota::Key::constant("all"), Duration::from_secs(60))
+        .await;
+    banned.expect("the store answers");
+    let inner = RateLimitLayer::new(store.clone(), banning());
+    let outer = RateLimitLayer::new(store, policy("api", SlidingLog::per_hour(10)));
+    assert_eq!(
+        through(vec![outer, inner]).await.status(),
+        StatusCode::TOO_MANY_REQUESTS
+    );
 }
 
 #[tokio::test]

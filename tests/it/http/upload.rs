@@ -275,7 +275,8 @@ async fn a_body_without_end_is_read_to_the_bound() {
 async fn a_body_that_cannot_keep_the_connection_is_not_read() {
     let long = || Request::post("/").header("content-length", "1001");
     let layer = || denied().drain_body(1_000, Duration::from_secs(3_600));
-    reject(layer(), long().body(Unread(1_001)).expect("a good request")).await;
+    let response = reject(layer(), long().body(Unread(1_001)).expect("a good request")).await;
+    assert_eq!(response.headers()[CONNECTION], "close");
 
     // Without a length, the client may end its stream when it has the response, as of gRPC.
     for version in [Version::HTTP_2, Version::HTTP_3] {

@@ -525,6 +525,31 @@ async fn ky_21_in_every_nest_a_path_is_the_whole_path() {
     }
 }
 
+/// A handler calls another server with the extensions of its request.
+#[test]
+fn the_path_of_a_request_that_is_sent_on_is_the_one_that_is_sent() {
+    let key_of = |original: &'static str, sent: &'static str| {
+        let original = axum::extract::OriginalUri(original.parse().expect("a URI"));
+        let (parts, ()) = Request::get(sent)
+            .extension(original)
+            .body(())
+            .expect("a request")
+            .into_parts();
+        key::path().extract(&parts).expect("a key").expect("a path").to_string()
+    };
+    assert_eq!(
+        key_of("/a", "http://upstream/v1/search"),
+        key_of("/b", "http://upstream/v1/search")
+    );
+    assert_eq!(key_of("/a", "http://upstream/"), key_of("/b", "http://upstream/"));
+    assert_eq!(key_of("/a", "/v1/search"), "path=/v1/search");
+    // What a nest leaves.
+    for (original, rest) in [("/api/users", "/users"), ("/api", "/"), ("/api/", "/")] {
+        assert_eq!(key_of(original, rest), key_of(original, original));
+    }
+    assert_eq!(key_of("http://host/api/users", "http://host/users"), "path=/api/users");
+}
+
 #[tokio::test]
 async fn a_wildcard_route_is_one_route_and_any_number_of_paths() {
     let files = || Router::new().route("/files/{*rest}", any(async || "hi"));

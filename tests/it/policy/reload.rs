@@ -90,6 +90,37 @@ async fn a_request_that_waits_takes_the_new_numbers() {
     assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
+/// Counts under another name start at zero.
+#[tokio::test(start_paused = true)]
+async fn a_refund_and_a_wait_keep_the_name_under_which_they_count() {
+    let file = File::new(&api("sliding-log 2/2s"));
+    let policies = file.watch();
+    let store = MemoryStore::new();
+    let limiter = Limiter::new(store.clone(), policies.get("api").unwrap());
+    let left = async |name: &'static str| {
+        let limiter = Limiter::new(
+            store.clone(),
+            Policy::new(name, SlidingLog::new(2, Duration::from_secs(2))),
+        );
+        limiter.peek("42").await.expect("the store replies").remaining()
+    };
+    let first = limiter.check("42").await.expect("the store replies");
+    assert_eq!(remaining(&limiter).await, 0);
+    let request = limiter.request("42").max_wait(Duration::from_secs(5));
+    let mut acquired = std::pin::pin!(request.acquire());
+    tokio::select! {
+        biased;
+        _ = &mut acquired => panic!("there is no room"),
+        () = tokio::task::yield_now() => {}
+    }
+
+    file.write(&format!("{}formerly = \"post\"\n", api("sliding-log 2/2s")));
+    policies.reload().unwrap();
+    first.take_receipt().refund().await.expect("the store replies");
+    let admitted = acquired.await.expect("there is room");
+    assert_eq!((admitted.remaining(), left("api").await, left("post").await), (0, 0, 2));
+}
+
 #[tokio::test]
 async fn a_layer_applies_the_new_numbers_to_the_counts_there_are() {
     let file = File::new(&api("sliding-log 3/min"));
@@ -623,6 +654,23 @@ async fn a_policy_that_nested_layers_have_in_common_is_charged_once_during_a_rel
         .layer(layer);
     assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
     assert_eq!(send(&app, get("/")).await.field("ratelimit"), Some("\"api\";r=7;t=60"));
+}
+
+#[tokio::test]
+async fn a_plan_that_becomes_known_between_nested_layers_is_enforced() {
+    let plans = format!(
+        "{}plan = \"extension:plan\"\nplans.trial = \"sliding-log 1/h\"\n",
+        api("sliding-log 9/min")
+    );
+    let policies = Policies::from_toml(&plans).unwrap();
+    let policies = policies.with_extension("plan", |plan: &&'static str| *plan);
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policies.get("api").unwrap());
+    let app = Router::new()
+        .route("/", route(async || "hi").layer(layer.clone()))
+        .layer(axum::Extension("trial"))
+        .layer(layer);
+    let statuses = [send(&app, get("/")).await.status, send(&app, get("/")).await.status];
+    assert_eq!(statuses, [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS]);
 }
 
 #[test]
