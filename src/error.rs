@@ -39,9 +39,11 @@ impl ConfigError {
         message: impl Into<Cow<'static, str>>,
         source: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
+        let (message, source) = (message.into(), source.into());
         Self {
-            message: message.into(),
-            source: Some(source.into().into()),
+            // A report prints the message, and then its sources.
+            source: (!message.contains(&source.to_string())).then(|| source.into()),
+            message,
         }
     }
 }
@@ -222,8 +224,10 @@ mod tests {
     fn debug_adds_a_cause_that_the_message_lacks() {
         let error = ConfigError::because("Redis cannot be used", "connection refused");
         assert_eq!(format!("{error:?}"), "Redis cannot be used: connection refused");
+        assert!(error.source().is_some());
 
         let error = ConfigError::because("`limits.toml` cannot be read: no such file", "no such file");
         assert_eq!(format!("{error:?}"), error.to_string());
+        assert!(error.source().is_none(), "a report would print it twice");
     }
 }

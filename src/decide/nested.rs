@@ -32,6 +32,20 @@ impl Decision {
         same.fold(0, |charged, policy| charged.saturating_add(policy.counted().cost))
     }
 
+    /// Whether an outer layer has charged another key of the same policy.
+    pub(crate) fn has_other_key(
+        &self,
+        (context, position): (&CheckContext, usize),
+        named: &Arc<NamedLimit>,
+        key: &Key,
+    ) -> bool {
+        let own = &context.policies[position];
+        self.policies().any(|policy| {
+            let is_other = policy.charge.key != *key && policy.counts_as(named, own);
+            is_other && policy.context.store_id() == context.store_id()
+        })
+    }
+
     /// The decisions of an outer and an inner layer, if this one joins them.
     pub(crate) fn joined(&self) -> Option<&[Self; 2]> {
         self.0.joined.as_ref()

@@ -6,7 +6,7 @@ use http::{HeaderMap, Response, header::RETRY_AFTER, request::Parts};
 use super::{
     Presentation,
     headers::{delay_secs, retry_after},
-    response::{Problem, Rejection, ResponseFormat, respond, write_fields},
+    response::{Problem, Rejection, ResponseFormat, detail, respond, write_fields},
 };
 use crate::Decision;
 
@@ -220,9 +220,10 @@ impl fmt::Display for Denied {
             let delimiter = if position > 0 { ", " } else { ": " };
             write!(f, "{delimiter}{}", policy.name())?;
         }
-        match self.0.retry_after() {
-            Some(wait) => write!(f, "; try again in {} s", delay_secs(wait)),
-            None => Ok(()),
+        match (self.0.retry_after(), &*detail(&self.0)) {
+            (Some(wait), _) => write!(f, "; try again in {} s", delay_secs(wait)),
+            (None, "") => Ok(()),
+            (None, detail) => write!(f, "; {detail}"),
         }
     }
 }

@@ -187,9 +187,12 @@ impl Enforcer {
         }
 
         let earlier = operation.counts().then(|| parts.extensions.get::<Decision>());
-        let charged = earlier
-            .flatten()
-            .map_or(0, |earlier| earlier.charged((context, position), &limit, &key));
+        let charged = earlier.flatten().map_or(0, |earlier| {
+            if earlier.has_other_key((context, position), &limit, &key) {
+                self.warned.of_other_key(&limit);
+            }
+            earlier.charged((context, position), &limit, &key)
+        });
         if charged > 0 {
             let Some(rest) = self.rest_of(cost, charged, &limit) else {
                 return Ok(None);

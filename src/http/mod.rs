@@ -74,6 +74,7 @@ impl Presentation {
 pub(crate) struct Warned {
     key: AtomicBool,
     repetition: AtomicBool,
+    other_key: AtomicBool,
 }
 
 impl Warned {
@@ -92,6 +93,15 @@ impl Warned {
             tracing::warn!(
                 policy = &*named.name,
                 "a policy is met twice on one request; only the larger cost is charged"
+            );
+        }
+    }
+
+    pub(crate) fn of_other_key(&self, named: &NamedLimit) {
+        if !self.other_key.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                policy = &*named.name,
+                "a policy is met twice on one request, by two keys, and counts both; give one of them another name"
             );
         }
     }

@@ -56,7 +56,7 @@ where
 
 /// The return types of functions for [`from_fn`].
 ///
-/// Those are [`Key`], [`String`] and [`u64`], and [`Option`] and [`Result`] of them.
+/// Those are [`Key`], [`String`] and integers, and [`Option`] and [`Result`] of them.
 ///
 /// ```
 /// use http::Request;
@@ -78,7 +78,7 @@ where
 #[diagnostic::on_unimplemented(
     message = "a function for `key::from_fn` cannot return `{Self}`",
     label = "`{Self}` is not a key",
-    note = "return a `Key`, a `String` or a `u64`, an `Option` of one, or a `Result` of either with a `KeyError`",
+    note = "return a `Key`, a `String` or an integer, an `Option` of one, or a `Result` of either with a `KeyError`",
     note = "copy text that is borrowed from the request with `Key::from(text)`"
 )]
 pub trait IntoKey: Sized {
@@ -102,7 +102,7 @@ macro_rules! values {
     };
 }
 
-values!(Key String u64);
+values!(Key String i32 i64 u32 u64 u128 usize);
 
 impl<T: IntoKey> IntoKey for Option<T> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {

@@ -28,7 +28,8 @@ use super::{
 /// that counts the address alone; or use an [`extension`](super::extension()) that authentication inserts.
 ///
 /// Headers in which proxies record the client address, such as `X-Forwarded-For`, are read by
-/// [`client_ip`](super::client_ip()), which reads what the proxy wrote and not what the client sent.
+/// [`client_ip`](super::client_ip()), which reads what the proxy wrote and not what the client sent. A key of such a header is logged
+/// as a warning.
 ///
 /// # Panics
 ///
@@ -57,12 +58,46 @@ where
 {
     let shown = String::from_utf8_lossy(name.as_ref()).into_owned();
     match name.try_into() {
-        Ok(name) => of_header(name),
+        Ok(name) => {
+            if FORWARDING_HEADERS.contains(&name.as_str()) {
+                tracing::warn!(
+                    header = name.as_str(),
+                    "a key is what each client writes into a header; use `key::client_ip(..)`"
+                );
+            }
+            of_header(name)
+        }
         Err(error) => panic!(
             "{shown:?} is not a header name ({error}); one has letters, digits and `-`, as in `key::header(\"x-user-id\")`"
         ),
     }
 }
+
+/// Headers in which proxies record the client address, and which a client can send too.
+pub(super) const FORWARDING_HEADERS: [&str; 22] = [
+    "cf-connecting-ip",
+    "cf-connecting-ipv6",
+    "client-ip",
+    "cloudfront-viewer-address",
+    "fastly-client-ip",
+    "fly-client-ip",
+    "forwarded",
+    "forwarded-for",
+    "true-client-ip",
+    "x-appengine-user-ip",
+    "x-azure-clientip",
+    "x-azure-socketip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-envoy-external-address",
+    "x-forwarded",
+    "x-forwarded-for",
+    "x-original-forwarded-for",
+    "x-originating-ip",
+    "x-real-ip",
+    "x-remote-addr",
+    "x-remote-ip",
+];
 
 /// The longest value, in bytes.
 const MAX_VALUE: usize = 4_096;

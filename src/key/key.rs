@@ -1,4 +1,4 @@
-use std::{fmt, net::Ipv4Addr};
+use std::{borrow::Cow, fmt, net::Ipv4Addr, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -228,22 +228,24 @@ impl From<&str> for Key {
     }
 }
 
-impl From<&String> for Key {
-    fn from(text: &String) -> Self {
-        text.as_str().into()
-    }
+macro_rules! key_from {
+    (text: $($text:ty),*; number: $($number:ty),*) => {
+        $(impl From<$text> for Key {
+            fn from(text: $text) -> Self {
+                let text: &str = &text;
+                text.into()
+            }
+        })*
+        $(impl From<$number> for Key {
+            fn from(number: $number) -> Self {
+                Self::plain("key", number)
+            }
+        })*
+    };
 }
-
-impl From<u64> for Key {
-    fn from(number: u64) -> Self {
-        Self::plain("key", number)
-    }
-}
-
-impl From<String> for Key {
-    fn from(text: String) -> Self {
-        text.as_str().into()
-    }
+key_from! {
+    text: String, &String, Arc<str>, Cow<'_, str>;
+    number: i32, i64, u32, u64, u128, usize
 }
 
 impl fmt::Display for Key {

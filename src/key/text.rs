@@ -14,7 +14,7 @@ use serde::{
 use super::{
     extractor::{Extractor, KeyExtractor},
     from_fn::constant,
-    header::{method, of_header},
+    header::{FORWARDING_HEADERS, method, of_header},
     ip::{Ip, ip},
     path::path,
 };
@@ -45,32 +45,6 @@ fn route_extractor(_: &str) -> Result<Named, String> {
 fn route_extractor(_: &str) -> Result<Named, String> {
     Err("the key `route` requires the feature `axum` of tower-quota".to_owned())
 }
-
-/// Headers in which proxies record the client address, and which a client can send too.
-const FORWARDING_HEADERS: [&str; 22] = [
-    "cf-connecting-ip",
-    "cf-connecting-ipv6",
-    "client-ip",
-    "cloudfront-viewer-address",
-    "fastly-client-ip",
-    "fly-client-ip",
-    "forwarded",
-    "forwarded-for",
-    "true-client-ip",
-    "x-appengine-user-ip",
-    "x-azure-clientip",
-    "x-azure-socketip",
-    "x-client-ip",
-    "x-cluster-client-ip",
-    "x-envoy-external-address",
-    "x-forwarded",
-    "x-forwarded-for",
-    "x-original-forwarded-for",
-    "x-originating-ip",
-    "x-real-ip",
-    "x-remote-addr",
-    "x-remote-ip",
-];
 
 fn header_extractor(name: &str) -> Result<Named, String> {
     let Ok(name) = HeaderName::try_from(name) else {

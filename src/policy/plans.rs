@@ -2,15 +2,15 @@ use std::{
     borrow::Cow,
     fmt,
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
     },
 };
 
 use http::request::Parts;
 
 use super::{IntoPolicies, Policy};
-use crate::KeyExtractor;
+use crate::{KeyExtractor, sync::lock};
 
 /// The plans of callers, such as `free` and `pro`: each has policies of its own, of which a request meets those of its plan.
 ///
@@ -124,8 +124,9 @@ impl<K> Plans<K> {
 
     /// The function that a layer finds the name of the plan of a request by; `None` for the first plan.
     ///
-    /// It runs once for each request. A name that does not exist means the first plan too, and the first such name is logged. A layer
-    /// with several plans needs this function, and is an error without it.
+    /// It runs once for each request. A name that does not exist means the first plan too, and the first 16 such names are logged. So
+    /// is a function that returns `None` for each of the first 1,000 requests, such as since the layer is around the one that inserts the
+    /// user. A layer with several plans needs this function, and is an error without it.
     pub fn by(self, choose: impl Fn(&Parts) -> Option<&str> + Send + Sync + 'static) -> Self {
         self.chosen_by(Arc::new(move |parts| choose(parts).map(Cow::Borrowed)))
     }
@@ -143,7 +144,8 @@ impl<K> IntoPolicies<K> for Plans<K> {
         let choice = Arc::new(PlanChoice {
             names,
             choose: self.choose,
-            has_warned: AtomicBool::new(false),
+            unknown: Mutex::default(),
+            without: AtomicU32::new(0),
         });
         let of_plans = of_plans.into_iter().enumerate().flat_map(|(position, policies)| {
             let choice = choice.clone();
@@ -189,15 +191,27 @@ impl PlanOf {
 pub(crate) struct PlanChoice {
     pub(super) names: Vec<Arc<str>>,
     choose: Option<ChoosePlan>,
-    has_warned: AtomicBool,
+    /// The names of requests that no plan has, as far as they were logged.
+    unknown: Mutex<Vec<Box<str>>>,
+    /// How many requests were without a plan, until one has one.
+    without: AtomicU32,
 }
+
+/// How many names that no plan has are logged.
+const MOST_UNKNOWN: usize = 16;
+
+/// How many requests without a plan are logged.
+const WITHOUT: u32 = 1_000;
 
 impl PlanChoice {
     /// The position of the plan of a request.
     pub(crate) fn of(&self, parts: &Parts) -> usize {
-        let Some(name) = self.choose.as_ref().and_then(|choose| choose(parts)) else {
-            return 0;
-        };
+        let Some(choose) = &self.choose else { return 0 };
+        let name = choose(parts);
+        if self.without.load(Ordering::Relaxed) < WITHOUT {
+            self.count_without(name.is_none());
+        }
+        let Some(name) = name else { return 0 };
         self.position(&name).unwrap_or_else(|| {
             self.warn_of(&name);
             0
@@ -205,8 +219,23 @@ impl PlanChoice {
     }
 
     #[cold]
+    fn count_without(&self, is_without: bool) {
+        if !is_without {
+            self.without.store(WITHOUT, Ordering::Relaxed);
+        } else if self.without.fetch_add(1, Ordering::Relaxed) + 1 == WITHOUT {
+            tracing::warn!(
+                requests = WITHOUT,
+                plans = self.list(),
+                "no request yet had a plan, all have the first one; the layer may be around the one that inserts it"
+            );
+        }
+    }
+
+    #[cold]
     fn warn_of(&self, plan: &str) {
-        if !self.has_warned.swap(true, Ordering::Relaxed) {
+        let mut unknown = lock(&self.unknown);
+        if unknown.len() < MOST_UNKNOWN && !unknown.iter().any(|known| **known == *plan) {
+            unknown.push(plan.into());
             tracing::warn!(
                 plan,
                 plans = self.list(),

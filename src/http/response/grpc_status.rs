@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use http::HeaderValue;
 
-use super::format::Rejection;
+use super::{format::Rejection, problem::detail};
 use crate::{Decision, Limit, PolicyDecision};
 
 // google.rpc.Code
@@ -29,7 +29,7 @@ pub(crate) struct GrpcStatus {
 impl GrpcStatus {
     pub(crate) fn new(rejection: Rejection<'_>) -> Self {
         let (code, message): (_, Cow<'static, str>) = match rejection {
-            Rejection::Limited(_) => (RESOURCE_EXHAUSTED, "rate limit exceeded".into()),
+            Rejection::Limited(decision) => (RESOURCE_EXHAUSTED, limited(decision)),
             Rejection::Refused(error) if error.is_misconfigured() => (INTERNAL, "internal error".into()),
             Rejection::Refused(error) => (INVALID_ARGUMENT, error.to_string().into()),
             Rejection::Blocked => (PERMISSION_DENIED, "permission denied".into()),
@@ -59,6 +59,14 @@ fn pushback(wait: Option<Duration>) -> HeaderValue {
     };
     let ms = wait.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as u32;
     ms.into()
+}
+
+/// The message of a denial, with the reason if it is one for ever.
+fn limited(decision: &Decision) -> Cow<'static, str> {
+    match &*detail(decision) {
+        "" => "rate limit exceeded".into(),
+        detail => format!("rate limit exceeded: {detail}").into(),
+    }
 }
 
 /// `google.rpc.Status`, encoded.

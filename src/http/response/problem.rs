@@ -109,12 +109,14 @@ fn limited(decision: &Decision) -> Bytes {
     } else {
         LIMITED
     };
-    with_names(begin, &names, &detail(decision.deniers()))
+    with_names(begin, &names, &detail(decision))
 }
 
 /// The cost and the limit of each policy that never admits the cost.
-fn detail<'a>(violated: impl Iterator<Item = &'a PolicyDecision>) -> String {
-    let above = violated.filter(|policy| policy.denial() == Some(Denial::CostAboveLimit));
+pub(crate) fn detail(denied: &Decision) -> String {
+    let above = denied
+        .deniers()
+        .filter(|policy| policy.denial() == Some(Denial::CostAboveLimit));
     let above = above.map(|policy| {
         let (name, cost, limit) = (policy.name(), policy.charge.cost, policy.limit());
         format!("{name}: costs {cost}, the limit is {limit}")

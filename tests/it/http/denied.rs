@@ -218,7 +218,10 @@ async fn a_denial_where_waiting_does_not_help_has_no_retry_after() {
         .expect("a decision")
         .require();
     let denied = denied.expect_err("denied");
-    assert_eq!(denied.to_string(), "rate limit exceeded: exports");
+    assert_eq!(
+        denied.to_string(),
+        "rate limit exceeded: exports; exports: costs 2, the limit is 1"
+    );
     assert!(!denied.decision().headers().contains_key("retry-after"));
     assert!(!denied.into_response().headers().contains_key("retry-after"));
 }

@@ -15,7 +15,7 @@ use tower_quota::{
     store::{self, Store, StoreFuture},
 };
 
-use crate::support::{Broken, Clock, Counted, Redis, connected, patient};
+use crate::support::{Broken, Clock, Counted, Log, Redis, connected, patient};
 
 type Body = Empty<bytes::Bytes>;
 
@@ -135,6 +135,17 @@ async fn the_decision_on_the_response_has_that_of_the_outer_layer_whatever_the_i
     let handler = service_fn(move |_| client.clone().oneshot(Request::new(Body::new())));
     let response = layer("outer").layer(handler).oneshot(Request::new(Body::new())).await;
     assert_eq!(names(response.unwrap()).len(), 2);
+}
+
+#[tokio::test]
+async fn a_policy_that_nested_layers_count_by_two_keys_is_logged() {
+    let (log, store) = (Log::capture(), MemoryStore::new());
+    let by = |key| Policy::new("api", SlidingLog::per_hour(10)).key(key::constant(key));
+    for (inner, logged) in [("a", 0), ("b", 1), ("b", 1)] {
+        let layers = ["a", inner].map(|key| RateLimitLayer::new(store.clone(), by(key)));
+        assert_eq!(through(layers.into()).await.status(), StatusCode::OK);
+        assert_eq!(log.text().matches("by two keys").count().min(1), logged, "{inner}");
+    }
 }
 
 #[tokio::test]

@@ -456,6 +456,12 @@ async fn gr_25_where_waiting_does_not_help_the_call_is_not_to_be_retried() {
         assert!(status.get_details_quota_failure().is_some());
         assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("-1"));
     }
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), default().cost_fn(|_| 101));
+    let status = status_from(layer).await;
+    assert_eq!(
+        status.message(),
+        "rate limit exceeded: default: costs 101, the limit is 100"
+    );
 }
 
 #[tokio::test]

@@ -1042,6 +1042,12 @@ fn twins() -> Vec<Twin> {
             42,
         ),
         Twin::new(
+            "from_fn of an id",
+            key::from_fn(|_| Some(-42_i64)),
+            || Request::get("/"),
+            "-42",
+        ),
+        Twin::new(
             "from_fn of a key",
             key::from_fn(|_| Ok(Key::constant("all"))),
             || Request::get("/"),

@@ -196,7 +196,7 @@ fn a_layer_of_several_plans_needs_to_know_that_of_a_request() {
 }
 
 #[tokio::test]
-async fn the_first_plan_of_a_request_that_does_not_exist_is_logged() {
+async fn each_plan_of_a_request_that_does_not_exist_is_logged_once() {
     let plans = by_header(Plans::new("free", requests(9)).plan("pro", requests(9)));
     let app = app(RateLimitLayer::new(MemoryStore::new(), plans));
     let logs = Log::capture();
@@ -204,8 +204,32 @@ async fn the_first_plan_of_a_request_that_does_not_exist_is_logged() {
         assert_eq!(request(&app, plan).await.status, StatusCode::OK, "{plan}");
     }
     let logs = logs.text();
-    assert_eq!(logs.matches("plan that does not exist").count(), 1, "{logs}");
-    assert!(logs.contains("glod") && logs.contains("`free`, `pro`"), "{logs}");
+    assert_eq!(logs.matches("plan that does not exist").count(), 2, "{logs}");
+    assert!(
+        logs.contains("glod") && logs.contains("silver") && logs.contains("`free`, `pro`"),
+        "{logs}"
+    );
+}
+
+#[tokio::test]
+async fn that_no_request_has_a_plan_is_logged() {
+    for (has_plan, logged) in [(false, 1), (true, 0)] {
+        let plans = Plans::new("free", requests(9_999)).plan("pro", requests(9_999));
+        let plans = plans.by(|parts| parts.extensions.get::<&'static str>().copied());
+        let app = app(RateLimitLayer::new(MemoryStore::new(), plans));
+        let logs = Log::capture();
+        for nth in 0..2_000 {
+            let request = get("/").header("user", "42");
+            let request = if has_plan && nth == 900 {
+                request.extension("pro")
+            } else {
+                request
+            };
+            send(&app, request).await;
+        }
+        let logs = logs.text();
+        assert_eq!(logs.matches("no request yet had a plan").count(), logged, "{logs}");
+    }
 }
 
 #[tokio::test]

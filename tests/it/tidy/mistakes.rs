@@ -23,7 +23,7 @@ pub fn a_closure_as_a_key() {
 }
 
 //~ a function for `key::from_fn` cannot return `Account`
-//~ return a `Key`, a `String` or a `u64`, an `Option` of one, or a `Result` of either with a `KeyError`
+//~ return a `Key`, a `String` or an integer, an `Option` of one, or a `Result` of either with a `KeyError`
 pub fn a_function_that_returns_another_type() {
     let _ = key::from_fn(|parts| parts.extensions.get::<Account>().cloned());
 }
