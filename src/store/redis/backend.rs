@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     observe::RedisMetrics,
-    store::{ErrorKind, StoreError, health::Node},
+    store::{StoreError, health::Node},
 };
 
 /// Runs script calls in Redis, with a deadline and a breaker. The commit queues of a store share it.
@@ -92,14 +92,8 @@ impl Backend {
         checks: usize,
         key: impl FnOnce() -> Option<Bytes>,
     ) -> Result<(), StoreError> {
-        if !breaker.is_open() {
-            return Ok(());
-        }
+        let Some(error) = breaker.error() else { return Ok(()) };
         let key = key();
-        let error = StoreError::new(
-            ErrorKind::Unreachable,
-            "Redis did not reply to the last calls; checks fail until it replies to a probe",
-        );
         let node = self.client.node(|| slot_of(key.as_deref().unwrap_or_default()));
         self.client.health().failed_without_call(&node, checks as u64, &error);
         // The task of the probes may have ended with its runtime.
@@ -136,7 +130,7 @@ impl Backend {
 
         match &reply {
             Err(failure) if failure.is_no_reply() => {
-                breaker.record_failure();
+                breaker.record_failure(failure);
                 self.ensure_probe(breaker, || call.keys.first().cloned());
             }
             _ => breaker.record_reply(),

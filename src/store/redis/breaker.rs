@@ -2,7 +2,9 @@ use std::{sync::PoisonError, time::Duration};
 
 use tokio::time::Instant;
 
+use super::failure::Failure;
 use crate::{
+    error::{ErrorKind, StoreError},
     observe::{breaker_closed, breaker_opened},
     sync::{
         Mutex,
@@ -18,6 +20,8 @@ use crate::{
 pub(super) struct Breaker {
     /// The number of calls without a reply since the last reply, up to [`FAILURES`].
     failures: AtomicU32,
+    /// That of requests while it is open, with the last failure as its source.
+    error: Mutex<Option<StoreError>>,
     probe: Mutex<Option<Probe>>,
     probes: AtomicU32,
 }
@@ -48,8 +52,20 @@ impl Breaker {
         }
     }
 
+    /// The error of a request if it is open.
+    pub(super) fn error(&self) -> Option<StoreError> {
+        let error = || self.error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.is_open().then(error)?
+    }
+
     /// Records a call without a reply.
-    pub(super) fn record_failure(&self) {
+    pub(super) fn record_failure(&self, failure: &Failure) {
+        let error = StoreError::new(
+            ErrorKind::Unreachable,
+            "Redis did not reply to the last calls; checks fail until it replies to a probe",
+        );
+        let error = error.with_source(StoreError::from(failure.clone()));
+        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         // It stops there and so never wraps.
         let count = |failures| (failures < FAILURES).then_some(failures + 1);
         let before = self.failures.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
@@ -110,7 +126,7 @@ mod tests {
     pub(super) fn open() -> Breaker {
         let breaker = Breaker::default();
         for _ in 0..FAILURES {
-            breaker.record_failure();
+            breaker.record_failure(&Failure::Timeout);
         }
         breaker
     }
@@ -119,15 +135,15 @@ mod tests {
     fn it_opens_after_failures_in_a_row_and_closes_with_a_reply() {
         let breaker = Breaker::default();
         for _ in 0..5 {
-            breaker.record_failure();
-            breaker.record_failure();
+            breaker.record_failure(&Failure::Timeout);
+            breaker.record_failure(&Failure::Timeout);
             assert!(!breaker.is_open());
             breaker.record_reply();
         }
         assert_eq!(breaker.start_probe(Instant::now(), LEASE), None);
 
         for _ in 0..10 {
-            breaker.record_failure();
+            breaker.record_failure(&Failure::Timeout);
         }
         assert!(breaker.is_open());
         breaker.record_reply();
@@ -163,7 +179,7 @@ mod tests {
         breaker.record_reply();
         // It opens before the probe has seen that it was closed: the probe continues.
         for _ in 0..FAILURES {
-            breaker.record_failure();
+            breaker.record_failure(&Failure::Timeout);
         }
         assert_eq!(breaker.start_probe(now, LEASE), None);
         assert!(breaker.renew_probe(probe, now, LEASE));
@@ -172,7 +188,7 @@ mod tests {
         breaker.record_reply();
         assert!(!breaker.renew_probe(probe, now, LEASE));
         for _ in 0..FAILURES {
-            breaker.record_failure();
+            breaker.record_failure(&Failure::Timeout);
         }
         assert!(breaker.start_probe(now, LEASE).is_some());
     }
@@ -192,13 +208,13 @@ mod threads {
         model(|| {
             let breaker = Arc::new(Breaker::default());
             for _ in 0..FAILURES - 2 {
-                breaker.record_failure();
+                breaker.record_failure(&Failure::Timeout);
             }
             let thread = spawn({
                 let breaker = breaker.clone();
                 move || breaker.record_failure()
             });
-            breaker.record_failure();
+            breaker.record_failure(&Failure::Timeout);
             thread.join().expect("no panic");
             assert!(breaker.is_open());
         });

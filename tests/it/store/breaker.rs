@@ -1,6 +1,7 @@
 //! The breaker: while Redis does not reply, checks fail at once.
 
 use std::{
+    error::Error,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -61,7 +62,11 @@ async fn after_a_few_calls_without_a_reply_checks_fail_at_once_until_redis_repli
     let mut ticks = tokio::time::interval(DEADLINE);
     for _ in 0..12 {
         ticks.tick().await;
-        assert_eq!(fails(&store).await.0, ErrorKind::Unreachable);
+        let error = try_decide(&store, Operation::Check, &limit(), "k", 1)
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert!(error.source().is_some(), "why the last call had no reply: {error}");
     }
     drop(frozen);
 
