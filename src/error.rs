@@ -32,18 +32,24 @@ impl ConfigError {
 
     /// The same for a setting of this policy.
     pub(crate) fn of_policy(self, name: &str) -> Self {
-        Self::because(format!("the policy `{name}`: {self}"), self)
+        self.within(format_args!("the policy `{name}`"))
+    }
+
+    /// The same with the place of the setting.
+    pub(crate) fn within(self, place: impl fmt::Display) -> Self {
+        Self {
+            message: format!("{place}: {self}").into(),
+            ..self
+        }
     }
 
     pub(crate) fn because(
         message: impl Into<Cow<'static, str>>,
         source: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
-        let (message, source) = (message.into(), source.into());
         Self {
-            // A report prints the message, and then its sources.
-            source: (!message.contains(&source.to_string())).then(|| source.into()),
-            message,
+            message: message.into(),
+            source: Some(source.into().into()),
         }
     }
 }
@@ -228,6 +234,10 @@ mod tests {
 
         let error = ConfigError::because("`limits.toml` cannot be read: no such file", "no such file");
         assert_eq!(format!("{error:?}"), error.to_string());
-        assert!(error.source().is_none(), "a report would print it twice");
+
+        let error = ConfigError::because("this URL cannot be used", "no port").of_policy("p");
+        assert_eq!(error.to_string(), "the policy `p`: this URL cannot be used");
+        let cause = error.source().expect("that of the URL").to_string();
+        assert_eq!(cause, "no port", "a report prints no text twice");
     }
 }

@@ -106,7 +106,7 @@ pub use self::{
 /// # }
 /// ```
 #[derive(Clone)]
-#[must_use = "a denial is not an error: look at `is_allowed()`, or return the one of `require()`; slots are released when this is dropped"]
+#[must_use = "a denial is not an error: check `is_allowed()`, or return the error of `require()`; dropping it releases its slots"]
 pub struct Decision(Arc<Inner>);
 
 struct Inner {

@@ -8,15 +8,10 @@ use crate::{FailureMode, Key, store::NamedLimit};
 /// What an inner layer finds of those around it.
 impl Decision {
     /// The cost that outer layers have charged to the same key of the same policy, in the same store.
-    pub(crate) fn charged(
-        &self,
-        (context, position): (&CheckContext, usize),
-        named: &Arc<NamedLimit>,
-        key: &Key,
-    ) -> u64 {
+    pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
         let own = &context.policies[position];
-        // One that requires the store does not rely on what this process has counted in its place, nor one with bans on a check that
-        // has not regarded them.
+        // A policy that requires the store does not rely on what this process has counted in its place, and one with bans does not
+        // rely on a check without them.
         let requires_store = own.settings.failure_mode == Some(FailureMode::Closed);
         let relies_on = |policy: &PolicyDecision| {
             !(requires_store && policy.local.is_some()) && (own.ban.is_none() || policy.charge.ban.is_some())
@@ -36,7 +31,7 @@ impl Decision {
     pub(crate) fn has_other_key(
         &self,
         (context, position): (&CheckContext, usize),
-        named: &Arc<NamedLimit>,
+        named: &NamedLimit,
         key: &Key,
     ) -> bool {
         let own = &context.policies[position];

@@ -217,16 +217,17 @@ impl PolicyDecision {
         &self.charge.limit
     }
 
-    /// Whether both have one limit, or that of all requests of one policy of a file, whose quota a reload between the decisions of two
-    /// layers has changed.
-    pub(super) fn counts_as(&self, named: &Arc<NamedLimit>, of: &PolicyContext) -> bool {
+    /// Whether both charges are to one count by one limit, whose quota a reload between the decisions of two layers may have changed.
+    pub(super) fn counts_as(&self, named: &NamedLimit, of: &PolicyContext) -> bool {
         let (own, policy) = (self.named(), self.policy());
+        // Where limits are chosen, that of the policy has no counts.
+        let are_of_policies = || own.has_counts_of(&policy.limit) && named.has_counts_of(&of.limit);
         let is_reloaded = || {
-            let are_fixed = Arc::ptr_eq(own, &policy.limit) && Arc::ptr_eq(named, &of.limit);
             let file = policy.file_number();
-            are_fixed && file.is_some() && file == of.file_number() && own.has_counts_of(named)
+            let is_one = file.is_some() && file == of.file_number() && policy.of_plan == of.of_plan;
+            is_one && own.has_counts_of(named) && are_of_policies()
         };
-        own == named || is_reloaded()
+        **own == *named || is_reloaded()
     }
 
     #[inline]

@@ -368,7 +368,7 @@ impl PolicyDecision {
                 of_file.unwrap_or_else(|| policy.limit.clone())
             }
         };
-        if newest.has_counts_of(own) {
+        if newest != *own && newest.has_counts_of(own) {
             self.charge.limit = newest;
         }
     }

@@ -184,6 +184,7 @@ fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking], sent: Sent) -
 
 /// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
 fn check_last(mut undecided: Undecided, arrival: Arrival) -> Check {
+    undecided.follow_limits();
     undecided.lead(NO_LINE, &[arrival], 1);
     undecided.renew_tickets();
     match check::send(Operation::Wait, &mut undecided) {

@@ -46,7 +46,7 @@ impl Admitted {
         }
         if let Some(left) = left {
             let extensions = response.extensions_mut();
-            // That of an inner layer has the policies of this one too, unless it is about another request, which the handler has made.
+            // That of an inner layer has the policies of this one too. One without them is about another request, of the handler.
             let joined = match extensions.get::<Decision>() {
                 Some(inner) if inner.includes(&own) => None,
                 Some(other) => left.followed_by(other),

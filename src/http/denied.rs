@@ -78,7 +78,7 @@ use crate::Decision;
 /// ```
 ///
 /// Elsewhere, as in a GraphQL resolver or an item of a batch, it is an error with a text for callers: the policies that deny,
-/// and the wait in whole seconds. [`Decision::retry_after`] has the wait itself.
+/// and the wait in whole seconds, or the costs that are above a limit. [`Decision::retry_after`] has the wait itself.
 ///
 /// # Layers around the handler
 ///

@@ -106,9 +106,9 @@ impl Rejected {
     pub(crate) fn new(response: Response<Bytes>, request: &Parts) -> Self {
         let headers = &request.headers;
         let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-        let long = length.is_some_and(|length| length.parse().is_ok_and(|length: u64| length > READ_WITH_THE_HEAD));
+        let is_long = length.is_some_and(|length| length.parse().is_ok_and(|length: u64| length > READ_WITH_THE_HEAD));
         // Where chunks end is known when the last one is read.
-        let long = long || headers.contains_key(TRANSFER_ENCODING);
+        let is_long = is_long || headers.contains_key(TRANSFER_ENCODING);
         let expected = headers.get(EXPECT).and_then(|expected| expected.to_str().ok());
         let awaits_continue = expected.is_some_and(|expected| expected.trim().eq_ignore_ascii_case("100-continue"));
         let shares_stream = request.version <= Version::HTTP_11;
@@ -119,7 +119,7 @@ impl Rejected {
             // its own, content without a length may have no end before the response, such as that of a gRPC call.
             gains_by_reading: (shares_stream || length.is_some()) && !awaits_continue,
             awaits_continue,
-            is_long: long,
+            is_long,
         }
     }
 

@@ -254,6 +254,8 @@ impl Enforcer {
             return self.limit(decision, parts);
         }
 
+        // The store is not drained while the decision is observed.
+        let completion = AwaitedCompletion::of(&decision);
         notify(&self.on_decision, &decision);
         let (mut left, mut learning) = (None, None);
         if !self.extensions {
@@ -274,7 +276,7 @@ impl Enforcer {
         }
         Action::Admit(Some(Admitted {
             learning,
-            completion: AwaitedCompletion::of(&decision),
+            completion,
             release: Release::of(&decision, &parts.method),
             left: self
                 .response_extensions

@@ -101,7 +101,7 @@ impl Warned {
         if !self.other_key.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 policy = &*named.name,
-                "a policy is met twice on one request, by two keys, and counts both; give one of them another name"
+                "nested layers count a policy under two keys of one request; give one of them another name"
             );
         }
     }

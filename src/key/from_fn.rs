@@ -10,7 +10,7 @@ use super::{
 
 /// A key that a function extracts from the request.
 ///
-/// The function returns a [`Key`], a [`String`] or a [`u64`], an [`Option`] of one (`None`: the policy does not apply), or a
+/// The function returns a [`Key`], a [`String`] or an integer, an [`Option`] of one (`None`: the policy does not apply), or a
 /// [`Result`] of either with a [`KeyError`] (the request is refused). Text that is borrowed from the request is copied with
 /// [`Key::from`].
 ///
@@ -102,7 +102,7 @@ macro_rules! values {
     };
 }
 
-values!(Key String i32 i64 u32 u64 u128 usize);
+values!(Key String i8 i16 i32 i64 i128 isize u8 u16 u32 u64 u128 usize);
 
 impl<T: IntoKey> IntoKey for Option<T> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {

@@ -28,8 +28,8 @@ use super::{
 /// that counts the address alone; or use an [`extension`](super::extension()) that authentication inserts.
 ///
 /// Headers in which proxies record the client address, such as `X-Forwarded-For`, are read by
-/// [`client_ip`](super::client_ip()), which reads what the proxy wrote and not what the client sent. A key of such a header is logged
-/// as a warning.
+/// [`client_ip`](super::client_ip()), which reads what the proxy wrote and not what the client sent. An extractor of such a
+/// header logs a warning when it is built.
 ///
 /// # Panics
 ///
@@ -62,7 +62,7 @@ where
             if FORWARDING_HEADERS.contains(&name.as_str()) {
                 tracing::warn!(
                     header = name.as_str(),
-                    "a key is what each client writes into a header; use `key::client_ip(..)`"
+                    "clients can set the header of this key; use `key::client_ip(..)`"
                 );
             }
             of_header(name)

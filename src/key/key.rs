@@ -245,7 +245,7 @@ macro_rules! key_from {
 }
 key_from! {
     text: String, &String, Arc<str>, Cow<'_, str>;
-    number: i32, i64, u32, u64, u128, usize
+    number: i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize
 }
 
 impl fmt::Display for Key {

@@ -10,7 +10,7 @@ pub(super) fn whole_path(parts: &Parts) -> &str {
     let path = parts.uri.path();
     #[cfg(feature = "axum")]
     if let Some(::axum::extract::OriginalUri(original)) = parts.extensions.get() {
-        // A router leaves the end of the path. Any other one was set since, such as by a proxy that calls another server.
+        // A router of axum leaves the end of the path. Any other path was set since, such as by a proxy that calls another server.
         let [path, original_path] = [path, original.path()].map(|path| path.trim_end_matches('/'));
         let is_rest = original_path.ends_with(path);
         if is_rest && original.authority() == parts.uri.authority() {

@@ -14,7 +14,8 @@ use super::{
 ///
 /// Percent-encoded characters are decoded once, whether they are unreserved (`%41`), reserved (`%2B`) or not ASCII
 /// (`%C3%A9`), so spellings of a path that axum decodes alike are one key. `%2F` is not decoded, and an invalid escape such as
-/// `%zz` is kept. In a nested axum router the key is the whole path, not the part that the prefix left (feature `axum`).
+/// `%zz` is kept. In a nested axum router the key is the whole path, not the part that the prefix left (feature `axum`);
+/// of a request whose path was rewritten since, it is the path that it has now.
 ///
 /// # What an attacker can do
 ///

@@ -330,7 +330,7 @@ impl NamedLimit {
         self.former.as_ref().unwrap_or(&self.name)
     }
 
-    /// Whether both are limits of the same counts, whatever their quotas.
+    /// Whether both limits share their counts, whatever their quotas.
     #[inline]
     pub(crate) fn has_counts_of(&self, other: &Self) -> bool {
         self.shape == other.shape && self.counted_as() == other.counted_as()

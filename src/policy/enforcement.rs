@@ -152,10 +152,9 @@ impl<K> Policy<K> {
     /// # }
     /// ```
     ///
-    /// What begins a ban are denials, and not what the handler finds wrong: of 5 logins a minute of which a
-    /// [refund](Self::refund_if) gives back the good ones, the sixth within a minute is the first denial, whatever its password. For a ban
-    /// by the number of failures give the limit the window in which they count, such as 5 a day, or call
-    /// [`Limiter::ban`](crate::Limiter::ban).
+    /// Denials begin a ban; failures that the handler reports do not. With 5 logins a minute and a [refund](Self::refund_if) of the
+    /// successful ones, the sixth attempt within a minute is the first denial, whatever its password. For a ban by the number of failures
+    /// give the limit the window in which they count, such as 5 a day, or call [`Limiter::ban`](crate::Limiter::ban).
     ///
     /// # What attackers can do
     ///
@@ -214,10 +213,10 @@ impl<K> Policy<K> {
     /// The next request would be denied where nothing remains: `RateLimit` with `r=0` and `t` (drafts -08 to -11) or with
     /// `remaining=0` and `reset` (draft -07), `RateLimit-Remaining: 0` (draft -06), `X-RateLimit-Remaining: 0`, and OpenAI's
     /// `x-ratelimit-remaining-requests: 0` and `x-ratelimit-remaining-tokens: 0`, each with its reset, of which the longest holds. A
-    /// reset is a number of seconds, an epoch in seconds or milliseconds (from 10⁹ on), or a duration such as `6m0s`. Some servers, and those with
-    /// a layer of this crate, write the time until all of the limit is restored, and accept a request sooner: the pause is longer than
-    /// needed then, and a client that sends as fast as its limit permits may reach half of it. Leave the fields out for it
-    /// ([`Headers::None`](crate::Headers::None)), or do not learn where the limit of the client is that of the server. On a
+    /// reset is a number of seconds, an epoch in seconds or milliseconds (from 10⁹ on), or a duration such as `6m0s`. Some servers
+    /// write the time until all of the limit is restored, and accept a request sooner: the pause is longer than needed then. A layer of
+    /// this crate is such a server. A client with the limit of the server, which sends as fast as that permits, reaches half of it if it
+    /// learns, and all of it if it does not. On a
     /// response to which a layer of this process inside of this one has added its own, these fields are not read. A layer that learns
     /// without [`extensions`](crate::RateLimitLayer::extensions) does not notice that: layers inside of it are to have no fields
     /// ([`Headers::None`](crate::Headers::None)).

@@ -69,7 +69,8 @@ use crate::{KeyExtractor, sync::lock};
 /// [former](crate::Policy::formerly) one, if they have any.
 ///
 /// A request is charged once where nested layers meet it with the same policy of the same plan. Where the plan becomes known between
-/// them, such as by authentication, each layer charges the limit of the plan that it finds.
+/// them, each layer charges the limit of the plan that it finds, to one count if both limits share it: put such layers inside of
+/// authentication.
 #[derive(Clone)]
 #[must_use]
 pub struct Plans<K = Arc<dyn KeyExtractor>> {
@@ -125,8 +126,7 @@ impl<K> Plans<K> {
     /// The function that a layer finds the name of the plan of a request by; `None` for the first plan.
     ///
     /// It runs once for each request. A name that does not exist means the first plan too, and the first 16 such names are logged. So
-    /// is a function that returns `None` for each of the first 1,000 requests, such as since the layer is around the one that inserts the
-    /// user. A layer with several plans needs this function, and is an error without it.
+    /// is a function that returns `None` for each of the first 1,000 requests, for example because the layer runs before authentication. A layer with several plans needs this function, and is an error without it.
     pub fn by(self, choose: impl Fn(&Parts) -> Option<&str> + Send + Sync + 'static) -> Self {
         self.chosen_by(Arc::new(move |parts| choose(parts).map(Cow::Borrowed)))
     }
@@ -191,24 +191,24 @@ impl PlanOf {
 pub(crate) struct PlanChoice {
     pub(super) names: Vec<Arc<str>>,
     choose: Option<ChoosePlan>,
-    /// The names of requests that no plan has, as far as they were logged.
+    /// The unknown names that were logged.
     unknown: Mutex<Vec<Box<str>>>,
-    /// How many requests were without a plan, until one has one.
+    /// How many requests had no plan, until one has one.
     without: AtomicU32,
 }
 
-/// How many names that no plan has are logged.
-const MOST_UNKNOWN: usize = 16;
+/// How many unknown names are logged.
+const MAX_LOGGED_NAMES: usize = 16;
 
-/// How many requests without a plan are logged.
-const WITHOUT: u32 = 1_000;
+/// The number of requests without a plan after which a warning is logged.
+const REQUESTS_BEFORE_WARNING: u32 = 1_000;
 
 impl PlanChoice {
     /// The position of the plan of a request.
     pub(crate) fn of(&self, parts: &Parts) -> usize {
         let Some(choose) = &self.choose else { return 0 };
         let name = choose(parts);
-        if self.without.load(Ordering::Relaxed) < WITHOUT {
+        if self.names.len() > 1 && self.without.load(Ordering::Relaxed) < REQUESTS_BEFORE_WARNING {
             self.count_without(name.is_none());
         }
         let Some(name) = name else { return 0 };
@@ -221,12 +221,12 @@ impl PlanChoice {
     #[cold]
     fn count_without(&self, is_without: bool) {
         if !is_without {
-            self.without.store(WITHOUT, Ordering::Relaxed);
-        } else if self.without.fetch_add(1, Ordering::Relaxed) + 1 == WITHOUT {
+            self.without.store(REQUESTS_BEFORE_WARNING, Ordering::Relaxed);
+        } else if self.without.fetch_add(1, Ordering::Relaxed) + 1 == REQUESTS_BEFORE_WARNING {
             tracing::warn!(
-                requests = WITHOUT,
+                requests = REQUESTS_BEFORE_WARNING,
                 plans = self.list(),
-                "no request yet had a plan, all have the first one; the layer may be around the one that inserts it"
+                "no request yet had a plan, so the first one decides; put this layer inside of the one that inserts the plan"
             );
         }
     }
@@ -234,7 +234,7 @@ impl PlanChoice {
     #[cold]
     fn warn_of(&self, plan: &str) {
         let mut unknown = lock(&self.unknown);
-        if unknown.len() < MOST_UNKNOWN && !unknown.iter().any(|known| **known == *plan) {
+        if unknown.len() < MAX_LOGGED_NAMES && !unknown.iter().any(|known| **known == *plan) {
             unknown.push(plan.into());
             tracing::warn!(
                 plan,

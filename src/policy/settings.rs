@@ -50,8 +50,8 @@ impl<K> Policy<K> {
     /// A request that costs more than the limit is denied for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit), as with
     /// a fixed [`cost`](Self::cost). A [`Limiter`](crate::Limiter), which has no requests, does not take such a policy.
     ///
-    /// A cost by `Content-Length` is none for a body that is sent in chunks, or on HTTP/2 without a length: charge such a request the
-    /// longest body that the server accepts, and [settle](crate::Receipt::settle) what was read.
+    /// A body in chunks, or on HTTP/2 without a length, has no `Content-Length`: charge such a request the longest body that the server
+    /// accepts, and [settle](crate::Receipt::settle) what was read.
     ///
     /// ```
     /// use http::{Method, Request, Response};

@@ -134,8 +134,9 @@ impl RateLimitLayer {
     /// Adds a random time of up to `most` to the wait of each response, so that clients that were denied together do not
     /// retry together.
     ///
-    /// Unless [`longest_retry_after`](Self::longest_retry_after) bounds some of them, the wait is the same in all fields of a response: `Retry-After`, `t` of `RateLimit`, `RateLimit-Reset`,
-    /// `X-RateLimit-Reset`, and in gRPC `RetryInfo` and `grpc-retry-pushback-ms`. The
+    /// The wait is the same in all fields of a response: `Retry-After`, `t` of `RateLimit`, `RateLimit-Reset`,
+    /// `X-RateLimit-Reset`, and in gRPC `RetryInfo` and `grpc-retry-pushback-ms`, unless
+    /// [`longest_retry_after`](Self::longest_retry_after) bounds some of them. The
     /// [`Decision`](crate::Decision::retry_after) of a denial includes it. It is also added to the wait of 1 s after a failure
     /// of the store. The default is [`Duration::ZERO`].
     ///

@@ -61,7 +61,7 @@ fn pushback(wait: Option<Duration>) -> HeaderValue {
     ms.into()
 }
 
-/// The message of a denial, with the reason if it is one for ever.
+/// The message of a denial, with the costs that are above a limit.
 fn limited(decision: &Decision) -> Cow<'static, str> {
     match &*detail(decision) {
         "" => "rate limit exceeded".into(),

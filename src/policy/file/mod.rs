@@ -258,11 +258,11 @@ use crate::{ConfigError, key};
 /// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
 ///   off that one, too.
 /// * A request is decided by one load of the file, with all policies of the layer: never by parts of two. One that
-///   [waits](Policy::wait_up_to) follows the limit of each policy, unless its counts start at zero.
+///   [waits](Policy::wait_up_to) follows the limit of each policy, unless the new one has other counts or none, as `unlimited`.
 ///
 /// # Cost
 ///
-/// A request reads a pointer with `arc-swap`: some nanoseconds, without a lock. A reload builds what each layer and limiter
+/// A request reads a pointer with `arc-swap`: some nanoseconds, without a lock, which only one that waits takes. A reload builds what each layer and limiter
 /// decides by, and then replaces all of it, so no request waits for it.
 #[derive(Clone, Deserialize)]
 #[serde(from = "Config")]

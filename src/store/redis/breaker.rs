@@ -212,7 +212,7 @@ mod threads {
             }
             let thread = spawn({
                 let breaker = breaker.clone();
-                move || breaker.record_failure()
+                move || breaker.record_failure(&Failure::Timeout)
             });
             breaker.record_failure(&Failure::Timeout);
             thread.join().expect("no panic");
@@ -226,7 +226,7 @@ mod threads {
             let breaker = Arc::new(open());
             let thread = spawn({
                 let breaker = breaker.clone();
-                move || breaker.record_failure()
+                move || breaker.record_failure(&Failure::Timeout)
             });
             breaker.record_reply();
             thread.join().expect("no panic");

@@ -167,7 +167,7 @@ impl RedisStoreBuilder {
             #[cfg(feature = "cluster")]
             ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, settings).map(RedisClient::RedisRs),
         });
-        client.map_err(|error| ConfigError::because(format!("`{}`: {error}", shown(url)), error))
+        client.map_err(|error| error.within(format_args!("`{}`", shown(url))))
     }
 
     /// Where Redis is, for errors and logs.

@@ -110,8 +110,8 @@ use crate::store::{
 /// waits for a timer. The decisions are those of the checks one by one, in the order in which they were made. Equal checks are
 /// sent once with their number, so a hot key costs Redis hardly more than a cold one.
 ///
-/// A check is not counted if its caller leaves before the call is sent; later it is, and so is one with keys in several slots of a
-/// cluster, which ends without its caller. An error of one check, such as a key of
+/// A check is not counted if its caller leaves before the call is sent; later it is. One with keys in several slots of a cluster ends
+/// without its caller, and is counted. An error of one check, such as a key of
 /// another type, is not an error of the others in the call.
 ///
 /// # Deny cache

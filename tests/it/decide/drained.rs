@@ -126,10 +126,16 @@ async fn a_refund_after_the_response_is_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn a_request_is_waited_for_while_its_decision_is_observed() {
     let store = slow();
+    store.open(2);
+    assert_waited_for_while_observed(store).await;
+    assert_waited_for_while_observed(MemoryStore::new()).await;
+}
+
+async fn assert_waited_for_while_observed(store: impl Store + Clone) {
     let policy = log().key(key::constant("k")).refund_if(|_| true);
     let seen = Arc::new(AtomicBool::new(false));
     let (observed, drained) = (seen.clone(), store.clone());
-    let layer = RateLimitLayer::new(store.clone(), policy).on_decision(move |_| {
+    let layer = RateLimitLayer::new(store, policy).on_decision(move |_| {
         let mut drained = drained.drained(Duration::ZERO);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         let drained = drained.as_mut().poll(&mut context);
@@ -138,7 +144,6 @@ async fn a_request_is_waited_for_while_its_decision_is_observed() {
     let service = layer.layer(service_fn(async |_: Request<Empty<Bytes>>| {
         Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
     }));
-    store.open(2);
     let response = service.oneshot(Request::new(Empty::new())).await;
     assert_eq!(response.expect("it does not fail").status(), 200);
     assert!(seen.load(Ordering::Relaxed), "its refund is owed");

@@ -141,10 +141,12 @@ async fn the_decision_on_the_response_has_that_of_the_outer_layer_whatever_the_i
 async fn a_policy_that_nested_layers_count_by_two_keys_is_logged() {
     let (log, store) = (Log::capture(), MemoryStore::new());
     let by = |key| Policy::new("api", SlidingLog::per_hour(10)).key(key::constant(key));
-    for (inner, logged) in [("a", 0), ("b", 1), ("b", 1)] {
+    for (inner, logged) in [("a", 0), ("b", 1)] {
         let layers = ["a", inner].map(|key| RateLimitLayer::new(store.clone(), by(key)));
-        assert_eq!(through(layers.into()).await.status(), StatusCode::OK);
-        assert_eq!(log.text().matches("by two keys").count().min(1), logged, "{inner}");
+        for _ in 0..2 {
+            assert_eq!(through(layers.clone().into()).await.status(), StatusCode::OK);
+        }
+        assert_eq!(log.text().matches("under two keys").count(), logged, "{inner}");
     }
 }
 

@@ -656,21 +656,56 @@ async fn a_policy_that_nested_layers_have_in_common_is_charged_once_during_a_rel
     assert_eq!(send(&app, get("/")).await.field("ratelimit"), Some("\"api\";r=7;t=60"));
 }
 
+/// It has the limit of the policy still.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_has_waited_is_charged_once_by_nested_layers_during_a_reload() {
+    let file = File::new(&format!("{}wait = \"1m\"\n", api("sliding-log 1/s")));
+    let policies = file.watch();
+    let layer = RateLimitLayer::new(MemoryStore::new(), policies.get("api").unwrap());
+    let reload = {
+        let (policies, path) = (policies.clone(), file.path());
+        move || {
+            fs::write(&path, format!("{}wait = \"1m\"\n", api("sliding-log 9/s"))).unwrap();
+            policies.reload().unwrap();
+        }
+    };
+    let requests = Arc::new(AtomicUsize::new(0));
+    let app = Router::new()
+        .route("/", route(async || "hi").layer(layer.clone()))
+        .layer(axum::middleware::map_request(move |request: axum::extract::Request| {
+            if requests.fetch_add(1, Ordering::Relaxed) == 1 {
+                reload();
+            }
+            async { request }
+        }))
+        .layer(layer);
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
+    assert_eq!(send(&app, get("/")).await.field("ratelimit"), Some("\"api\";r=7;t=1"));
+}
+
 #[tokio::test]
 async fn a_plan_that_becomes_known_between_nested_layers_is_enforced() {
-    let plans = format!(
+    let of_policy = format!(
         "{}plan = \"extension:plan\"\nplans.trial = \"sliding-log 1/h\"\n",
         api("sliding-log 9/min")
     );
-    let policies = Policies::from_toml(&plans).unwrap();
-    let policies = policies.with_extension("plan", |plan: &&'static str| *plan);
-    let layer = RateLimitLayer::new(Clock::new().memory_store(), policies.get("api").unwrap());
-    let app = Router::new()
-        .route("/", route(async || "hi").layer(layer.clone()))
-        .layer(axum::Extension("trial"))
-        .layer(layer);
-    let statuses = [send(&app, get("/")).await.status, send(&app, get("/")).await.status];
-    assert_eq!(statuses, [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS]);
+    // One count, to which both layers charge.
+    let of_file = format!(
+        "plan = \"extension:plan\"\n{}[plans.trial.api]\nlimit = \"sliding-log 2/min\"\n",
+        api("sliding-log 9/min")
+    );
+    for plans in [of_policy, of_file] {
+        let policies = Policies::from_toml(&plans).unwrap();
+        let policies = policies.with_extension("plan", |plan: &&'static str| *plan);
+        let layer = policies.layer(Clock::new().memory_store(), ["api"]).unwrap();
+        let app = Router::new()
+            .route("/", route(async || "hi").layer(layer.clone()))
+            .layer(axum::Extension("trial"))
+            .layer(layer);
+        let statuses = [send(&app, get("/")).await.status, send(&app, get("/")).await.status];
+        assert_eq!(statuses, [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS], "{plans}");
+    }
 }
 
 #[test]
