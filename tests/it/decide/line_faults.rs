@@ -413,14 +413,11 @@ async fn a_subscription_whose_server_has_vanished_is_replaced(library: ClientLib
     let proxy = Proxy::start(redis.port()).await;
     let store = connected(patient().client_library(library), &proxy.url()).await;
     store.receive_wakes();
-    let are_subscribed = async |count: u64| {
-        let channels: Vec<String> = redis.command("PUBSUB", ["CHANNELS", "quota:1:wake:*"]).await;
-        let [channel] = &channels[..] else { return false };
-        let (_, subscribers): (String, u64) = redis.command("PUBSUB", ["NUMSUB", channel]).await;
-        subscribers == count
-    };
-    eventually("it is subscribed", async || are_subscribed(1).await).await;
+    eventually("it is subscribed", async || redis.wake_subscriptions().await == 1).await;
     // Redis does not notice either, so the first one stays there.
     proxy.blackhole_and_go_to(redis.port());
-    eventually("there is another subscription", async || are_subscribed(2).await).await;
+    eventually("there is another subscription", async || {
+        redis.wake_subscriptions().await == 2
+    })
+    .await;
 }

@@ -32,6 +32,8 @@ each_client! {
     sentinel_leads_to_the_new_primary
     sentinel_and_redis_may_have_different_credentials
     a_sentinel_that_is_unreachable_is_skipped
+    a_sentinel_that_hangs_is_skipped
+    the_sentinels_of_the_url_are_asked_again
     a_server_that_has_become_a_replica_is_left
     a_connection_that_falls_silent_under_traffic_is_replaced
     a_connection_that_is_full_is_replaced
@@ -207,9 +209,7 @@ async fn a_connection_that_is_lost_while_nobody_asks_is_replaced(library: Client
     let _store = connected(patient().client_library(library), &proxy.url()).await;
 
     let before = proxy.opened();
-    redis
-        .command::<()>("CLIENT", ["KILL", "TYPE", "normal", "SKIPME", "yes"])
-        .await;
+    redis.close_connections().await;
     eventually("another one is opened", async || proxy.opened() > before).await;
 }
 
@@ -285,8 +285,40 @@ async fn sentinel_and_redis_may_have_different_credentials(library: ClientLibrar
 
 async fn a_sentinel_that_is_unreachable_is_skipped(library: ClientLibrary) {
     let mut sentinel = Sentinel::start().await;
-    sentinel.kill_the_first_watcher();
+    sentinel.kill_watcher(0);
     serves(&connect(library, &sentinel.url()).await).await;
+}
+
+async fn a_sentinel_that_hangs_is_skipped(library: ClientLibrary) {
+    let sentinel = Sentinel::start().await;
+    let mut stores = Vec::new();
+    for position in 0..3 {
+        let _hanging = sentinel.freeze_watcher(position);
+        let store = connected(patient().client_library(library), &sentinel.url()).await;
+        store.receive_wakes();
+        stores.push(store);
+        eventually("the store is subscribed", async || {
+            sentinel.primary.wake_subscriptions().await == stores.len() as u64
+        })
+        .await;
+
+        sentinel.primary.close_connections().await;
+        for store in &stores {
+            serves(store).await;
+        }
+    }
+}
+
+async fn the_sentinels_of_the_url_are_asked_again(library: ClientLibrary) {
+    let mut sentinel = Sentinel::start().await;
+    let store = connected(patient().client_library(library), &sentinel.url_of_the_first()).await;
+    serves(&store).await;
+
+    // Those that the first one reports.
+    sentinel.kill_watcher(1);
+    sentinel.kill_watcher(2);
+    sentinel.primary.close_connections().await;
+    serves(&store).await;
 }
 
 /// Checks without pause until one is answered, and returns how long that took.

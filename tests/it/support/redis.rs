@@ -99,9 +99,21 @@ impl Redis {
 
     /// Makes the server hang, with its connections open, until what this returns is dropped.
     pub(crate) fn freeze(&self) -> Frozen<'_> {
-        let server = self.server.as_ref().expect("the server runs");
-        signal("STOP", server);
-        Frozen(server)
+        Frozen::new(self.server.as_ref().expect("the server runs"))
+    }
+
+    /// The subscriptions to the messages that wake lines.
+    pub(crate) async fn wake_subscriptions(&self) -> u64 {
+        let channels: Vec<String> = self.command("PUBSUB", ["CHANNELS", "quota:1:wake:*"]).await;
+        let [channel] = &channels[..] else { return 0 };
+        let (_, subscriptions): (String, u64) = self.command("PUBSUB", ["NUMSUB", channel]).await;
+        subscriptions
+    }
+
+    /// Closes the connections of all others.
+    pub(crate) async fn close_connections(&self) {
+        self.command::<()>("CLIENT", ["KILL", "TYPE", "normal", "SKIPME", "yes"])
+            .await;
     }
 
     /// A file of this name in the server's folder.
@@ -221,6 +233,13 @@ impl Drop for Redis {
 
 /// A server that hangs until this is dropped.
 pub(crate) struct Frozen<'a>(&'a Child);
+
+impl<'a> Frozen<'a> {
+    pub(super) fn new(server: &'a Child) -> Self {
+        signal("STOP", server);
+        Self(server)
+    }
+}
 
 impl Drop for Frozen<'_> {
     fn drop(&mut self) {

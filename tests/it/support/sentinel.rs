@@ -4,7 +4,7 @@ use tempfile::TempDir;
 
 use super::{
     Redis, eventually,
-    redis::{cli, folder_in_memory, free_port, server, start},
+    redis::{Frozen, cli, folder_in_memory, free_port, server, start},
 };
 
 /// A primary with two replicas, and three sentinels that watch them.
@@ -94,10 +94,23 @@ impl Sentinel {
         )
     }
 
-    /// Ends the sentinel that the URL names first.
-    pub(crate) fn kill_the_first_watcher(&mut self) {
-        let _ = self.watchers[0].process.kill();
-        let _ = self.watchers[0].process.wait();
+    /// The same with the first sentinel alone.
+    pub(crate) fn url_of_the_first(&self) -> String {
+        format!(
+            "redis-sentinel://127.0.0.1:{}?sentinelServiceName=main",
+            self.watchers[0].port
+        )
+    }
+
+    /// Ends a sentinel, by its position in the URL.
+    pub(crate) fn kill_watcher(&mut self, position: usize) {
+        let _ = self.watchers[position].process.kill();
+        let _ = self.watchers[position].process.wait();
+    }
+
+    /// Makes a sentinel hang, by its position in the URL, until what this returns is dropped.
+    pub(crate) fn freeze_watcher(&self, position: usize) -> Frozen<'_> {
+        Frozen::new(&self.watchers[position].process)
     }
 
     /// The replica that has become the primary, as soon as there is one.

@@ -15,11 +15,14 @@ use fred::{
     interfaces::{ClientLike, EventInterface},
     types::{
         Builder, ClusterHash, CustomCommand, Resp3Frame, Value,
-        config::{Config, CredentialProvider, Options, Server, TcpConfig, UnresponsiveConfig},
+        config::{Config, CredentialProvider, Options, Server, ServerConfig, TcpConfig, UnresponsiveConfig},
     },
 };
 use tokio::{
-    sync::broadcast::{self, error::TryRecvError},
+    sync::{
+        broadcast::{self, error::TryRecvError},
+        watch,
+    },
     task::AbortHandle,
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -50,13 +53,28 @@ const CHECK_PAUSE: Duration = Duration::from_millis(200);
 /// The check of fred goes by the time of the last write, so it does not fire while calls are sent. A reconnect policy of fred
 /// pauses before its first attempt, and does not pause where connections are accepted and closed.
 pub(super) struct Connection {
-    pub(super) client: Client,
-    /// If the store keeps the client connected.
-    routing: Option<RoutingTask>,
-    /// Authenticates the connection again, if the credentials are those of a provider.
-    _authenticating: Option<AbortOnDrop<()>>,
+    /// The settings of the client.
+    pub(super) config: Config,
+    keeper: Keeper,
     suspect: Arc<AtomicBool>,
-    errors: Mutex<ConnectErrors>,
+}
+
+/// What keeps a client connected.
+enum Keeper {
+    Store {
+        state: watch::Receiver<ConnectionState>,
+        task: AbortOnDrop<()>,
+        /// Authenticates the connection again, if the credentials are those of a provider.
+        _authenticating: Option<AbortOnDrop<()>>,
+    },
+    Application(Client, Mutex<ConnectErrors>),
+}
+
+enum ConnectionState {
+    Connecting,
+    /// With the task of fred that has the connection, and ends with it. fred reports a lost connection as connected.
+    Connected(Client, AbortHandle),
+    Failed(Failure),
 }
 
 /// The errors of a client while it connects.
@@ -65,59 +83,57 @@ struct ConnectErrors {
     latest: Option<Error>,
 }
 
-/// The task of fred that has the connection of a client. It ends with the connection, and is started again.
-struct RoutingTask {
-    state: Arc<RoutingState>,
-    keeper: AbortOnDrop<()>,
-}
-
-#[derive(Default)]
-struct RoutingState {
-    current: Mutex<Option<AbortHandle>>,
-    /// fred reports a lost connection as connected.
-    is_connected: AtomicBool,
+impl ConnectErrors {
+    fn latest(&mut self) -> Option<&Error> {
+        loop {
+            match self.receiver.try_recv() {
+                Ok((error, _)) => self.latest = Some(error),
+                Err(TryRecvError::Lagged(_)) => {}
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return self.latest.as_ref(),
+            }
+        }
+    }
 }
 
 impl Connection {
     /// A client that the store keeps connected.
     pub(super) fn open(client: Client, authenticator: Option<Arc<Authenticator>>) -> Self {
-        // It subscribes to the errors before the client connects, since each is sent once.
-        let connection = Self::new(client);
-        let state = Arc::<RoutingState>::default();
-        let keeper = tokio::spawn(keep_connected(connection.client.clone(), state.clone()));
+        let config = client.client_config();
+        let (sender, state) = watch::channel(ConnectionState::Connecting);
         let authenticating = authenticator.map(|authenticator| {
-            let (client, state) = (connection.client.clone(), state.clone());
-            authenticator
-                .keep_authenticated(move |credentials| authenticate_again(client.clone(), state.clone(), credentials))
+            let state = state.clone();
+            authenticator.keep_authenticated(move |credentials| authenticate_again(state.clone(), credentials))
         });
         Self {
-            _authenticating: authenticating,
-            routing: Some(RoutingTask {
+            config,
+            keeper: Keeper::Store {
                 state,
-                keeper: AbortOnDrop(keeper),
-            }),
-            ..connection
+                task: AbortOnDrop(tokio::spawn(keep_connected(client, sender))),
+                _authenticating: authenticating,
+            },
+            suspect: Arc::default(),
         }
     }
 
     /// A client that the application keeps connected.
     pub(super) fn new(client: Client) -> Self {
+        let errors = ConnectErrors {
+            receiver: client.error_rx(),
+            latest: None,
+        };
         Self {
-            routing: None,
-            _authenticating: None,
+            config: client.client_config(),
+            keeper: Keeper::Application(client, Mutex::new(errors)),
             suspect: Arc::default(),
-            errors: Mutex::new(ConnectErrors {
-                receiver: client.error_rx(),
-                latest: None,
-            }),
-            client,
         }
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        match &self.routing {
-            Some(routing) => routing.state.is_connected.load(Ordering::Acquire),
-            None => self.client.is_connected(),
+        match &self.keeper {
+            Keeper::Store { state, task, .. } => {
+                matches!(&*state.borrow(), ConnectionState::Connected(..)) && !task.0.is_finished()
+            }
+            Keeper::Application(client, _) => client.is_connected(),
         }
     }
 
@@ -126,22 +142,25 @@ impl Connection {
         self.suspect.load(Ordering::Acquire)
     }
 
-    /// Why there is no connection, from the latest attempt.
-    pub(super) fn connect_failure(&self) -> Failure {
-        let mut errors = lock(&self.errors);
-        loop {
-            match errors.receiver.try_recv() {
-                Ok((error, _)) => errors.latest = Some(error),
-                Err(TryRecvError::Lagged(_)) => {}
-                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
-            }
-        }
-        let has_ended = |routing: &RoutingTask| routing.keeper.0.is_finished();
-        match errors.latest.as_ref().map(connect_failure) {
-            Some(failure @ Failure::Forbidden(_)) => failure,
-            _ if self.routing.as_ref().is_some_and(has_ended) => Failure::ended_runtime(),
-            failure => failure.unwrap_or_else(|| Failure::Unreachable("still connecting".into())),
-        }
+    /// The client if it is connected, or why it is not, from the latest attempt.
+    pub(super) fn client(&self) -> Result<Client, Failure> {
+        self.connected().map(|(client, _)| client)
+    }
+
+    /// The client and the task that has its connection, unless it is one of the application.
+    fn connected(&self) -> Result<(Client, Option<AbortHandle>), Failure> {
+        let failure = match &self.keeper {
+            Keeper::Store { state, task, .. } => match &*state.borrow() {
+                ConnectionState::Failed(failure @ Failure::Forbidden(_)) => Some(failure.clone()),
+                _ if task.0.is_finished() => Some(Failure::ended_runtime()),
+                ConnectionState::Connected(client, routing) => return Ok((client.clone(), Some(routing.clone()))),
+                ConnectionState::Failed(failure) => Some(failure.clone()),
+                ConnectionState::Connecting => None,
+            },
+            Keeper::Application(client, _) if client.is_connected() => return Ok((client.clone(), None)),
+            Keeper::Application(_, errors) => lock(errors).latest().map(connect_failure),
+        };
+        Err(failure.unwrap_or_else(|| Failure::Unreachable("still connecting".into())))
     }
 
     /// Sends `PING` after a call without a reply, and reconnects if that has no reply either.
@@ -163,15 +182,17 @@ impl Connection {
     /// Spawns a task unless one runs.
     fn spawn_once<F: Future<Output = ()> + Send>(
         &self,
-        task: impl FnOnce(Client, Option<Arc<RoutingState>>) -> F + Send + 'static,
+        task: impl FnOnce(Client, Option<AbortHandle>) -> F + Send + 'static,
     ) {
-        if !self.is_connected() || self.suspect.swap(true, Ordering::AcqRel) {
+        let Ok((client, routing)) = self.connected() else {
+            return;
+        };
+        if self.suspect.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (client, suspect) = (self.client.clone(), self.suspect.clone());
+        let suspect = self.suspect.clone();
         // It ends with the task, which may end early: with its runtime.
         let suspected = OnDrop::new(move || suspect.store(false, Ordering::Release));
-        let routing = self.routing.as_ref().map(|routing| routing.state.clone());
         try_spawn(async move {
             task(client, routing).await;
             sleep(CHECK_PAUSE).await;
@@ -189,48 +210,72 @@ pub(super) async fn ping(client: &Client) -> Result<Resp3Frame, Error> {
 
 /// Sets up a connection again. While the routing task of fred waits to write, it executes no command, such as one to reconnect, so
 /// it is aborted, unless it is one of the application. fred logs a warning for each.
-async fn reconnect(client: &Client, routing: Option<Arc<RoutingState>>) {
-    let Some(routing) = routing else {
-        let _ = timeout(PING_TIMEOUT, client.force_reconnection()).await;
-        return;
-    };
-    if let Some(current) = &*lock(&routing.current) {
-        current.abort();
-    }
-}
-
-/// Keeps a client connected until it is dropped: the first attempt is made at once.
-async fn keep_connected(client: Client, state: Arc<RoutingState>) {
-    let is_connected = |is| state.is_connected.store(is, Ordering::Release);
-    let _ended = OnDrop::new(|| is_connected(false));
-    loop {
-        let started = Instant::now();
-        let mut connected = client.reconnect_rx();
-        let mut routing = AbortOnDrop(client.connect());
-        *lock(&state.current) = Some(routing.0.abort_handle());
-
-        let mut connected = pin!(connected.recv());
-        let ended = poll_fn(|cx| {
-            if !state.is_connected.load(Ordering::Acquire) && connected.as_mut().poll(cx).is_ready() {
-                is_connected(true);
-            }
-            Pin::new(&mut routing.0).poll(cx)
-        })
-        .await;
-        is_connected(false);
-        match ended {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) => return,
-            Ok(Err(_)) | Err(_) => sleep_until(started + attempt_interval()).await,
+async fn reconnect(client: &Client, routing: Option<AbortHandle>) {
+    match routing {
+        Some(routing) => routing.abort(),
+        None => {
+            let _ = timeout(PING_TIMEOUT, client.force_reconnection()).await;
         }
     }
 }
 
-/// Authenticates the connection, if there is one. The next one is authenticated when it is made.
-async fn authenticate_again(client: Client, state: Arc<RoutingState>, credentials: Credentials) -> Result<(), String> {
-    if !state.is_connected.load(Ordering::Acquire) {
-        return Ok(());
+/// Keeps a client connected, until the connection is dropped: the first attempt is made at once.
+async fn keep_connected(mut client: Client, state: watch::Sender<ConnectionState>) {
+    loop {
+        let started = Instant::now();
+        let mut connected = client.reconnect_rx();
+        let mut routing = AbortOnDrop(client.connect());
+
+        let mut connected = pin!(connected.recv());
+        let mut was_connected = false;
+        let ended = poll_fn(|cx| {
+            if !was_connected && connected.as_mut().poll(cx).is_ready() {
+                was_connected = true;
+                state.send_replace(ConnectionState::Connected(client.clone(), routing.0.abort_handle()));
+            }
+            Pin::new(&mut routing.0).poll(cx)
+        })
+        .await;
+        state.send_replace(match &ended {
+            Ok(Err(error)) if !was_connected => ConnectionState::Failed(connect_failure(error)),
+            Ok(_) | Err(_) => ConnectionState::Connecting,
+        });
+        match ended {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) => return,
+            Ok(Err(_)) | Err(_) => {}
+        }
+
+        // After a connection, fred asks the sentinels that the last one reported instead of those of the URL.
+        let mut config = client.client_config();
+        if !was_connected {
+            rotate_sentinels(&mut config, 1);
+        }
+        client = Client::new(
+            config,
+            Some(client.perf_config()),
+            Some(client.connection_config().clone()),
+            None,
+        );
+        sleep_until(started + attempt_interval()).await;
     }
+}
+
+/// Changes which sentinel is asked first. fred asks no other one if that accepts the connection and does not reply, or reports a
+/// server that is no longer the primary.
+fn rotate_sentinels(config: &mut Config, by: usize) {
+    if let ServerConfig::Sentinel { hosts, .. } = &mut config.server {
+        let by = by % hosts.len().max(1);
+        hosts.rotate_left(by);
+    }
+}
+
+/// Authenticates the connection, if there is one. The next one is authenticated when it is made.
+async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials: Credentials) -> Result<(), String> {
+    let client = match &*state.borrow() {
+        ConnectionState::Connected(client, _) => client.clone(),
+        ConnectionState::Connecting | ConnectionState::Failed(_) => return Ok(()),
+    };
     let deadline = Deadline::new(AUTH_TIMEOUT);
     let command = CustomCommand::new_static("AUTH", ClusterHash::Random, false);
     let client = client.with_options(&send_once(deadline));
@@ -299,7 +344,8 @@ impl CredentialProvider for Provider {
 }
 
 /// Builds a client for a subscription. It ends with its connection.
-pub(super) fn subscriber(config: Config) -> Result<Client, Error> {
+pub(super) fn subscriber(mut config: Config) -> Result<Client, Error> {
+    rotate_sentinels(&mut config, fastrand::usize(..));
     Builder::from_config(config)
         .with_connection_config(|connection| {
             connection.connection_timeout = Duration::from_secs(1);

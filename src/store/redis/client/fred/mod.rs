@@ -87,7 +87,7 @@ impl FredClient {
         let node = Node::new(
             connections
                 .first()
-                .map_or_else(String::new, |first| address(&first.client)),
+                .map_or_else(String::new, |first| address(&first.config)),
         );
         let health = Arc::<Health>::default();
         health.set_nodes(vec![node.clone()]);
@@ -128,9 +128,7 @@ impl FredClient {
         let Some(connection) = self.connection() else {
             return Err(Failure::Unreachable("the pool is empty".into()));
         };
-        if !connection.is_connected() {
-            return Err(connection.connect_failure());
-        }
+        let client = connection.client()?;
 
         let (name, text) = script.command(command);
         let mut arguments = Vec::with_capacity(2 + call.keys.len() + call.arguments.len());
@@ -139,7 +137,7 @@ impl FredClient {
         arguments.extend(call.keys.iter().chain(&call.arguments).cloned().map(Value::Bytes));
 
         let command = CustomCommand::new_static(name, ClusterHash::Random, false);
-        let client = connection.client.with_options(&send_once(deadline));
+        let client = client.with_options(&send_once(deadline));
         // A command ends with its timeout in fred and not with its future: without the timeout, fred would write it after it
         // has reconnected.
         let frame = DetachOnDrop::new(async move { client.custom_raw(command, arguments).await });
@@ -169,7 +167,7 @@ impl FredClient {
 impl FredClient {
     pub(in crate::store::redis) async fn setting(&self, name: &'static str) -> Option<String> {
         let command = CustomCommand::new_static("CONFIG", ClusterHash::Random, false);
-        let client = &self.connection()?.client;
+        let client = self.connection()?.client().ok()?;
         let setting: Vec<String> = client.custom(command, vec!["GET", name]).await.ok()?;
         setting.into_iter().nth(1)
     }
@@ -188,11 +186,13 @@ impl FredClient {
             Ok((client, messages, connection)) => {
                 receive(Event::Subscribed);
                 // The script publishes with the permissions of the other connections.
-                let publish = CustomCommand::new_static("PUBLISH", ClusterHash::Random, false);
-                let publisher = sender.client.with_options(&send_once(Deadline::new(SUBSCRIBE_TIMEOUT)));
-                let published = publisher.custom_raw(publish, vec![channel, ""]).await;
-                if let Ok(Resp3Frame::SimpleError { data, .. }) = published {
-                    receive(Event::Refused(Failure::of_call(data)));
+                if let Ok(publisher) = sender.client() {
+                    let publish = CustomCommand::new_static("PUBLISH", ClusterHash::Random, false);
+                    let publisher = publisher.with_options(&send_once(Deadline::new(SUBSCRIBE_TIMEOUT)));
+                    let published = publisher.custom_raw(publish, vec![channel, ""]).await;
+                    if let Ok(Resp3Frame::SimpleError { data, .. }) = published {
+                        receive(Event::Refused(Failure::of_call(data)));
+                    }
                 }
                 let due = authenticator.and_then(|authenticator| authenticator.due());
                 let receiving = while_answered(pass_on(messages, connection, receive), || ping(&client));
@@ -210,7 +210,7 @@ impl FredClient {
         channel: &str,
         authenticator: Option<&Arc<Authenticator>>,
     ) -> Result<(Client, broadcast::Receiver<Message>, AbortOnDrop<Result<(), Error>>), Failure> {
-        let mut config = other.client.client_config();
+        let mut config = other.config.clone();
         if authenticator.is_some() {
             config.credential_provider = provider(authenticator);
         }
@@ -253,10 +253,10 @@ async fn pass_on(
 }
 
 /// The address of the server, or the name of the service of Sentinel.
-fn address(client: &Client) -> String {
-    match client.client_config().server {
+fn address(config: &Config) -> String {
+    match &config.server {
         ServerConfig::Centralized { server } => server.to_string(),
-        ServerConfig::Sentinel { service_name, .. } => service_name,
+        ServerConfig::Sentinel { service_name, .. } => service_name.clone(),
         #[cfg(feature = "unix-sockets")]
         ServerConfig::Unix { path } => path.display().to_string(),
         ServerConfig::Clustered { .. } => "cluster".to_owned(),
