@@ -5,7 +5,10 @@
 //! but another check.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -49,10 +52,13 @@ impl Subscription {
 }
 
 async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
-    let logged = Mutex::new(false);
+    let attempts = Attempts::default();
     let receive = |event: Event<'_>| match event {
-        Event::Subscribed => wake_all(),
-        Event::Refused(failure) => log_refusal(&failure, &logged),
+        Event::Subscribed => {
+            attempts.succeeded();
+            wake_all();
+        }
+        Event::Refused(failure) => attempts.log(&failure),
         Event::Message(number) => {
             let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
             if let Some(number) = number {
@@ -64,26 +70,54 @@ async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
         let Some(backend) = backend.upgrade() else { return };
         let failure = backend.client.receive_messages(&channel, &receive).await;
         drop(backend);
-        let pause = match &failure {
-            Failure::Forbidden(_) | Failure::Refused(_) => REFUSAL_PAUSE,
-            Failure::Timeout | Failure::Unreachable(_) | Failure::Protocol(_) => PAUSE,
-        };
-        log_refusal(&failure, &logged);
-        sleep(pause).await;
+        sleep(attempts.failed(&failure)).await;
     }
 }
 
-/// Logs the first refusal.
-fn log_refusal(failure: &Failure, logged: &Mutex<bool>) {
-    let error = match failure {
-        Failure::Forbidden(Refusal { error, .. }) | Failure::Refused(error) => error,
-        Failure::Timeout | Failure::Unreachable(_) | Failure::Protocol(_) => return,
-    };
-    let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
-    if !std::mem::replace(&mut logged, true) {
-        tracing::info!(
-            error,
-            "Redis refuses the messages that wake requests which wait; these wait up to a second longer"
-        );
+/// The attempts in a row that fail before that is logged.
+const UNLOGGED_FAILURES: u32 = 10;
+
+/// The attempts to subscribe, of which one failure is logged.
+#[derive(Default)]
+struct Attempts {
+    failed: AtomicU32,
+    logged: AtomicBool,
+}
+
+impl Attempts {
+    fn succeeded(&self) {
+        self.failed.store(0, Ordering::Relaxed);
+    }
+
+    /// The pause before the next one.
+    fn failed(&self, failure: &Failure) -> Duration {
+        let failed = self.failed.fetch_add(1, Ordering::Relaxed) + 1;
+        match failure {
+            Failure::Forbidden(_) | Failure::Refused(_) => {
+                self.log(failure);
+                REFUSAL_PAUSE
+            }
+            Failure::Timeout | Failure::Unreachable(_) | Failure::Protocol(_) => {
+                if failed >= UNLOGGED_FAILURES {
+                    self.log(failure);
+                }
+                PAUSE
+            }
+        }
+    }
+
+    fn log(&self, failure: &Failure) {
+        let error: &str = match failure {
+            Failure::Forbidden(Refusal { error, .. }) | Failure::Refused(error) => error,
+            Failure::Timeout => "no reply",
+            Failure::Unreachable(cause) => cause,
+            Failure::Protocol(fault) => fault,
+        };
+        if !self.logged.swap(true, Ordering::Relaxed) {
+            tracing::info!(
+                error,
+                "no messages wake requests which wait; these wait up to a second longer"
+            );
+        }
     }
 }

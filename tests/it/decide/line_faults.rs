@@ -2,10 +2,10 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     task::Poll,
@@ -13,8 +13,13 @@ use std::{
     time::Duration,
 };
 
+use fred::{
+    interfaces::ClientLike,
+    types::config::{CredentialProvider, Server, ServerConfig},
+};
 use tokio::{
     runtime::{Builder, Runtime},
+    sync::watch,
     time::{Instant, sleep, timeout},
 };
 use tower::{Layer, Service};
@@ -24,7 +29,10 @@ use tower_quota::{
     store::{ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
-use crate::support::{Broken, Counted, Gated, Proxy, Redis, connected, each_client, each_store, eventually, patient};
+use crate::support::{
+    Broken, Counted, Gated, Log, Proxy, Redis, connected, each_client, each_store, eventually, free_port,
+    lone_sentinel, patient,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -45,6 +53,7 @@ each_store! { with crate::support::Unclocked:
 
 each_client! {
     a_subscription_whose_server_has_vanished_is_replaced
+    a_subscription_that_never_succeeds_is_logged
 }
 
 async fn acquire(limiter: &Limiter, cost: u64) -> Denial {
@@ -420,4 +429,75 @@ async fn a_subscription_whose_server_has_vanished_is_replaced(library: ClientLib
         redis.wake_subscriptions().await == 2
     })
     .await;
+}
+
+async fn a_subscription_that_never_succeeds_is_logged(library: ClientLibrary) {
+    let log = Log::capture_everything();
+    let url = format!("redis://127.0.0.1:{}", free_port());
+    let store = patient().client_library(library).url(&url).connect_lazy();
+    let store = store.expect("Redis may come later");
+    store.receive_wakes();
+    eventually("it is logged", async || {
+        log.text().contains("no messages wake requests")
+    })
+    .await;
+}
+
+/// Credentials of a user without a password, which fred awaits without a bound before it asks a sentinel.
+#[derive(Debug)]
+struct SlowCredentials {
+    released: watch::Sender<bool>,
+    awaited: AtomicUsize,
+}
+
+impl CredentialProvider for SlowCredentials {
+    fn fetch<'a, 'b, 'c>(&'a self, _: Option<&'b Server>) -> Fetched<'c>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async {
+            let mut released = self.released.subscribe();
+            if !*released.borrow_and_update() {
+                self.awaited.fetch_add(1, Ordering::Relaxed);
+                let _ = released.wait_for(|released| *released).await;
+            }
+            Ok((None, None))
+        })
+    }
+}
+
+type Fetched<'a> =
+    Pin<Box<dyn Future<Output = Result<(Option<String>, Option<String>), fred::error::Error>> + Send + 'a>>;
+
+#[tokio::test]
+async fn a_subscription_that_takes_too_long_leaves_no_connection() {
+    let redis = Redis::start();
+    let sentinel = lone_sentinel(redis.port()).await;
+    let credentials = Arc::new(SlowCredentials {
+        released: watch::Sender::new(true),
+        awaited: AtomicUsize::new(0),
+    });
+    let mut builder = redis.builder();
+    builder.with_config(|config| {
+        config.server = ServerConfig::new_sentinel(vec![("127.0.0.1", sentinel)], "main");
+        config.credential_provider = Some(credentials.clone());
+    });
+    let client = builder.build().expect("a client");
+    client.init().await.expect("the server answers");
+    let store = patient().client(client).connect().await.expect("the client will do");
+    let connections = async || redis.cli(&["CLIENT", "LIST"]).lines().count();
+    let before = connections().await;
+
+    credentials.released.send_replace(false);
+    store.receive_wakes();
+    eventually("another attempt is made", async || {
+        credentials.awaited.load(Ordering::Relaxed) > 1
+    })
+    .await;
+    credentials.released.send_replace(true);
+    eventually("it is subscribed", async || redis.wake_subscriptions().await == 1).await;
+    // With the one of the test.
+    assert_eq!(connections().await, before + 2, "{}", redis.cli(&["CLIENT", "LIST"]));
 }

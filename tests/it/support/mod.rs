@@ -69,7 +69,7 @@ pub(crate) use self::{
     pointer::Pointer,
     proxy::Proxy,
     redis::{Redis, free_port},
-    sentinel::Sentinel,
+    sentinel::{Sentinel, lone_sentinel},
     stores::{Broken, Counted, Fixed, Gated, Later},
     traffic::{Tally, Traffic},
     usage::{Usage, limits},

@@ -1,6 +1,10 @@
 use std::{fs, process::Child};
 
 use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
 
 use super::{
     Redis, eventually,
@@ -152,6 +156,36 @@ impl Watcher {
             port,
             process,
             _folder: folder,
+        }
+    }
+}
+
+/// Listens as a sentinel that has found no others, and reports the server on this port as the primary. Returns its own port.
+pub(crate) async fn lone_sentinel(primary: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = listener.local_addr().expect("a bound port").port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(report(client, primary));
+        }
+    });
+    port
+}
+
+async fn report(mut client: TcpStream, primary: u16) {
+    let primary = primary.to_string();
+    let mut query = [0; 1_024];
+    while let Ok(length @ 1..) = client.read(&mut query).await {
+        let query = String::from_utf8_lossy(&query[..length]).to_lowercase();
+        let reply = match () {
+            () if query.contains("get-master-addr-by-name") => {
+                format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{primary}\r\n", primary.len())
+            }
+            () if query.contains("sentinels") => "*0\r\n".to_owned(),
+            () => "-ERR unknown command\r\n".to_owned(),
+        };
+        if client.write_all(reply.as_bytes()).await.is_err() {
+            return;
         }
     }
 }

@@ -209,45 +209,60 @@ impl FredClient {
         other: &Connection,
         channel: &str,
         authenticator: Option<&Arc<Authenticator>>,
-    ) -> Result<(Client, broadcast::Receiver<Message>, AbortOnDrop<Result<(), Error>>), Failure> {
+    ) -> Result<(Client, broadcast::Receiver<Message>, RoutingTask), Failure> {
         let mut config = other.config.clone();
         if authenticator.is_some() {
             config.credential_provider = provider(authenticator);
         }
         let client = subscriber(config).map_err(call_failure)?;
         let messages = client.message_rx();
-        let connecting = timeout(SUBSCRIBE_TIMEOUT, client.init()).await;
-        let connection = connecting.map_err(|_| Failure::Timeout)?;
-        let connection = AbortOnDrop(connection.map_err(|error| connect_failure(&error))?);
+        let mut connected = client.reconnect_rx();
+        // It ends with this function unless it succeeds: without its task, fred would keep what it connects.
+        let mut connection = AbortOnDrop(client.connect());
+        let connecting = timeout(CONNECT_TIMEOUT, while_running(&mut connection, connected.recv())).await;
+        let _ = connecting.map_err(|_| Failure::Timeout)??;
         let subscribing = timeout(SUBSCRIBE_TIMEOUT, client.subscribe(channel)).await;
         subscribing.map_err(|_| Failure::Timeout)?.map_err(call_failure)?;
         Ok((client, messages, connection))
     }
 }
 
-/// The time for the connection of a subscription, and again for the subscription.
+/// The time for the connection of a subscription: fred waits up to a second for each of several replies.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for the reply to `SUBSCRIBE`.
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The task of fred that has a connection.
+type RoutingTask = AbortOnDrop<Result<(), Error>>;
+
+/// Waits for a future, or for the end of the connection.
+async fn while_running<T>(connection: &mut RoutingTask, future: impl Future<Output = T>) -> Result<T, Failure> {
+    let mut future = pin!(future);
+    let ended = poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Ok(output)),
+        Poll::Pending => Pin::new(&mut connection.0).poll(cx).map(Err),
+    });
+    ended.await.map_err(|ended| match ended {
+        Ok(Err(error)) => connect_failure(&error),
+        Ok(Ok(())) | Err(_) => lost(),
+    })
+}
 
 /// Passes on messages until the connection is lost.
 async fn pass_on(
     mut messages: broadcast::Receiver<Message>,
-    mut connection: AbortOnDrop<Result<(), Error>>,
+    mut connection: RoutingTask,
     receive: &(dyn Fn(Event<'_>) + Sync),
 ) -> Failure {
     loop {
-        let mut next = pin!(messages.recv());
-        let message = poll_fn(|cx| match next.as_mut().poll(cx) {
-            Poll::Ready(message) => Poll::Ready(Some(message)),
-            Poll::Pending => Pin::new(&mut connection.0).poll(cx).map(|_| None),
-        });
-        match message.await {
-            Some(Ok(message)) => {
+        match while_running(&mut connection, messages.recv()).await {
+            Ok(Ok(message)) => {
                 if let Some(content) = message.value.as_bytes() {
                     receive(Event::Message(content));
                 }
             }
-            Some(Err(RecvError::Lagged(_))) => receive(Event::Subscribed),
-            Some(Err(RecvError::Closed)) | None => return Failure::Unreachable("the connection was lost".into()),
+            Ok(Err(RecvError::Lagged(_))) => receive(Event::Subscribed),
+            Ok(Err(RecvError::Closed)) | Err(_) => return lost(),
         }
     }
 }
