@@ -501,3 +501,17 @@ async fn a_subscription_that_takes_too_long_leaves_no_connection() {
     // With the one of the test.
     assert_eq!(connections().await, before + 2, "{}", redis.cli(&["CLIENT", "LIST"]));
 }
+
+#[tokio::test]
+async fn a_client_of_the_application_receives_wakes_whether_it_fails_fast_or_waits() {
+    for fail_fast in [true, false] {
+        let redis = Redis::start();
+        let mut builder = redis.builder();
+        builder.with_config(|config| config.fail_fast = fail_fast);
+        let client = builder.build().expect("a client");
+        client.init().await.expect("the server answers");
+        let store = patient().client(client).connect().await.expect("the client will do");
+        store.receive_wakes();
+        eventually("it is subscribed", async || redis.wake_subscriptions().await == 1).await;
+    }
+}

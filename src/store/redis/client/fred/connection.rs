@@ -263,7 +263,7 @@ async fn keep_connected(mut client: Client, state: watch::Sender<ConnectionState
 
 /// Changes which sentinel is asked first. fred asks no other one if that accepts the connection and does not reply, or reports a
 /// server that is no longer the primary.
-fn rotate_sentinels(config: &mut Config, by: usize) {
+pub(super) fn rotate_sentinels(config: &mut Config, by: usize) {
     if let ServerConfig::Sentinel { hosts, .. } = &mut config.server {
         let by = by % hosts.len().max(1);
         hosts.rotate_left(by);
@@ -341,17 +341,6 @@ impl CredentialProvider for Provider {
             Ok((Some(credentials.user.into()), Some(credentials.password.into())))
         })
     }
-}
-
-/// Builds a client for a subscription. It ends with its connection.
-pub(super) fn subscriber(mut config: Config) -> Result<Client, Error> {
-    rotate_sentinels(&mut config, fastrand::usize(..));
-    Builder::from_config(config)
-        .with_connection_config(|connection| {
-            connection.connection_timeout = Duration::from_secs(1);
-            connection.internal_command_timeout = Duration::from_secs(1);
-        })
-        .build()
 }
 
 /// Refuses a client that cannot serve a limiter, and names the setting to change.

@@ -18,7 +18,7 @@ use fred::{
     error::{Error, ErrorKind},
     interfaces::{ClientLike, EventInterface, PubsubInterface},
     types::{
-        ClusterHash, CustomCommand, Message, Resp3Frame, Value,
+        Builder, ClusterHash, CustomCommand, Message, Resp3Frame, Value,
         config::{Config, ServerConfig},
     },
 };
@@ -27,7 +27,7 @@ use tokio::{
     time::timeout,
 };
 
-use self::connection::{Connection, build, check_settings, ping, provider, send_once, subscriber};
+use self::connection::{Connection, build, check_settings, ping, provider, rotate_sentinels, send_once};
 use super::while_answered;
 use crate::{
     ConfigError,
@@ -225,6 +225,18 @@ impl FredClient {
         subscribing.map_err(|_| Failure::Timeout)?.map_err(call_failure)?;
         Ok((client, messages, connection))
     }
+}
+
+/// Builds a client for a subscription. It ends with its connection.
+fn subscriber(mut config: Config) -> Result<Client, Error> {
+    rotate_sentinels(&mut config, fastrand::usize(..));
+    config.fail_fast = true; // without a reconnect policy, fred would make no attempt
+    Builder::from_config(config)
+        .with_connection_config(|connection| {
+            connection.connection_timeout = Duration::from_secs(1);
+            connection.internal_command_timeout = Duration::from_secs(1);
+        })
+        .build()
 }
 
 /// The time for the connection of a subscription: fred waits up to a second for each of several replies.
