@@ -13,8 +13,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Log, Proxy, Redis, Sentinel, Worker, connected, decide, each_client, eventually, less_patient, patient, timed,
-    try_decide,
+    Log, Proxy, Redis, Sentinel, Worker, connected, decide, each_client, eventually, free_port, less_patient,
+    lone_sentinel, patient, timed, try_decide,
 };
 
 each_client! {
@@ -34,6 +34,7 @@ each_client! {
     a_sentinel_that_is_unreachable_is_skipped
     a_sentinel_that_hangs_is_skipped
     the_sentinels_of_the_url_are_asked_again
+    a_sentinel_that_reports_an_old_primary_is_skipped
     a_server_that_has_become_a_replica_is_left
     a_connection_that_falls_silent_under_traffic_is_replaced
     a_connection_that_is_full_is_replaced
@@ -319,6 +320,20 @@ async fn the_sentinels_of_the_url_are_asked_again(library: ClientLibrary) {
     sentinel.kill_watcher(2);
     sentinel.primary.close_connections().await;
     serves(&store).await;
+}
+
+async fn a_sentinel_that_reports_an_old_primary_is_skipped(library: ClientLibrary) {
+    let redis = Redis::start();
+    let replica = Redis::start_with(&["--replicaof", "127.0.0.1", &redis.port().to_string()]);
+    let current = lone_sentinel(redis.port()).await;
+    for old in [free_port(), replica.port()] {
+        let outdated = lone_sentinel(old).await;
+        for (first, second) in [(outdated, current), (current, outdated)] {
+            let url = format!("redis-sentinel://127.0.0.1:{first}?sentinelServiceName=main&node=127.0.0.1:{second}");
+            let store = patient().client_library(library).url(&url).connect_lazy();
+            serves(&store.expect("the URL is good")).await;
+        }
+    }
 }
 
 /// Checks without pause until one is answered, and returns how long that took.

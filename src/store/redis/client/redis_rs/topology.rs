@@ -17,8 +17,8 @@ pub(super) struct Sentinels {
     service: String,
     /// The settings of connections to the primary.
     template: ConnectionInfo,
-    /// The position of the sentinel that replied last, to which the next query is sent first.
-    first: AtomicUsize,
+    /// The position of the sentinel to which the next query is sent first.
+    next: AtomicUsize,
 }
 
 /// The time for a connection to a sentinel, and again for its reply.
@@ -30,29 +30,23 @@ impl Sentinels {
             sentinels,
             service,
             template,
-            first: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
         }
     }
 
     /// The primary that the first sentinel with a reply reports.
     ///
     /// <https://redis.io/docs/latest/develop/reference/sentinel-clients/>. The role of the server is not verified: if it has
-    /// become a replica, it replies `READONLY`, and the sentinels are queried again.
+    /// become a replica, it replies `READONLY`, and the sentinels are queried again. The next query begins with another one,
+    /// since the address may be out of date, and this attempt may be canceled.
     pub(super) async fn primary(&self) -> Result<ConnectionInfo, RedisError> {
-        let first = self.first.load(Ordering::Relaxed);
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut last_error = RedisError::from((ErrorKind::EmptySentinelList, "the URL has no sentinel"));
         for offset in 0..self.sentinels.len() {
-            let position = (first + offset) % self.sentinels.len();
+            let position = first.wrapping_add(offset) % self.sentinels.len();
             match self.query(&self.sentinels[position]).await {
-                Ok((host, port)) => {
-                    self.first.store(position, Ordering::Relaxed);
-                    return Ok(at(&self.template, host, port));
-                }
-                Err(error) => {
-                    last_error = error;
-                    // This attempt may be canceled; the next one starts after the sentinel that did not reply.
-                    self.first.store(position + 1, Ordering::Relaxed);
-                }
+                Ok((host, port)) => return Ok(at(&self.template, host, port)),
+                Err(error) => last_error = error,
             }
         }
         Err(last_error)
