@@ -24,6 +24,7 @@ each_client! {
     a_pool_has_the_number_of_connections_that_is_set
     a_pool_goes_on_when_one_of_its_connections_is_lost
     a_pool_goes_on_when_one_of_its_connections_falls_silent
+    a_connection_that_is_checked_is_preferred_to_one_that_is_lost
     after_a_reply_the_connection_is_not_checked
     a_connection_that_is_lost_while_nobody_asks_is_replaced
     a_server_that_closes_each_connection_is_not_flooded_with_attempts
@@ -147,6 +148,18 @@ async fn a_pool_goes_on_when_one_of_its_connections_is_lost(library: ClientLibra
     eventually("both are connected", async || connections(&redis).await == before + 2).await;
     serves(&store).await;
 
+    close_one(&redis).await;
+    // After the first request that fails, the other connection is used until this one is back.
+    let mut lost = 0;
+    for _ in 0..20 {
+        lost += usize::from(!answers(&store).await);
+    }
+    assert!(lost <= 1, "{lost} of 20 lost");
+    eventually("it is back", async || connections(&redis).await == before + 2).await;
+}
+
+/// Closes a connection of a store.
+async fn close_one(redis: &Redis) {
     let list: String = redis.command("CLIENT", ["LIST"]).await;
     let victim = list
         .lines()
@@ -157,13 +170,6 @@ async fn a_pool_goes_on_when_one_of_its_connections_is_lost(library: ClientLibra
         .find_map(|field| field.strip_prefix("id="))
         .expect("it has an id");
     redis.command::<()>("CLIENT", ["KILL", "ID", id]).await;
-    // After the first request that fails, the other connection is used until this one is back.
-    let mut lost = 0;
-    for _ in 0..20 {
-        lost += usize::from(!answers(&store).await);
-    }
-    assert!(lost <= 1, "{lost} of 20 lost");
-    eventually("it is back", async || connections(&redis).await == before + 2).await;
 }
 
 async fn a_pool_goes_on_when_one_of_its_connections_falls_silent(library: ClientLibrary) {
@@ -182,6 +188,37 @@ async fn a_pool_goes_on_when_one_of_its_connections_falls_silent(library: Client
     }
     assert!(lost <= 1, "{lost} of 20 lost");
     eventually("it is replaced", async || proxy.opened() == 3).await;
+}
+
+async fn a_connection_that_is_checked_is_preferred_to_one_that_is_lost(library: ClientLibrary) {
+    const DEADLINE: Duration = Duration::from_secs(1);
+
+    eventually(
+        "an answer is late, and the connection not silent for half a second",
+        async || {
+            let redis = Redis::start();
+            let proxy = Proxy::start(redis.port()).await;
+            let builder = patient().client_library(library).connections(2);
+            let store = connected(builder.deadline(DEADLINE), &proxy.url()).await;
+            eventually("both are connected", async || proxy.opened() == 2).await;
+            proxy.go_to(free_port());
+            close_one(&redis).await;
+            eventually("it cannot be replaced", async || proxy.opened() > 2).await;
+
+            let started = Instant::now();
+            let held = proxy.hold();
+            assert!(!answers(&store).await);
+            drop(held);
+            let mut lost = 0;
+            for _ in 0..20 {
+                lost += usize::from(!answers(&store).await);
+            }
+            let brief = started.elapsed() < DEADLINE + Duration::from_millis(500);
+            assert!(!brief || lost == 0, "{lost} of 20 lost");
+            brief
+        },
+    )
+    .await;
 }
 
 async fn after_a_reply_the_connection_is_not_checked(library: ClientLibrary) {

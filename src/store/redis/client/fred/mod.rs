@@ -108,13 +108,14 @@ impl FredClient {
         &self.node
     }
 
-    /// The next connection that is established and not suspect. Without one, the next connection.
+    /// The next connection that is established and not suspect. Without one, the next that is established, or else the next.
     fn connection(&self) -> Option<&Connection> {
         let count = self.connections.len();
         let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut connections = (0..count).map(|offset| &self.connections[first.wrapping_add(offset) % count]);
-        let is_usable = |connection: &&Connection| connection.is_connected() && !connection.is_suspect();
-        connections.clone().find(is_usable).or(connections.next())
+        let connections = (0..count).map(|offset| &self.connections[first.wrapping_add(offset) % count]);
+        let established = || connections.clone().filter(|connection| connection.is_connected());
+        let usable = established().find(|connection| !connection.is_suspect());
+        usable.or_else(|| established().next()).or(connections.clone().next())
     }
 
     /// The caller drops the future when the deadline has passed.
