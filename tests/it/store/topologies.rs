@@ -6,10 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fred::{interfaces::ClientLike, types::config::ServerConfig};
 use tokio::{net::TcpListener, task::JoinSet, time::sleep};
 use tower_quota::{
     ClientLibrary, Key, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
-    store::{Charge, Operation, Store, StoreRequest},
+    store::{Charge, ErrorKind, Operation, Store, StoreRequest},
 };
 
 use crate::support::{
@@ -41,6 +42,7 @@ each_client! {
     a_connection_that_is_full_is_replaced
     a_redis_that_hangs_under_traffic_serves_when_it_resumes
     checks_are_served_after_a_partition
+    an_outage_is_not_reported_with_the_reason_of_an_earlier_one
     a_reply_after_the_deadline_fails_the_check_and_keeps_the_connection
     a_password_is_in_no_error_log_or_debug_output
 }
@@ -446,6 +448,54 @@ async fn checks_are_served_after_a_partition(library: ClientLibrary) {
     proxy.heal();
     let silence = until_served(&store).await;
     assert!(silence < Duration::from_secs(3), "{silence:?}");
+}
+
+async fn an_outage_is_not_reported_with_the_reason_of_an_earlier_one(library: ClientLibrary) {
+    let redis = Redis::start_with(&["--requirepass", "old"]);
+    let proxy = Proxy::start(redis.port()).await;
+    let url = proxy.url().replace("://", "://:new@");
+    let builder = less_patient().client_library(library).url(&url);
+    is_not_reported_in_an_outage(builder, &redis, &proxy).await;
+}
+
+#[tokio::test]
+async fn an_outage_of_a_client_is_not_reported_with_the_reason_of_an_earlier_one() {
+    let redis = Redis::start_with(&["--requirepass", "old"]);
+    let proxy = Proxy::start(redis.port()).await;
+    let mut builder = redis.builder();
+    builder.with_config(|config| {
+        config.server = ServerConfig::new_centralized("127.0.0.1", proxy.port());
+        config.password = Some("new".to_owned());
+        config.fail_fast = false;
+    });
+    let client = builder.build().expect("a client");
+    client.connect();
+    is_not_reported_in_an_outage(less_patient().client(client), &redis, &proxy).await;
+}
+
+/// The store has a password that Redis refuses at first.
+async fn is_not_reported_in_an_outage(builder: RedisStoreBuilder, redis: &Redis, proxy: &Proxy) {
+    let store = builder.connect_lazy().expect("Redis may come later");
+    let error = async || {
+        let outcome = try_decide(&store, Operation::Check, &limit(), "k", 1).await;
+        outcome.err().map(|error| error.kind())
+    };
+    eventually("the password is refused", async || {
+        error().await == Some(ErrorKind::Refused)
+    })
+    .await;
+    redis.command::<()>("CONFIG", ["SET", "requirepass", "new"]).await;
+    serves(&store).await;
+
+    let before = proxy.opened();
+    proxy.partition();
+    eventually("there is no connection", async || {
+        let is_lost = proxy.opened() > before;
+        let error = error().await;
+        assert_ne!(error, Some(ErrorKind::Refused));
+        is_lost && error == Some(ErrorKind::Unreachable)
+    })
+    .await;
 }
 
 async fn a_reply_after_the_deadline_fails_the_check_and_keeps_the_connection(library: ClientLibrary) {

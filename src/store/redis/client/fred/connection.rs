@@ -93,6 +93,12 @@ impl ConnectErrors {
             }
         }
     }
+
+    /// Once it is connected, they are no reason for a later failure.
+    fn forget(&mut self) {
+        self.latest();
+        self.latest = None;
+    }
 }
 
 impl Connection {
@@ -189,6 +195,9 @@ impl Connection {
         };
         if self.suspect.swap(true, Ordering::AcqRel) {
             return;
+        }
+        if let Keeper::Application(_, errors) = &self.keeper {
+            lock(errors).forget();
         }
         let suspect = self.suspect.clone();
         // It ends with the task, which may end early: with its runtime.
