@@ -53,7 +53,7 @@ pub(super) struct PolicyEntry {
     #[serde(default)]
     mode: Mode,
     #[serde(default, deserialize_with = "enforce_share")]
-    enforce_share: EnforcedShare,
+    enforce_share: Option<EnforcedShare>,
     #[serde(default, deserialize_with = "ban")]
     pub(super) ban: Option<Ban>,
     #[serde(default = "yes")]
@@ -64,7 +64,19 @@ impl<'de> Deserialize<'de> for PolicyEntry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // The derived function, which `remote` makes inherent.
         let entry = Self::deserialize(deserializer)?;
-        entry.plans().map_err(D::Error::custom)?;
+        let plans = entry.plans().map_err(D::Error::custom)?;
+        if entry.mode == Mode::Observe && entry.enforce_share.is_some() {
+            return Err(D::Error::custom(
+                "the policy observes all keys, so that none is enforced by `enforce-share`; leave out `mode` or the share",
+            ));
+        }
+        let mut limits = plans.iter().flat_map(|(_, by_plan)| by_plan.values());
+        if entry.ban.is_some() && !entry.limit.is_counted() && !limits.any(Limit::is_counted) {
+            return Err(D::Error::custom(format_args!(
+                "a `ban` begins by denials of a limit that counts, and `{}` counts nothing; leave it out",
+                entry.limit
+            )));
+        }
         Ok(entry)
     }
 }
@@ -73,7 +85,7 @@ impl PolicyEntry {
     /// The keys that the policy is enforced for.
     pub(super) fn enforced(&self) -> EnforcedShare {
         match self.mode {
-            Mode::Enforce => self.enforce_share,
+            Mode::Enforce => self.enforce_share.unwrap_or_default(),
             Mode::Observe => EnforcedShare::NONE,
         }
     }
@@ -125,7 +137,7 @@ fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMod
     text.parse().map_err(D::Error::custom)
 }
 
-fn enforce_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EnforcedShare, D::Error> {
+fn enforce_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<EnforcedShare>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "a share of the keys is a number from 0 to 1, such as 0.1")]
     enum Share {
@@ -133,7 +145,7 @@ fn enforce_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EnforcedS
     }
 
     let Share::Fraction(fraction) = Share::deserialize(deserializer)?;
-    EnforcedShare::new(fraction).map_err(D::Error::custom)
+    EnforcedShare::new(fraction).map(Some).map_err(D::Error::custom)
 }
 
 fn max_waiting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
@@ -241,7 +253,7 @@ pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<B
 }
 
 /// What selects the plan of a request, in a file: `extension:tier` or `header:x-plan`.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(super) enum Selector {
     Extension(String),

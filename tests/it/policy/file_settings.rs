@@ -133,6 +133,7 @@ fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
         ("methods = \"POSTS\"", "line 4", "is `POST` meant?"),
         ("methods = \"PACH\"", "line 4", "is `PATCH` meant?"),
         ("enforce-share = \"10%\"", "line 4", "such as 0.1"),
+        ("enforce-share = 0.1\nmode = \"observe\"", "line 1", "leave out `mode`"),
         ("ban = { after = 3 }", "line 4", "such as \"1h\""),
         ("formerly = \"api\"", "", "another name"),
         ("wait = 2", "line 4", "a length of time such as \"10min\""),
@@ -176,6 +177,15 @@ fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
     ] {
         let policies = Policies::from_toml(&file(&format!("methods = \"{method}\"")));
         assert!(policies.is_ok(), "{method}: {policies:?}");
+    }
+    let banning = file("ban = { after = 3, within = \"1h\" }\nplan = \"header:x-plan\"\nplans = { pro = \"9/s\" }");
+    for limit in ["unlimited", "deny-all"] {
+        let counting = banning.replace("sliding-log 10/min", limit);
+        assert!(Policies::from_toml(&counting).is_ok(), "the plan has bans");
+        let error = Policies::from_toml(&counting.replace("9/s", "unlimited"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("line 1") && error.contains("leave it out"), "{error}");
     }
     let without_plans = format!("plan = \"extension:plan\"\n{}", file(""));
     let error = Policies::from_toml(&without_plans).unwrap_err().to_string();
