@@ -346,10 +346,6 @@ impl Policies {
                 "a layer of a file has at least one of its policies, by which it finds the file; name one",
             ));
         }
-        if self.has_plans() {
-            return RateLimitLayer::try_new(store, self.plans(names)?);
-        }
-        let policies: Result<Vec<_>, _> = names.iter().map(|name| self.get(name.as_ref())).collect();
-        RateLimitLayer::try_new(store, policies?)
+        RateLimitLayer::try_new(store, self.for_layer(&names)?)
     }
 }

@@ -110,9 +110,14 @@ impl Config {
         self.policies.keys().map(String::as_str)
     }
 
-    /// What the policies are for that are for some requests only, apart from those that are for the others.
-    pub(super) fn scopes(&self) -> Vec<Scope> {
-        let scopes = self.policies.values().map(PolicyEntry::scope);
+    /// What the policies of the plan of a place are for that are for some requests only, apart from those that are for the others.
+    fn scopes_of_plan(&self, place: &str) -> Vec<Scope> {
+        let plan = place.strip_suffix(policy_at(place)).unwrap_or_default();
+        let names: BTreeSet<&str> = self.places().map(policy_at).collect();
+        let scopes = names.into_iter().filter_map(|name| {
+            let place = format!("{plan}{name}");
+            Some(self.policies.get(self.nearest(&place)?)?.scope())
+        });
         scopes
             .filter(|scope| !matches!(scope.routes, Routes::Others(_)) && !scope.is_everything())
             .collect()
@@ -139,8 +144,9 @@ impl Config {
 
 /// Keys.
 impl Config {
-    /// The key of a policy.
-    pub(super) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+    /// The key of the policy of a place.
+    pub(super) fn key(&self, place: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        let name = self.nearest(place).unwrap_or(place);
         let Some(key) = &self.entry(name)?.key else {
             return Err(ConfigError::new(format!(
                 "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
@@ -158,6 +164,8 @@ impl Config {
 /// What a file has about one policy.
 #[derive(Clone)]
 pub(super) struct FilePolicy {
+    /// Where the file describes it.
+    pub(super) place: String,
     pub(super) policy_limit: PolicyLimit,
     pub(super) settings: Settings,
     pub(super) key: Option<Arc<dyn KeyExtractor>>,
@@ -170,7 +178,7 @@ pub(in crate::policy) struct FromFile {
     pub(in crate::policy) settings: Settings,
     /// The requests that the file lists as skipped or blocked.
     pub(in crate::policy) listed: Option<Arc<Access>>,
-    /// Where the file describes the policy: its name, after that of its plan and `/` if a plan has it.
+    /// The place of the policy: its name, after that of its plan and `/` if it is of one.
     pub(super) place: Arc<str>,
     pub(in crate::policy) file: Arc<File>,
     /// Whether the key of the policy is that of the file.
@@ -185,8 +193,9 @@ impl FromFile {
 }
 
 impl Config {
-    /// What the file has about a policy, with its key if that is needed.
-    pub(super) fn describe(&self, place: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
+    /// What the file has about the policy of a place, with its key if that is needed.
+    pub(super) fn describe(&self, used_at: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
+        let place = self.nearest(used_at).unwrap_or(used_at);
         let entry = self.entry(place)?;
         let of_policy = |error: ConfigError| error.of_policy(place);
         let name: Arc<str> = policy_at(place).into();
@@ -218,12 +227,13 @@ impl Config {
         }
         let mut scope = entry.scope();
         if let Routes::Others(others) = &mut scope.routes {
-            *others = self.scopes();
+            *others = self.scopes_of_plan(used_at);
         }
         let scope = (!scope.is_everything())
             .then(|| -> Condition { Arc::new(move |parts| scope.contains(parts, Spelling::Either)) });
 
         Ok(FilePolicy {
+            place: place.to_owned(),
             policy_limit: if entry.enabled {
                 policy_limit
             } else {

@@ -15,6 +15,7 @@ use arc_swap::{ArcSwap, Guard};
 use super::{
     Policies,
     config::{Config, FilePolicy, FromFile},
+    warnings::warn_of_load,
 };
 use crate::{
     ConfigError,
@@ -40,8 +41,8 @@ pub(super) struct State {
     pub(super) config: Config,
     /// The text that it was read from.
     pub(super) text: Option<String>,
-    /// The policies that the application has, each as of the last load that contains it.
-    pub(super) used: BTreeMap<String, FilePolicy>,
+    /// The policies that the application has by their places, each as of the last load that contains it.
+    pub(super) used: Used,
     subscribers: Vec<Weak<Live>>,
     loaded_at: Option<SystemTime>,
     /// Why the last load was refused.
@@ -50,8 +51,10 @@ pub(super) struct State {
     pub(super) unseen: Option<Fault>,
 }
 
+pub(super) type Used = BTreeMap<String, FilePolicy>;
+
 /// A file, and what it has about the policies that the application uses.
-type Load<'a> = (&'a File, &'a Config, &'a BTreeMap<String, FilePolicy>);
+type Load<'a> = (&'a File, &'a Config, &'a Used);
 
 /// When a fault was found, and its text.
 type Fault = (SystemTime, String);
@@ -116,7 +119,7 @@ impl File {
         config.extensions.inherit(&state.config.extensions);
         let mut used = state.used.clone();
         for (place, used) in &mut used {
-            if let Some(place) = config.nearest(place) {
+            if config.nearest(place).is_some() {
                 *used = config.describe(place, used.key.is_some())?;
             }
         }
@@ -130,12 +133,7 @@ impl File {
             live.basis.store(Arc::new(basis));
         }
 
-        for place in used.keys().filter(|place| config.nearest(place).is_none()) {
-            tracing::warn!(
-                policy = place,
-                "the file of limits has no such policy anymore; it keeps its last numbers"
-            );
-        }
+        warn_of_load(&state.config, &config, &used);
         tracing::info!(policies = config.names().count(), "changed limits are applied");
         state.config = config;
         state.text = text;
@@ -206,56 +204,6 @@ impl State {
             }),
             ..Policy::of_limit(self.config.switched(described.policy_limit)).with_key(key)
         })
-    }
-}
-
-/// Policies that limit nothing.
-impl Policies {
-    /// The names of the policies of the last load that neither [`get`](Self::get), [`unkeyed`](Self::unkeyed) nor [`layer`](Self::layer) of this
-    /// value or a clone of it has returned: they are configured, and limit nothing. Look at it when all layers are built.
-    ///
-    /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Policies};
-    ///
-    /// # #[cfg(feature = "file")] {
-    /// let policies = Policies::from_toml(
-    ///     "policies.mails.limit = 'sliding-log 3/h'
-    ///      policies.logins.limit = 'sliding-log 5/min'",
-    /// )?;
-    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
-    /// assert_eq!(policies.unused(), ["logins"]);
-    /// # let _ = mails;
-    /// # }
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    #[must_use]
-    pub fn unused(&self) -> Vec<String> {
-        let state = self.file.state();
-        let unused = state.config.places().filter(|name| !state.used.contains_key(*name));
-        unused.map(str::to_owned).collect()
-    }
-
-    /// Logs the names of the [unused](Self::unused) policies as one warning, if there are any.
-    ///
-    /// Call it when all layers are built, before the application serves requests. [`reload_on_change`](Self::reload_on_change) does so
-    /// by itself after its first interval.
-    ///
-    /// ```
-    /// use tower_quota::Policies;
-    ///
-    /// let policies: Policies = serde_json::from_str(r#"{"policies": {"mails": {"limit": "sliding-log 3/h"}}}"#)?;
-    /// assert_eq!(policies.unused(), ["mails"]);
-    /// policies.warn_of_unused(); // of `mails`
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn warn_of_unused(&self) {
-        let unused = self.unused();
-        if !unused.is_empty() {
-            tracing::warn!(
-                policies = unused.join(", "),
-                "policies of a file of limits are not used: no layer or limiter has them"
-            );
-        }
     }
 }
 

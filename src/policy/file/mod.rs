@@ -8,6 +8,7 @@ mod plans;
 mod read;
 mod scope;
 mod values;
+mod warnings;
 
 use std::{fmt, sync::Arc};
 
@@ -160,7 +161,7 @@ use crate::{ConfigError, key};
 /// matched none, or either has a rest such as `/files/{*rest}`, or the template is one of several in the matched one, such as
 /// `/users/root` in `/users/{id}`, the path is compared too: `{id}` is a segment. In gRPC it is `/shop.Accounts/SignIn`, also for a
 /// layer around one service. A template that matches none of the paths it looks like, such as `/users/:id` or `/admin/*`, is an error.
-/// `others` are the requests that no other policy of the file with `routes` or `methods` is for.
+/// `others` are the requests that no other policy of their plan, in this file, with `routes` or `methods` is for.
 ///
 /// A path is compared as written, decoded, and in normal form: without trailing slashes, `//`, dot segments, `%2F`, `\`,
 /// parameters (`;v=1`) and upper case. A policy or `[block]` applies if one of these matches, and `[skip]` if all do. So `/login/`
@@ -291,6 +292,7 @@ impl Policies {
     /// If there is no such policy, or it has no key.
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
         let mut state = self.file.state();
+        state.config.entry(name)?;
         let key = state.config.key(name)?;
         state.take_up(&self.file, name, (key, true))
     }
@@ -316,7 +318,9 @@ impl Policies {
     ///
     /// If there is no such policy.
     pub fn unkeyed(&self, name: &str) -> Result<Policy<()>, ConfigError> {
-        self.file.state().take_up(&self.file, name, ((), false))
+        let mut state = self.file.state();
+        state.config.entry(name)?;
+        state.take_up(&self.file, name, ((), false))
     }
 
     /// The names of all policies of the last load, in alphabetical order.

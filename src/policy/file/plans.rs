@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     ConfigError,
-    policy::{Plans, Policy},
+    policy::{IntoPolicies, Plans, Policy},
 };
 
 /// The plan of requests without one.
@@ -69,8 +69,8 @@ impl Policies {
     /// The policies of these names in each [plan](Self#plans) of the file, for a layer.
     ///
     /// The plan `default` is that of requests without one, or with one that the file does not have. A reload changes what the plans
-    /// have; requests of a plan that it removes meet the policies outside of plans. A plan that it adds, and another `plan` to select
-    /// by, are for the next start.
+    /// have; requests of a plan that it removes meet the policies outside of plans. A plan that it adds, a policy of a name that the
+    /// plan and the file had not, and another `plan` to select by are for the next start. A warning is logged for each of these.
     ///
     /// ```
     /// use tower_quota::{MemoryStore, Policies, RateLimitLayer};
@@ -113,7 +113,7 @@ impl Policies {
     /// selects one, or if that is an extension that is not [registered](Self::with_extension).
     pub fn plans<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Plans, ConfigError> {
         let config = self.file.config();
-        let plans = config.plans_with(names, |place| self.get(place))?;
+        let plans = config.plans_with(names, |place| self.keyed(place))?;
         match &config.plan {
             Some(selector) => Ok(plans.chosen_by(selector.select(&config.extensions)?.into())),
             None if config.plans.is_empty() => Ok(plans),
@@ -148,12 +148,27 @@ impl Policies {
     ///
     /// If neither the file nor one of its plans has a policy of a name.
     pub fn unkeyed_plans<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Plans<()>, ConfigError> {
-        self.file.config().plans_with(names, |place| self.unkeyed(place))
+        let take_up = |place: &str| self.file.state().take_up(&self.file, place, ((), false));
+        self.file.config().plans_with(names, take_up)
     }
 
-    /// Whether the last load has plans.
-    pub(crate) fn has_plans(&self) -> bool {
-        !self.file.state().config.plans.is_empty()
+    /// The policies of these names for a layer: of each plan, or of requests without a plan if the last load has no plans.
+    pub(crate) fn for_layer<N: AsRef<str>>(&self, names: &[N]) -> Result<Vec<Policy>, ConfigError> {
+        let config = self.file.config();
+        if !config.plans.is_empty() {
+            return self.plans(names).map(Plans::into_policies);
+        }
+        let of_default = |name: &N| {
+            config.entry(name.as_ref())?;
+            self.keyed(&place_of(DEFAULT, name.as_ref()))
+        };
+        names.iter().map(of_default).collect()
+    }
+
+    fn keyed(&self, place: &str) -> Result<Policy, ConfigError> {
+        let mut state = self.file.state();
+        let key = state.config.key(place)?;
+        state.take_up(&self.file, place, (key, true))
     }
 }
 
@@ -175,7 +190,9 @@ impl Config {
         let mut plans = Plans::new(DEFAULT, Vec::new());
         for plan in [DEFAULT].into_iter().chain(others) {
             let places = names.iter().map(|name| place_of(plan, name.as_ref()));
-            let policies = places.filter_map(|place| self.nearest(&place).map(&get));
+            let policies = places
+                .filter(|place| self.nearest(place).is_some())
+                .map(|place| get(&place));
             plans = plans.plan(plan, policies.collect::<Result<Vec<_>, _>>()?);
         }
         for name in &names {

@@ -20,7 +20,7 @@ pub(super) enum Routes {
     All,
     /// Those of these templates.
     These(Vec<Template>),
-    /// Those of the requests that none of these scopes contains, which are those of the other policies of the file.
+    /// Those of the requests that none of these scopes contains, which are those of the other policies of a plan.
     Others(Vec<Scope>),
 }
 

@@ -472,6 +472,38 @@ async fn the_others_follow_the_file() {
     assert_eq!(applied(&app, "GET", "/new").await, "");
 }
 
+#[tokio::test]
+async fn the_others_are_those_of_the_plan_of_a_request() {
+    let policies = Policies::from_toml(
+        "plan = 'header:plan'
+        policies.rest = { limit = 'sliding-log 40/h', key = 'ip', routes = 'others' }
+        policies.login = { limit = 'sliding-log 50/h', key = 'ip', routes = '/login' }
+        plans.pro.login = { limit = 'sliding-log 50/h', routes = '/sign-in' }
+        plans.pro.search = { limit = 'sliding-log 60/h', key = 'ip', routes = '/search' }",
+    )
+    .unwrap();
+    let app = |layer| Router::new().fallback(async || "hi").layer(layer);
+    let of_plans = app(policies.layer(MemoryStore::new(), ["rest", "login", "search"]).unwrap());
+    let without_plans = app(RateLimitLayer::new(MemoryStore::new(), policies.get("rest").unwrap()));
+    for (plan, path, expected) in [
+        ("free", "/search", "rest"),
+        ("free", "/login", "login"),
+        ("free", "/sign-in", "rest"),
+        ("pro", "/search", "search"),
+        ("pro", "/login", "rest"),
+        ("pro", "/sign-in", "login"),
+    ] {
+        let applied = async |app: &Router| {
+            let response = send(app, get(path).header("plan", plan)).await;
+            let policy = response.field("ratelimit-policy").unwrap_or_default();
+            policy.split('"').nth(1).unwrap_or_default().to_owned()
+        };
+        assert_eq!(applied(&of_plans).await, expected, "{plan} {path}");
+        let alone = if path == "/login" { "" } else { "rest" };
+        assert_eq!(applied(&without_plans).await, alone, "{plan} {path}");
+    }
+}
+
 #[test]
 fn others_stand_alone() {
     for routes in ["[\"others\", \"/a\"]", "\"other\""] {

@@ -325,6 +325,63 @@ async fn the_plans_of_a_file_are_those_of_its_layers_and_follow_it() {
 }
 
 #[tokio::test]
+async fn a_policy_that_a_reload_adds_to_a_plan_applies_as_after_a_start() {
+    let file = "plan = 'header:plan'
+        policies.a = { limit = 'sliding-log 20/min', key = 'header:user' }
+        policies.b = { limit = 'sliding-log 20/h', key = 'header:user' }";
+    for (before, after) in [
+        (
+            "plans.pro.a.limit = 'sliding-log 30/min'",
+            "plans.pro.b.limit = 'sliding-log 200/h'",
+        ),
+        // A layer of a file without plans follows its plan of requests without one.
+        ("", "plans.default.b.limit = 'sliding-log 200/h'"),
+    ] {
+        let plan = if before.is_empty() { "" } else { "pro" };
+        let read = |lines: &str| {
+            let file = file.replace(
+                "plan = 'header:plan'",
+                if lines.is_empty() { "" } else { "plan = 'header:plan'" },
+            );
+            Policies::from_toml(&format!("{file}\n{lines}")).unwrap()
+        };
+        let live = read(before);
+        let reloaded = app(live.layer(MemoryStore::new(), ["a", "b"]).unwrap());
+        let changed = format!("{before}\n{after}");
+        live.replace(&read(&changed)).unwrap();
+        assert!(
+            live.unused().iter().all(|place| place == "b" && plan.is_empty()),
+            "{after}"
+        );
+        let started = app(read(&changed).layer(MemoryStore::new(), ["a", "b"]).unwrap());
+        for app in [reloaded, started] {
+            let response = request(&app, plan).await;
+            let announced = response.field("ratelimit-policy").expect("policies");
+            assert!(announced.contains("\"b\";q=200;w=3600"), "{after}: {announced}");
+        }
+    }
+
+    let mails = "policies.mails.limit = 'sliding-log 3/h'\nplans.pro.exports.limit = 'sliding-log 5/h'";
+    let live = Policies::from_toml(mails).unwrap();
+    let limiter = Limiter::new(MemoryStore::new(), live.unkeyed_plans(["mails", "exports"]).unwrap());
+    live.replace(&Policies::from_toml(&format!("{mails}\nplans.pro.mails.limit = 'sliding-log 9/h'")).unwrap())
+        .unwrap();
+    let decision = limiter.request("42").plan("pro").check().await.expect("a decision");
+    let limits: Vec<_> = decision.policies().map(|policy| policy.limit()).collect();
+    assert_eq!(limits, [9, 5]);
+}
+
+#[test]
+fn a_policy_is_found_by_its_name_alone() {
+    let live = Policies::from_toml(FILE).unwrap();
+    for name in ["free/requests", "default/requests", "pro/imports", "exports"] {
+        let error = live.get(name).map(drop).unwrap_err().to_string();
+        assert!(error.contains("there is no policy"), "{name}: {error}");
+        assert!(live.unkeyed(name).is_err(), "{name}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_settled_after_a_reload_is_settled_by_the_plan() {
     let file = "policies.mails.limit = 'sliding-log 3/h'\nplans.pro.mails.limit = 'sliding-log 10/h'";
     let live = Policies::from_toml(file).unwrap();

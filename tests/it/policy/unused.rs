@@ -49,6 +49,108 @@ async fn policies_that_follow_a_file_log_it_once_after_the_first_interval() {
     drop(mails);
 }
 
+#[test]
+fn a_load_logs_once_what_it_adds_that_nothing_uses_and_the_plans_that_it_removes() {
+    let read = |lines: &[&str]| {
+        let file = "policies.a = { limit = '3/h', key = 'ip' }\npolicies.old = { limit = '3/h', key = 'ip' }";
+        Policies::from_toml(&format!("{}\n{file}", lines.join("\n"))).expect("a good file")
+    };
+    let pro = "plan = 'header:plan'\nplans.pro.a.limit = '30/h'";
+    let gold = "plans.gold.a.limit = '90/h'\nplans.gold.b = { limit = '4/h', key = 'ip' }";
+    let at_start = "plans.pro.b = { limit = '4/h', key = 'ip' }";
+    let live = read(&[pro, "policies.c = { limit = '4/h', key = 'ip' }"]);
+    let log = Log::capture();
+    live.replace(&read(&[pro, at_start])).expect("it fits");
+    assert!(!log.text().contains("WARN"), "no layer is built: {}", log.text());
+    let _layer = live.layer(MemoryStore::new(), ["a", "b"]).expect("it fits");
+
+    const REMOVED: &str = "no such plan anymore; its requests meet the policies outside of plans plan=\"pro\"";
+    const VANISHED: &str = "it keeps its last numbers policy=\"pro/b\"";
+    const SELECTOR: &str = "another `plan`, which selects plans from the next start on";
+    let unused = |names: &str| format!("{LINE}: no layer or limiter has them policies=\"{names}\"");
+    let next_start = |names: &str| {
+        format!(
+            "policies of a file of limits apply from the next start on: layers and limiters have them then policies=\"{names}\""
+        )
+    };
+    for (lines, expected) in [
+        (
+            &[
+                pro,
+                at_start,
+                "policies.typo.limit = '1/h'",
+                "policies.slip.limit = '1/h'",
+            ][..],
+            &[unused("slip, typo")][..],
+        ),
+        (
+            &[
+                pro,
+                at_start,
+                "policies.typo.limit = '2/h'",
+                "policies.slip.limit = '1/h'",
+            ],
+            &[],
+        ),
+        (&[pro, at_start, gold], &[next_start("gold/a, gold/b")]),
+        (
+            &[pro, at_start, gold, "plans.gold.c.limit = '1/h'"],
+            &[unused("gold/c")],
+        ),
+        // Requests without a plan meet it after the next start.
+        (
+            &[pro, at_start, "policies.b = { limit = '1/h', key = 'ip' }"],
+            &[next_start("b")],
+        ),
+        (
+            &["plan = 'header:tier'\nplans.pro.a.limit = '30/h'", at_start],
+            &[SELECTOR.to_owned()],
+        ),
+        (
+            &["plan = 'header:tier'\nplans.default.a.limit = '2/h'"],
+            &[REMOVED.to_owned(), VANISHED.to_owned()],
+        ),
+        (
+            &["plan = 'header:tier'\nplans.pro.a.limit = '2/h'", at_start],
+            &[REMOVED.replace("pro", "default")],
+        ),
+        (&[], &[REMOVED.to_owned(), VANISHED.to_owned()]),
+    ] {
+        let log = Log::capture();
+        live.replace(&read(lines)).expect("it fits");
+        let text = log.text();
+        assert_eq!(text.matches("WARN").count(), expected.len(), "{lines:?}: {text}");
+        for line in expected {
+            assert!(text.contains(&**line), "{lines:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn what_an_application_does_not_take_by_plans_is_not_announced_for_the_next_start() {
+    let file = "policies.a = { limit = '3/h', key = 'ip' }";
+    let live = Policies::from_toml(file).expect("a good file");
+    let _policy = live.get("a").expect("a policy");
+    let with_plans = format!("plan = 'header:plan'\n{file}\nplans.pro.a.limit = '9/h'");
+    let log = Log::capture();
+    live.replace(&Policies::from_toml(&with_plans).expect("a good file"))
+        .expect("it fits");
+    let text = log.text();
+    assert!(text.contains(LINE) && text.contains("pro/a"), "{text}");
+
+    let live = Policies::from_toml(file).expect("a good file");
+    let _layer = live.layer(MemoryStore::new(), ["a"]).expect("it fits");
+    let log = Log::capture();
+    live.replace(&Policies::from_toml(&with_plans).expect("a good file"))
+        .expect("it fits");
+    let text = log.text();
+    assert!(
+        text.contains("from the next start on") && text.contains("pro/a"),
+        "{text}"
+    );
+    assert_eq!(text.matches("WARN").count(), 1, "{text}");
+}
+
 #[tokio::test]
 async fn the_report_of_an_admin_marks_them() {
     let policies = Policies::from_toml(FILE).expect("a good file");

@@ -1,0 +1,113 @@
+//! Warnings of what a file describes that no layer or limiter has, and of what a load removes.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Policies,
+    config::{Config, FilePolicy},
+    follow::Used,
+    plans::{is_of_plan, policy_at},
+};
+
+/// Policies that limit nothing.
+impl Policies {
+    /// The names of the policies of the last load that neither [`get`](Self::get), [`unkeyed`](Self::unkeyed) nor [`layer`](Self::layer) of this
+    /// value or a clone of it has returned: they are configured, and limit nothing. Look at it when all layers are built.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policies};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let policies = Policies::from_toml(
+    ///     "policies.mails.limit = 'sliding-log 3/h'
+    ///      policies.logins.limit = 'sliding-log 5/min'",
+    /// )?;
+    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
+    /// assert_eq!(policies.unused(), ["logins"]);
+    /// # let _ = mails;
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn unused(&self) -> Vec<String> {
+        let state = self.file.state();
+        let unused = unused(&state.config, &state.used).into_iter();
+        unused.map(str::to_owned).collect()
+    }
+
+    /// Logs the names of the [unused](Self::unused) policies as one warning, if there are any.
+    ///
+    /// Call it when all layers are built, before the application serves requests. [`reload_on_change`](Self::reload_on_change) does so
+    /// by itself after its first interval. A load logs those that it adds.
+    ///
+    /// ```
+    /// use tower_quota::Policies;
+    ///
+    /// let policies: Policies = serde_json::from_str(r#"{"policies": {"mails": {"limit": "sliding-log 3/h"}}}"#)?;
+    /// assert_eq!(policies.unused(), ["mails"]);
+    /// policies.warn_of_unused(); // of `mails`
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn warn_of_unused(&self) {
+        log_unused(&self.unused().join(", "));
+    }
+}
+
+/// Where the file describes policies that nothing uses.
+fn unused<'a>(config: &'a Config, used: &Used) -> Vec<&'a str> {
+    let used: BTreeSet<&str> = used.values().map(|policy| &*policy.place).collect();
+    config.places().filter(|place| !used.contains(place)).collect()
+}
+
+fn log_unused(policies: &str) {
+    if !policies.is_empty() {
+        tracing::warn!(
+            policies,
+            "policies of a file of limits are not used: no layer or limiter has them"
+        );
+    }
+}
+
+/// Logs what a load removes of that which layers and limiters have, and what it adds that they do not have.
+pub(super) fn warn_of_load(before: &Config, config: &Config, used: &Used) {
+    let gone = used.iter().filter(|(place, _)| config.nearest(place).is_none());
+    for place in gone.map(|(_, policy)| &policy.place).collect::<BTreeSet<_>>() {
+        tracing::warn!(
+            policy = place,
+            "the file of limits has no such policy anymore; it keeps its last numbers"
+        );
+    }
+
+    let plans: BTreeSet<&str> = used.keys().filter_map(|place| Some(place.split_once('/')?.0)).collect();
+    let gone = before.plans.difference(&config.plans);
+    for plan in gone.filter(|plan| plans.contains(plan.as_str())) {
+        tracing::warn!(
+            plan,
+            "the file of limits has no such plan anymore; its requests meet the policies outside of plans"
+        );
+    }
+    let selects = |(place, policy): (&String, &FilePolicy)| is_of_plan(place) && policy.key.is_some();
+    if before.plan.is_some() && before.plan != config.plan && !config.plans.is_empty() && used.iter().any(selects) {
+        tracing::warn!("the file of limits has another `plan`, which selects plans from the next start on");
+    }
+
+    // Without any, the layers are still to be built.
+    if !used.is_empty() {
+        let added = unused(config, used).into_iter();
+        let added = added.filter(|place| !before.policies.contains_key(*place));
+        // What is built of plans takes the policies of its names in each plan.
+        let names: BTreeSet<&str> = used
+            .keys()
+            .filter(|place| is_of_plan(place))
+            .map(|place| policy_at(place))
+            .collect();
+        let (later, never): (Vec<_>, Vec<_>) = added.partition(|place| names.contains(policy_at(place)));
+        if !later.is_empty() {
+            tracing::warn!(
+                policies = later.join(", "),
+                "policies of a file of limits apply from the next start on: layers and limiters have them then"
+            );
+        }
+        log_unused(&never.join(", "));
+    }
+}
