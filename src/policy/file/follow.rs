@@ -45,8 +45,14 @@ pub(super) struct State {
     pub(super) used: Used,
     subscribers: Vec<Weak<Live>>,
     loaded_at: Option<SystemTime>,
+    /// The number of loads, whether applied or refused.
+    #[cfg(feature = "file")]
+    pub(super) loads: u64,
     /// Why the last load was refused.
-    refused: Option<Fault>,
+    pub(super) refused: Option<Fault>,
+    /// The number of the task that follows the file: that of the last call which began one.
+    #[cfg(feature = "file")]
+    pub(super) follower: u64,
     /// Why changes are not seen.
     pub(super) unseen: Option<Fault>,
 }
@@ -61,7 +67,7 @@ type Fault = (SystemTime, String);
 
 /// Held while a load is applied, and while a layer or a limiter begins to follow its files: none misses a load, and none
 /// that follows several files has an older state of one of them.
-fn lock_loads() -> MutexGuard<'static, ()> {
+pub(super) fn lock_loads() -> MutexGuard<'static, ()> {
     static LOADS: Mutex<()> = Mutex::new(());
     lock(&LOADS)
 }
@@ -89,7 +95,11 @@ impl File {
                 used: BTreeMap::new(),
                 subscribers: Vec::new(),
                 loaded_at: None,
+                #[cfg(feature = "file")]
+                loads: 0,
                 refused: None,
+                #[cfg(feature = "file")]
+                follower: 0,
                 unseen: None,
             }),
         }
@@ -108,13 +118,8 @@ impl File {
 
 /// Loads.
 impl File {
-    /// Applies these policies to all layers and limiters, or to none.
-    pub(super) fn replace(&self, config: Config, text: Option<String>) -> Result<(), ConfigError> {
-        self.note_outcome(self.try_replace(config, text))
-    }
-
-    fn try_replace(&self, mut config: Config, text: Option<String>) -> Result<(), ConfigError> {
-        let _loads = lock_loads();
+    /// Applies these policies to all layers and limiters, or to none. The caller has locked loads.
+    pub(super) fn replace(&self, mut config: Config, text: Option<String>) -> Result<(), ConfigError> {
         let mut state = self.state();
         config.extensions.inherit(&state.config.extensions);
         let mut used = state.used.clone();
@@ -157,7 +162,13 @@ impl File {
     pub(super) fn note_outcome<E: ToString>(&self, applied: Result<(), E>) -> Result<(), E> {
         let refused = applied.as_ref().err();
         let refused = refused.map(|error| (SystemTime::now(), error.to_string()));
-        self.note(|state| state.refused = refused);
+        self.note(|state| {
+            state.refused = refused;
+            #[cfg(feature = "file")]
+            {
+                state.loads += 1;
+            }
+        });
         applied
     }
 
@@ -233,14 +244,16 @@ impl Policies {
     /// If a policy that [`get`](Self::get) has returned has no key anymore, or if a policy
     /// [contradicts](Self#what-a-reload-changes) a layer or limiter. Nothing is changed then.
     pub fn replace(&self, policies: &Self) -> Result<(), ConfigError> {
-        self.file.replace(policies.file.config(), None)
+        let config = policies.file.config();
+        let _loads = lock_loads();
+        self.file.note_outcome(self.file.replace(config, None))
     }
 
     /// Why the newest content of the file is not applied, or changes of it are not followed anymore; none in order.
     ///
     /// It is the error of the last load, whether by [`reload`](Self::reload), [`replace`](Self::replace) or
-    /// [`reload_on_change`](Self::reload_on_change), until another load succeeds. An [`Admin`](crate::Admin) has it as
-    /// `refused_reload` (feature `admin`).
+    /// [`reload_on_change`](Self::reload_on_change), until another load succeeds, or that task finds the content in force in the file
+    /// again. An [`Admin`](crate::Admin) has it as `refused_reload` (feature `admin`).
     ///
     /// ```
     /// use tower_quota::Policies;

@@ -3,17 +3,17 @@
 use std::{
     fs,
     path::Path,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, SystemTime},
 };
 
 use tokio::{
     runtime::Handle,
     task::spawn_blocking,
-    time::{self, Instant, MissedTickBehavior},
+    time::{self, Instant},
 };
 
-use super::{File, Policies, config::Config};
+use super::{File, Policies, config::Config, follow::lock_loads};
 use crate::{ConfigError, file::read_text};
 
 /// Constructors.
@@ -149,8 +149,13 @@ impl Policies {
     /// [`replace`](Self::replace) would refuse the policies. Or if the policies are not from a file: `replace` changes them
     /// then. Nothing is changed by an error.
     pub fn reload(&self) -> Result<(), ConfigError> {
-        let text = self.path().and_then(read);
-        self.file.note_outcome(text.and_then(|text| self.load(text)))
+        loop {
+            let loads = self.file.state().loads;
+            let text = self.path().and_then(read);
+            if let Some(outcome) = self.load(text, loads) {
+                return outcome;
+            }
+        }
     }
 
     /// Reloads the file whenever its content has changed: a task of the current tokio runtime reads it at this interval.
@@ -167,8 +172,8 @@ impl Policies {
     /// A path that is not a regular file, such as a FIFO, is not read, and is a fault too; it is followed again when it is a
     /// regular file.
     ///
-    /// The task ends when no policy, layer or limiter of these is left. If it ends before, since its runtime shuts down, a
-    /// warning is logged, and it is the fault.
+    /// The task ends when no policy, layer or limiter of these is left, or when another call has begun one. If it ends before, since
+    /// its runtime shuts down, a warning is logged, and it is the fault.
     ///
     /// # Errors
     ///
@@ -213,35 +218,43 @@ impl Policies {
             )
         })?;
 
-        self.file.note(|state| state.unseen = None);
-        let watch = Watch(self.clone());
+        let mut follower = 0;
+        self.file.note(|state| {
+            state.unseen = None;
+            state.follower += 1;
+            follower = state.follower;
+        });
+        let watch = Watch {
+            file: Arc::downgrade(&self.file),
+            follower,
+        };
         runtime.spawn(async move {
-            let mut ticks = time::interval(interval);
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             let mut changes = Changes::default();
-            let mut ticked = 0_u32;
-            while watch.is_used() {
-                let at = ticks.tick().await;
-                // The first tick is at once, when the application may still build its layers.
-                ticked = ticked.saturating_add(1);
-                if ticked == 2 {
-                    watch.0.warn_of_unused();
+            let mut readings = 0_u32;
+            while let Some(policies) = watch.policies() {
+                // The first reading is at once, when the application may still build its layers.
+                readings = readings.saturating_add(1);
+                if readings == 2 {
+                    policies.warn_of_unused();
                 }
+                let (began, loads) = (Instant::now(), policies.file.state().loads);
                 let path = path.clone();
                 let mut reading = spawn_blocking(move || read_stamped(&path));
                 let reading = match time::timeout(PATIENCE, &mut reading).await {
                     Ok(reading) => reading,
                     Err(_) => {
                         let error = "a reading of the file does not end";
-                        changes.refuse(&watch.0, Err(error.to_owned()), error.to_owned());
+                        log_refused(error);
+                        let _ = policies.file.note_outcome::<&str>(Err(error));
+                        // What was refused before is to be reported again.
+                        changes.refused = None;
                         reading.await
                     }
                 };
-                changes.see(
-                    &watch.0,
-                    at,
-                    reading.unwrap_or_else(|error| (Err(error.to_string()), None)),
-                );
+                let reading = reading.unwrap_or_else(|error| (Err(error.to_string()), None));
+                changes.see(&policies, (began, loads), reading);
+                drop(policies);
+                time::sleep(interval).await;
             }
         });
         Ok(())
@@ -257,31 +270,47 @@ impl Policies {
         })
     }
 
-    fn load(&self, text: String) -> Result<(), ConfigError> {
-        let config = Config::parse(self.path()?, &text)?;
-        self.file.replace(config, Some(text))
+    /// Applies what was read of the file when there had been so many loads. Not if there was another one since, which may have
+    /// read a newer content.
+    fn load(&self, text: Result<String, ConfigError>, loads: u64) -> Option<Result<(), ConfigError>> {
+        let parsed = text.and_then(|text| Ok((Config::parse(self.path()?, &text)?, text)));
+        let _loads = lock_loads();
+        if self.file.state().loads != loads {
+            return None;
+        }
+        let applied = parsed.and_then(|(config, text)| self.file.replace(config, Some(text)));
+        Some(self.file.note_outcome(applied))
     }
 }
 
 /// Reports when the task ends although the policies are used: if its runtime shuts down, or if it panics.
-struct Watch(Policies);
+struct Watch {
+    file: Weak<File>,
+    follower: u64,
+}
 
 impl Watch {
-    /// Whether anything but the task uses the policies.
-    fn is_used(&self) -> bool {
-        Arc::strong_count(&self.0.file) > 1
+    /// The policies, if anything uses them and no newer task follows the file.
+    fn policies(&self) -> Option<Policies> {
+        let file = self.file.upgrade()?;
+        let is_last = file.state().follower == self.follower;
+        is_last.then_some(Policies { file })
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if self.is_used() {
+        if let Some(policies) = self.policies() {
             let error = "changes of the file are not followed anymore: the task of `reload_on_change` has ended";
             let fault = (SystemTime::now(), error.to_owned());
-            self.0.file.note(|state| state.unseen = Some(fault));
+            policies.file.note(|state| state.unseen = Some(fault));
             tracing::warn!("changes of a file of limits are not followed anymore");
         }
     }
+}
+
+fn log_refused(error: &str) {
+    tracing::warn!(error, "a changed file of limits is not applied");
 }
 
 /// The content of a file, or the reason why it cannot be read.
@@ -298,37 +327,40 @@ fn read_stamped(path: &Path) -> Reading {
 /// What was seen in a file that is not applied.
 #[derive(Default)]
 struct Changes {
-    /// The last reading, and when the first one of the same was made.
+    /// The last reading, and when the first one of the same ended.
     last: Option<(Reading, Instant)>,
     /// The content that could not be applied.
     refused: Option<Content>,
 }
 
 impl Changes {
-    fn see(&mut self, policies: &Policies, at: Instant, reading: Reading) {
+    /// Compares a reading with the last one. It began at this time, when there had been so many loads.
+    fn see(&mut self, policies: &Policies, (began, loads): (Instant, u64), reading: Reading) {
+        let last = self.last.take();
         let (content, _) = &reading;
-        if content.is_ok() && policies.file.state().text.as_ref() == content.as_ref().ok() {
-            if self.refused.is_some() {
-                let _ = policies.file.note_outcome::<String>(Ok(()));
+        let mut is_in_force = false;
+        policies.file.note(|state| {
+            is_in_force = content.is_ok() && state.text.as_ref() == content.as_ref().ok();
+            if is_in_force && state.loads == loads {
+                state.refused = None;
             }
-            *self = Self::default();
+        });
+        if is_in_force {
+            self.refused = None;
             return;
         }
-        let same = self.last.take().filter(|(last, _)| *last == reading);
-        let since = same.map_or(at, |(_, since)| since);
-        if at - since >= QUIET && self.refused.as_ref() != Some(content) {
-            let text = content.clone();
-            let loaded = text.and_then(|text| policies.load(text).map_err(|error| error.to_string()));
-            if let Err(error) = loaded {
-                self.refuse(policies, content.clone(), error);
+        let same = last.filter(|(last, _)| *last == reading);
+        let since = same.map_or_else(Instant::now, |(_, since)| since);
+        if began.saturating_duration_since(since) >= QUIET && self.refused.as_ref() != Some(content) {
+            match policies.load(content.clone().map_err(ConfigError::new), loads) {
+                None => return,
+                Some(Ok(())) => self.refused = None,
+                Some(Err(error)) => {
+                    log_refused(&error.to_string());
+                    self.refused = Some(content.clone());
+                }
             }
         }
         self.last = Some((reading, since));
-    }
-
-    fn refuse(&mut self, policies: &Policies, content: Content, error: String) {
-        tracing::warn!(error, "a changed file of limits is not applied");
-        let _ = policies.file.note_outcome(Err(error));
-        self.refused = Some(content);
     }
 }

@@ -845,8 +845,12 @@ async fn readings(number: u32) {
 
 /// A layer of the policy `api`, whose file is reloaded when it changes.
 fn following(path: &Path) -> Router {
+    following_at(path, INTERVAL)
+}
+
+fn following_at(path: &Path, interval: Duration) -> Router {
     let policies = Policies::from_file(path).unwrap();
-    policies.reload_on_change(INTERVAL).unwrap();
+    policies.reload_on_change(interval).unwrap();
     app(RateLimitLayer::new(MemoryStore::new(), policies.get("api").unwrap()))
 }
 
@@ -946,6 +950,36 @@ async fn a_slow_writer_drops_no_block_while_it_writes() {
     assert_eq!(send(&app, get("/")).await.status, StatusCode::FORBIDDEN);
 }
 
+/// A reading that is late finds a part that was just written, and the next reading is not earlier than an interval after it.
+#[test]
+fn a_part_of_a_file_that_a_late_reading_finds_is_not_applied() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let file = File::new(&api("sliding-log 3/min"));
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let blocker = tokio::task::spawn_blocking(move || released.recv());
+        let app = following_at(&file.path(), Duration::from_secs(1));
+        tokio::task::yield_now().await;
+        tokio::time::advance(Duration::from_millis(2_900)).await;
+        file.write(&api("sliding-log 4/min"));
+        release.send(()).unwrap();
+        blocker.await.unwrap().unwrap();
+
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(quota(&app).await, "3");
+        file.write(&api("sliding-log 5/min"));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(quota(&app).await, "3");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(quota(&app).await, "5");
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_file_is_not_applied_while_the_same_part_of_it_is_written_again() {
     let file = File::new(&api("sliding-log 3/min"));
@@ -1038,6 +1072,113 @@ async fn a_changed_file_that_cannot_be_applied_is_logged_once() {
     file.write(&api("sliding-log 6/min"));
     readings(2).await;
     assert_eq!(quota(&app).await, "6");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_whose_content_is_in_force_again_is_in_order() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    policies.reload_on_change(INTERVAL).unwrap();
+    readings(1).await;
+    file.write(&api("sliding-log 3"));
+    policies.reload().unwrap_err();
+    assert!(policies.fault().is_some());
+    file.write(&api("sliding-log 3/min"));
+    readings(2).await;
+    assert_eq!(policies.fault(), None);
+
+    // What was refused is refused again, and reported.
+    for _ in 0..2 {
+        file.write(&api("sliding-log 3"));
+        readings(3).await;
+        assert!(policies.fault().is_some());
+        file.write(&api("sliding-log 4/min"));
+        readings(2).await;
+        assert_eq!(policies.fault(), None);
+    }
+}
+
+/// Other threads reload as fast as they can: what they have read before a change is not applied after it.
+#[test]
+fn what_was_read_before_another_reload_is_not_applied_after_it() {
+    let file = File::new(&api("sliding-log 1/min"));
+    let policies = file.watch();
+    let limiter = Limiter::new(MemoryStore::new(), policies.get("api").unwrap());
+    let is_done = AtomicBool::new(false);
+    let beside = file.folder.path().join("limits.toml.new");
+    let change = |text: &str| {
+        fs::write(&beside, text).unwrap();
+        fs::rename(&beside, file.path()).unwrap();
+        policies.reload()
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    let _ = policies.reload();
+                }
+            });
+        }
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for quota in 2..300 {
+                change(&api(&format!("sliding-log {quota}/min"))).unwrap();
+                assert_eq!(policies.fault(), None, "{quota}");
+                let decision = limiter.request(Key::ip([203, 0, 113, 7].into())).check_now().unwrap();
+                assert_eq!(decision.limit(), quota);
+                change("policies = 3").unwrap_err();
+                assert!(policies.fault().is_some(), "{quota}");
+            }
+        }));
+        is_done.store(true, Ordering::Relaxed);
+        outcome.unwrap();
+    });
+}
+
+/// As of an application that builds its runtime anew.
+#[test]
+fn the_last_call_follows_a_file_and_the_task_of_an_earlier_one_ends_without_a_fault() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap()
+    };
+    let (first, second) = (runtime(), runtime());
+    first.block_on(async {
+        policies.reload_on_change(INTERVAL).unwrap();
+        readings(1).await;
+    });
+    second.block_on(async { policies.reload_on_change(INTERVAL).unwrap() });
+    let log = Log::capture();
+    drop(first);
+    assert_eq!(policies.fault(), None);
+    assert!(!log.text().contains("WARN"), "{}", log.text());
+
+    file.write(&api("sliding-log 4/min"));
+    second.block_on(readings(2));
+    assert_eq!(
+        policies.get("api").unwrap().limit(),
+        Some(&"sliding-log 4/min".parse().unwrap())
+    );
+    drop(second);
+    assert!(policies.fault().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_tasks_that_read_a_file_end_with_the_last_layer() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let policies = file.watch();
+    policies.reload_on_change(INTERVAL).unwrap();
+    policies.reload_on_change(INTERVAL).unwrap();
+    readings(2).await;
+    assert_eq!(tasks(), 1);
+    drop(policies);
+    readings(2).await;
+    assert_eq!(tasks(), 0);
 }
 
 #[tokio::test(start_paused = true)]
