@@ -68,8 +68,7 @@ async function call(path, options = {}) {
   const isJson = response.headers.get("content-type")?.startsWith("application/json");
   const body = isJson ? await response.json() : {};
   if (!response.ok || !isJson) {
-    const { status, statusText } = response;
-    throw Object.assign(new Error(body.error ?? `${status} ${statusText}`), { status });
+    throw new Error(body.error ?? `${response.status} ${response.statusText}`);
   }
   return body;
 }
@@ -421,13 +420,13 @@ function drawSubject() {
     return;
   }
   const of = shown; // What the buttons change, whatever is shown by then.
-  const { instance, policy, store, key, subject: name, denied, override: own, counts, unknown } = of;
+  const { instance, policy, store, key, subject: name, denied, override: own, counts, error } = of;
   const text = denied
     ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}, last ${moment(denied.last_at)}${report.shows_keys ? "" : `, listed as ${name}`}`
     : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
   show(subject,
     top(key, policyName(policy, store), "none"),
-    ...(unknown ? [element("p", { className: "error", textContent: `As it was: ${unknown}.` })] : []),
+    ...(error ? [element("p", { className: "error", textContent: `As it was: ${error}.` })] : []),
     terms([
       ["Denied", text],
       ["Override", own && `${own.limit} until ${date(own.ends_at)}, set by ${own.set_by ?? "the application"}`],
@@ -469,12 +468,16 @@ function confirm(of) {
   dialog.showModal();
 }
 
-// Loads everything again.
+// Loads everything again. A subject and a search that have an error stay as they were, with the error.
 async function reload() {
-  const of = shown;
-  if (searched) {
-    const search = searched;
-    search.result = await post("/search", { text: search.text });
+  const [search, of] = [searched, shown];
+  if (search) {
+    try {
+      search.result = await post("/search", { text: search.text });
+      search.error = null;
+    } catch (error) {
+      search.error = error.message;
+    }
   }
   if (of) {
     try {
@@ -484,10 +487,7 @@ async function reload() {
         shown = newer;
       }
     } catch (error) {
-      if (error.status !== 404) {
-        throw error;
-      }
-      of.unknown = error.message; // A hash by which the process that has replied knows no subject.
+      of.error = error.message;
     }
   }
   await load();

@@ -105,5 +105,6 @@ function otherRow({ policy, store, key, error }) {
 
 function drawFound() {
   const { found: all, incomplete, failed } = searched?.result ?? { found: [], incomplete: [], failed: [] };
-  drawRows(found, [...ranked(all).map(foundRow), ...failed.map(otherRow), ...incomplete.map(otherRow)]);
+  const failure = searched?.error ? [element("tr", {}, element("td", { colSpan: 6, className: "error", textContent: `As it was: ${searched.error}.` }))] : [];
+  drawRows(found, [...failure, ...ranked(all).map(foundRow), ...failed.map(otherRow), ...incomplete.map(otherRow)]);
 }

@@ -42,8 +42,8 @@ pub(super) async fn peek(selected: &Selected) -> Result<Vec<Value>, AdminError> 
 
 /// Removes all counts of a key of a policy in a store, and its bans.
 pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
-    let (key, limits) = (&selected.key, limits(selected));
-    if limits.is_empty() {
+    let key = &selected.key;
+    if selected.sharing().all(|policy| policy.limits.is_empty()) {
         return Err(AdminError::new(
             StatusCode::CONFLICT,
             "nothing is reset: no limit of this policy is known, since no request has chosen one in this process yet",
@@ -51,10 +51,10 @@ pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
     }
     // Limits of one shape share the counts of a key.
     let mut done = Vec::new();
-    for (policy, own) in limits {
-        for limit in [Some(own.clone()), policy.overriding(own, key)].into_iter().flatten() {
+    for policy in selected.sharing() {
+        for limit in policy.policy.counted_limits((&policy.context, policy.position), key) {
             let counts = (limit.shape, policy.ban());
-            if limit.limit.is_counted() && !done.contains(&counts) {
+            if !done.contains(&counts) {
                 let _ = perform(Operation::Reset, undecided(policy, &limit, key)).await?;
                 done.push(counts);
             }

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 use jiff::tz::TimeZone;
 
 #[cfg(feature = "calendar")]
-use super::{calendar::Calendar, rate::fault_of};
+use super::{calendar::Calendar, limit::hash_text, rate::fault_of};
 use super::{
     prefetch::{PrefetchText, prefetch},
     rate::constructors,
@@ -179,6 +179,15 @@ impl FixedWindow {
             Kind::Aligned(window) => write!(f, "{}/aligned", LengthText(*window)),
             #[cfg(feature = "calendar")]
             Kind::Calendar(calendar, zone) => write!(f, "{}/{}", calendar.name(), name_of(zone)),
+        }
+    }
+
+    /// A hash of the windows of a calendar.
+    pub(super) fn hash_of_calendar(&self) -> u64 {
+        match &self.kind {
+            Kind::Anchored(_) | Kind::Aligned(_) => 0,
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(calendar, zone) => hash_text(name_of(zone)).wrapping_add(*calendar as u64),
         }
     }
 

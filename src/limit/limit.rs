@@ -135,6 +135,18 @@ impl Limit {
         scaled
     }
 
+    /// A number in which nearly all limits differ that one policy has.
+    #[inline]
+    pub(crate) fn hash(&self) -> u64 {
+        let length = self.window().or(self.lease_length());
+        let rest = match (length, self) {
+            (Some(length), _) => (length.as_micros() as u64).rotate_left(32),
+            (None, Self::FixedWindow(fixed)) => fixed.hash_of_calendar(),
+            (None, _) => 0,
+        };
+        (self.quota() ^ rest).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
     /// Whether a store counts for it.
     #[inline]
     pub(crate) fn is_counted(&self) -> bool {

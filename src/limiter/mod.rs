@@ -170,8 +170,10 @@ impl Limiter {
 
     /// Removes all counts of the key in all [plans](crate::Plans), and its [bans](crate::Policy::ban).
     ///
-    /// While an [override](Self::override_limit) applies, these are those of the limit of the policy too. Those of a policy whose own
+    /// While an [override](Self::override_limit) applies, these are those of the limit of the policy too. Counts of a policy whose own
     /// limit is now [`Limit::Unlimited`](crate::Limit::Unlimited) or [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire.
+    /// Of limits that are [chosen](crate::Policy::with_limit_fn) for requests, those that were chosen in this process are known, and
+    /// those of the plans of a file.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -189,20 +191,32 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store fails. The counts of this process are removed then too.
+    /// If the store fails. The counts of this process are removed then too. And, with the kind [`Refused`](crate::store::ErrorKind::Refused):
+    ///
+    /// * if the limiter is [that of a layer](Self::from), and the key is a text or a number, which no request has; then nothing is
+    ///   removed;
+    /// * if no limit of a policy was chosen in this process yet; then all else is removed.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
         let mut key = key.into();
-        if let Err(error) = self.accept(&key, None) {
-            let error = error.to_string();
-            tracing::warn!(error, "the counts of a key that no request of the layer has are reset");
-        }
+        self.accept(&key, None)?;
         key.bound();
-        let undecided = all_counts(&self.policies.newest(), &key);
+        let (undecided, unknown) = {
+            let basis = self.policies.newest();
+            let unknown = basis.policies.iter().find(|policy| policy.known_limits().is_empty());
+            (all_counts(&basis, &key), unknown.map(|policy| policy.name().to_owned()))
+        };
         let reset = match decide::begin(Operation::Reset, undecided) {
             Check::Decided(decision) => decision,
             Check::Pending(check) => check.await,
         };
-        self.observe(Operation::Reset, reset).map(drop)
+        self.observe(Operation::Reset, reset).map(drop)?;
+        match unknown {
+            None => Ok(()),
+            Some(policy) => Err(StoreError::refused(format!(
+                "no limit of the policy `{policy}` is known, since no request has chosen one in this process yet, so its counts are not \
+                 reset; bans and the counts of other policies are"
+            ))),
+        }
     }
 }
 

@@ -48,22 +48,17 @@ pub(super) fn undecided_by(
     Ok(Undecided::new(applying.collect()).of_units(request.units))
 }
 
-/// All counts of a key, each once: of the policies of each plan, by their own limits and by those that override these.
+/// All counts of a key that are known, each once: of the policies of each plan, by their own limits and by those that override these.
 pub(super) fn all_counts(Basis { policies, context, .. }: &Basis, key: &Key) -> Undecided {
     let context = context.here();
     let mut counts = PolicyDecisions::new();
     for (position, policy) in policies.iter().enumerate() {
-        let own = &context.policies[position].limit;
-        let limits = [Some(own.clone()), policy.overriding(context, &own.limit, key)];
-        for limit in limits.into_iter().flatten().filter(|limit| limit.limit.is_counted()) {
+        for limit in policy.counted_limits((context, position), key) {
             let count =
                 PolicyDecision::undecided(context.clone(), position, limit, (key.clone(), 1), Waiting::default());
             // Limits of one shape share the counts of a key.
             let is_same = |other: &PolicyDecision| {
-                let (named, known) = (count.named(), other.named());
-                known.counted_as() == named.counted_as()
-                    && known.shape == named.shape
-                    && other.charge.ban == count.charge.ban
+                other.named().has_counts_of(count.named()) && other.charge.ban == count.charge.ban
             };
             if !counts.iter().any(is_same) {
                 counts.push(count);

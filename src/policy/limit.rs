@@ -17,14 +17,17 @@ pub(super) struct PolicyLimit {
     pub(super) choose: Option<ChooseLimit>,
     /// Those that a file lets it choose among.
     pub(super) of_plans: Vec<Limit>,
-    /// Those that apply to some requests alone.
-    pub(super) chosen: Arc<ChosenLimits>,
+    /// Those that were chosen for requests, or may be.
+    pub(super) chosen: Arc<RenderedLimits>,
+    /// Those of overrides.
+    pub(super) overriding: Arc<RenderedLimits>,
 }
 
 impl PolicyLimit {
     pub(super) fn new(name: Arc<str>, limit: impl Into<Limit>) -> Self {
         Self {
-            chosen: Arc::new(ChosenLimits::new(name.clone())),
+            chosen: Arc::new(RenderedLimits::new(name.clone(), None)),
+            overriding: Arc::new(RenderedLimits::new(name.clone(), None)),
             fixed: Arc::new(NamedLimit::new(name, limit.into())),
             choose: None,
             of_plans: Vec::new(),
@@ -35,10 +38,8 @@ impl PolicyLimit {
     pub(super) fn formerly(self, former: Option<Arc<str>>) -> Self {
         let (name, limit) = (self.fixed.name.clone(), self.fixed.limit.clone());
         Self {
-            chosen: Arc::new(ChosenLimits {
-                former: former.clone(),
-                ..ChosenLimits::new(name.clone())
-            }),
+            chosen: Arc::new(RenderedLimits::new(name.clone(), former.clone())),
+            overriding: Arc::new(RenderedLimits::new(name.clone(), former.clone())),
             fixed: Arc::new(NamedLimit::new(name, limit).formerly(former)),
             ..self
         }
@@ -84,24 +85,25 @@ pub(super) fn valid_name(name: impl Into<Arc<str>>) -> Arc<str> {
     name
 }
 
-/// The limits that apply to some requests of a policy alone: those that are chosen, and overrides.
-pub(super) struct ChosenLimits {
+/// Limits that apply to some requests of a policy alone.
+pub(super) struct RenderedLimits {
     policy: Arc<str>,
     former: Option<Arc<str>>,
     /// Those that were rendered before, each near the place of its limit. None is removed, so reading takes no lock.
     seen: OnceLock<Box<[OnceLock<Arc<NamedLimit>>; PLACES]>>,
 }
 
-const PLACES: usize = 512;
+/// More than twice the number of all time zones.
+const PLACES: usize = 2_048;
 
 /// The number of places that are searched for a limit.
 const REACH: usize = 32;
 
-impl ChosenLimits {
-    fn new(policy: Arc<str>) -> Self {
+impl RenderedLimits {
+    fn new(policy: Arc<str>, former: Option<Arc<str>>) -> Self {
         Self {
             policy,
-            former: None,
+            former,
             seen: OnceLock::new(),
         }
     }
@@ -136,7 +138,6 @@ impl ChosenLimits {
     }
 
     /// All of them, as far as there is room for them.
-    #[cfg(feature = "admin")]
     pub(super) fn all(&self) -> Vec<Arc<NamedLimit>> {
         let places = self.seen.get().into_iter().flat_map(|seen| seen.iter());
         places.filter_map(OnceLock::get).cloned().collect()
@@ -144,9 +145,7 @@ impl ChosenLimits {
 
     #[inline]
     fn near<'a>(&'a self, limit: &Limit) -> impl Iterator<Item = &'a OnceLock<Arc<NamedLimit>>> + use<'a> {
-        let window = limit.window().map_or(0, |window| window.as_micros() as u64);
-        let hash = (limit.quota() ^ window.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let first = (hash >> 32) as usize;
+        let first = (limit.hash() >> (u64::BITS - PLACES.ilog2())) as usize;
         let seen = self.seen.get_or_init(|| Box::new([const { OnceLock::new() }; PLACES]));
         (first..first + REACH).map(move |place| &seen[place % PLACES])
     }
@@ -361,14 +360,18 @@ impl<K> Policy<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::SlidingLog;
+    use std::time::Duration;
 
-    fn limits() -> ChosenLimits {
-        ChosenLimits::new("api".into())
+    use super::*;
+    use crate::{Concurrency, SlidingLog};
+    #[cfg(feature = "calendar")]
+    use crate::{FixedWindow, limit::Calendar};
+
+    fn limits() -> RenderedLimits {
+        RenderedLimits::new("api".into(), None)
     }
 
-    fn chosen(limits: &ChosenLimits, quota: u64) -> Result<Arc<NamedLimit>, KeyError> {
+    fn chosen(limits: &RenderedLimits, quota: u64) -> Result<Arc<NamedLimit>, KeyError> {
         limits.of(SlidingLog::per_minute(quota).into())
     }
 
@@ -379,6 +382,31 @@ mod tests {
         for (quota, first) in (1..=100).zip(first) {
             assert!(Arc::ptr_eq(&first, &chosen(&limits, quota).unwrap()), "{quota}");
         }
+    }
+
+    #[test]
+    fn limits_of_one_quota_are_all_kept() {
+        let leases = (1..=300).map(|s| Concurrency::new(9).lease(Duration::from_secs(s)).into());
+        #[cfg(feature = "calendar")]
+        let leases = leases.chain((0..5 * 26_u8).map(|n| {
+            const CALENDARS: [Calendar; 5] = [
+                Calendar::Hour,
+                Calendar::Day,
+                Calendar::Week,
+                Calendar::Month,
+                Calendar::Year,
+            ];
+            let zone = format!("Etc/GMT{:+}", i32::from(n / 5) - 14 + i32::from(n / 5 >= 14));
+            FixedWindow::calendar(9, CALENDARS[usize::from(n % 5)], &zone)
+                .unwrap()
+                .into()
+        }));
+        let all: Vec<Limit> = leases.collect();
+        let limits = limits();
+        for limit in &all {
+            limits.of(limit.clone()).unwrap();
+        }
+        assert_eq!(limits.all().len(), all.len());
     }
 
     #[test]

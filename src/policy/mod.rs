@@ -30,7 +30,7 @@ pub(crate) use self::{
 };
 pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{
-    ConfigError, Key, KeyExtractor, Limit,
+    ConfigError, FixedWindow, Key, KeyExtractor, Limit,
     decide::{CheckContext, Cost, PolicyFile, Settings},
     error::or_panic,
     key,
@@ -243,20 +243,20 @@ impl Policy {
     pub(crate) fn choose_limit(&self, parts: &Parts) -> Result<Option<Arc<NamedLimit>>, KeyError> {
         match &self.policy_limit.choose {
             None => Ok(None),
-            Some(choose) => self.rendered(choose(parts)).map(Some),
+            Some(choose) => {
+                let limit = self.policy_limit.chosen.of(choose(parts))?;
+                self.accepts_slots(&limit.limit)?;
+                Ok(Some(limit))
+            }
         }
     }
 }
 
 /// Limits that apply to some requests alone.
 impl<K> Policy<K> {
-    /// A limit under the name of the policy, unless the settings of the policy contradict it.
-    fn rendered(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
-        let limit = self.policy_limit.chosen.of(limit)?;
-        match self.validate_slots(&limit.limit) {
-            Ok(()) => Ok(limit),
-            Err(error) => Err(KeyError::misconfigured(error.to_string())),
-        }
+    fn accepts_slots(&self, limit: &Limit) -> Result<(), KeyError> {
+        let valid = self.validate_slots(limit);
+        valid.map_err(|error| KeyError::misconfigured(error.to_string()))
     }
 
     /// The limit of an override of this key, if there is one that can be applied in place of this limit.
@@ -270,7 +270,8 @@ impl<K> Policy<K> {
             return None;
         }
         let limit = overrides.limit_of(self.counted_as(), key)?;
-        self.validate_override(own, limit).ok()
+        self.validate_override(own, &limit).ok()?;
+        self.policy_limit.overriding.of(limit).ok()
     }
 
     /// Whether a key can have this limit in all of these policies of one name, and in one of them with effect.
@@ -292,30 +293,32 @@ impl<K> Policy<K> {
 
     /// Whether a key of the policy can have this limit, as far as the limits of the policy are known.
     fn accepts_override(&self, limit: &Limit) -> Result<(), KeyError> {
-        let own = self.limit().unwrap_or(&Limit::Unlimited);
+        let valid = limit.validate();
+        valid.map_err(|error| KeyError::misconfigured(error.to_string()))?;
         if let Some(cost) = self.cost_above(limit) {
             return Err(KeyError::misconfigured(format!(
                 "`{limit}` admits no request of the policy `{}`, each of which costs {cost}; use a larger limit, or `deny-all`",
                 self.name(),
             )));
         }
-        self.validate_override(own, limit.clone()).map(drop)
+        self.accepts_slots(limit)?;
+        let mut known = self.known_limits().into_iter();
+        known.try_for_each(|own| self.validate_override(&own.limit, limit))
     }
 
-    /// The limit of an override in place of this limit. Counts of one algorithm are no counts of another.
-    fn validate_override(&self, own: &Limit, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
+    /// Whether the limit of an override applies in place of this limit. Counts of one algorithm are no counts of another.
+    fn validate_override(&self, own: &Limit, limit: &Limit) -> Result<(), KeyError> {
         if limit.is_counted() && own.is_counted() && limit.algorithm() != own.algorithm() {
             return Err(KeyError::misconfigured(format!(
                 "`{limit}` cannot override `{own}`: another algorithm has other counts; use the same algorithm, `unlimited` or \
                  `deny-all`"
             )));
         }
-        self.rendered(limit)
+        self.accepts_slots(limit)
     }
 }
 
-/// What operators see.
-#[cfg(feature = "admin")]
+/// Its limits and counts.
 impl<K> Policy<K> {
     /// The limits of the policy, as far as they are known, the smallest first.
     pub(crate) fn known_limits(&self) -> Vec<Arc<NamedLimit>> {
@@ -327,6 +330,29 @@ impl<K> Policy<K> {
         known
     }
 
+    /// What to reset for a key of the policy at this position: the limits that count, as far as they are known, and their overrides.
+    pub(crate) fn counted_limits(
+        &self,
+        (context, position): (&CheckContext, usize),
+        key: &Key,
+    ) -> Vec<Arc<NamedLimit>> {
+        let known = self.known_limits();
+        let overriding = known.iter().filter_map(|own| self.overriding(context, &own.limit, key));
+        let mut counted: Vec<_> = known.iter().cloned().chain(overriding).collect();
+        counted.retain(|limit| limit.limit.is_counted());
+        if counted.is_empty() && context.policies[position].ban.is_some() {
+            // Bans are reset with a count, which is one of nothing here.
+            let former = self.policy_limit.fixed.former.clone();
+            let any = NamedLimit::new(self.policy_limit.fixed.name.clone(), FixedWindow::per_second(1).into());
+            counted.push(Arc::new(any.formerly(former)));
+        }
+        counted
+    }
+}
+
+/// What operators see.
+#[cfg(feature = "admin")]
+impl<K> Policy<K> {
     /// When the file of the policy was last loaded again.
     pub(crate) fn reloaded_at(&self) -> Option<SystemTime> {
         self.from_file.as_ref()?.file.reloaded_at()

@@ -6,7 +6,7 @@ use std::{
     fmt,
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -66,6 +66,8 @@ pub struct Overrides(pub(super) Arc<OverrideTable>);
 pub(super) struct OverrideTable {
     /// Whether there are none, as nearly always.
     is_empty: AtomicBool,
+    /// When the first of them ends, in microseconds.
+    first_end_us: AtomicU64,
     table: RwLock<Table>,
     source: OverrideSource,
 }
@@ -93,7 +95,7 @@ impl From<OverrideError> for StoreError {
     }
 }
 
-/// The overrides of each policy, by key.
+/// The overrides of each policy, by key. A policy without any is not in it.
 #[derive(Default)]
 struct Table(HashMap<Box<str>, HashMap<Key, Override>>);
 
@@ -107,6 +109,7 @@ impl Overrides {
     pub(super) fn new(source: OverrideSource) -> Self {
         Self(Arc::new(OverrideTable {
             is_empty: AtomicBool::new(true),
+            first_end_us: AtomicU64::default(),
             table: RwLock::default(),
             source,
         }))
@@ -129,11 +132,15 @@ impl Overrides {
 
     #[cold]
     fn find<R>(&self, policy: &str, key: &Key, read: impl FnOnce(&Override) -> R) -> Option<R> {
+        let now = self.now();
+        // The clock of Redis may be ahead for a while; then those that have ended apply again.
+        let is_memory = matches!(self.0.source, OverrideSource::Memory(_));
+        if is_memory && now.as_micros() >= self.0.first_end_us.load(Ordering::Relaxed).into() {
+            self.0.write(|table| table.forget_expired(now));
+        }
         let table = self.0.read();
-        let of_policy = table.0.get(policy)?;
-        let found = of_policy.get(&*self.stored_key(key));
-        let found = found.filter(|found| self.now() < found.expires_at)?;
-        Some(read(found))
+        let found = table.0.get(policy)?.get(&*self.stored_key(key));
+        found.filter(|found| now < found.expires_at).map(read)
     }
 
     /// The keys of a policy that have overrides, as they are stored.
@@ -248,7 +255,10 @@ impl OverrideTable {
     fn write<R>(&self, change: impl FnOnce(&mut Table) -> R) -> R {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut table);
-        self.is_empty.store(table.0.is_empty(), Ordering::Relaxed);
+        let first_end = table.iter().map(|one| one.expires_at.as_micros() as u64).min();
+        self.first_end_us
+            .store(first_end.unwrap_or_default(), Ordering::Relaxed);
+        self.is_empty.store(first_end.is_none(), Ordering::Relaxed);
         result
     }
 
@@ -270,6 +280,7 @@ impl Table {
     fn remove(&mut self, policy: &str, key: &Key) {
         if let Some(of_policy) = self.0.get_mut(policy) {
             of_policy.remove(key);
+            self.0.retain(|_, of_policy| !of_policy.is_empty());
         }
     }
 
@@ -322,5 +333,32 @@ mod tests {
         assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
         assert!(set(1).await.is_ok(), "it replaces one");
         assert_eq!(overrides.list().len(), MAX_OVERRIDES);
+    }
+
+    #[tokio::test]
+    async fn after_the_last_override_requests_read_no_table() {
+        let now = Arc::new(AtomicU64::new(0));
+        let clock = now.clone();
+        let seconds = move || Duration::from_secs(clock.load(Ordering::Relaxed));
+        let overrides = Overrides::new(OverrideSource::Memory(Box::new(seconds)));
+        let set = async |key: u64, lasts| {
+            let limit = Some((Limit::from(SlidingLog::per_hour(9)), Duration::from_secs(lasts)));
+            assert!(overrides.set("p", &key.into(), limit, None).await.is_ok());
+        };
+        let is_empty = || overrides.0.is_empty.load(Ordering::Relaxed);
+        assert!(is_empty());
+
+        set(1, 9).await;
+        assert!(overrides.set("p", &1_u64.into(), None, None).await.is_ok());
+        assert!(is_empty(), "it was ended");
+
+        // Those that end by themselves, at a request of another key.
+        set(1, 9).await;
+        set(2, 5).await;
+        for (time, limited, left) in [(4, true, 2), (5, false, 1), (9, false, 0)] {
+            now.store(time, Ordering::Relaxed);
+            assert_eq!(overrides.limit_of("p", &2_u64.into()).is_some(), limited);
+            assert_eq!((overrides.list().len(), is_empty()), (left, left == 0), "{time} s");
+        }
     }
 }

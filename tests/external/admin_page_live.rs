@@ -1,6 +1,12 @@
 //! The page for operators: its search, its refreshes, its order, and many policies.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -12,8 +18,9 @@ use axum::{
 use http::{StatusCode, header};
 
 use tower_quota::{
-    Admin, Ban, Concurrency, Key, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket,
-    key,
+    Admin, Ban, Concurrency, FailureMode, Key, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, SlidingLog,
+    TokenBucket, key,
+    store::{Store, StoreFuture, StoreRequest},
 };
 
 use crate::{
@@ -337,6 +344,63 @@ async fn a_hash_by_which_no_subject_is_known_anymore_stops_no_refresh() {
     visit
         .has_status_with(&format!("knows no subject by the hash {hash}."))
         .await;
+    visit.end();
+}
+
+/// A store in memory that can be away.
+#[derive(Clone)]
+struct Leaving(MemoryStore, Arc<AtomicBool>);
+
+impl Store for Leaving {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        match self.1.load(Ordering::Relaxed) {
+            true => Broken::default().decide(requests),
+            false => self.0.decide(requests),
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn an_error_of_the_subject_or_of_the_search_stops_no_refresh() {
+    let Some(tab) = Chromium::start().await else { return };
+    let is_away = Arc::new(AtomicBool::new(false));
+    let mails = Policy::new("mails", SlidingLog::per_hour(1)).failure_mode(FailureMode::Closed);
+    let limiter = Limiter::new(Leaving(store(), is_away.clone()), mails);
+    let refuses = is_away.clone();
+    let app = page_of(&limiter, true).layer(middleware::from_fn(move |request: AxumRequest, next: Next| {
+        let refused = request.uri().path().ends_with("/search") && refuses.load(Ordering::Relaxed);
+        async move {
+            match refused {
+                true => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+                false => next.run(request).await,
+            }
+        }
+    }));
+    check(&limiter, "42", 2).await;
+    let mut visit = Visit::of(tab, app, "").await;
+    visit.find("42").await;
+    visit.has_status("mails denies key=42.").await;
+
+    let stores = "document.querySelector('#stores').innerText";
+    is_away.store(true, Ordering::Relaxed);
+    visit.tab.until(&format!("{stores}.includes('does not reply')")).await;
+    let (subject, found) = (visit.text("#subject").await, visit.text("#found tbody").await);
+    assert!(
+        subject.contains("As it was: the store of the counts fails: the store is away."),
+        "{subject}"
+    );
+    assert!(subject.contains("denies"), "{subject}");
+    assert!(found.contains("As it was: 503 ") && found.contains("key=42"), "{found}");
+
+    is_away.store(false, Ordering::Relaxed);
+    visit.tab.until(&format!("!{stores}.includes('does not reply')")).await;
+    let (subject, found) = (visit.text("#subject").await, visit.text("#found tbody").await);
+    assert!(
+        !subject.contains("As it was") && subject.contains("denies"),
+        "{subject}"
+    );
+    assert!(!found.contains("As it was") && found.contains("key=42"), "{found}");
     visit.end();
 }
 

@@ -220,8 +220,7 @@ impl Config {
         for limit in policy_limit.of_plans.iter().chain([&entry.limit]) {
             limit.validate()?;
         }
-        // An operator can reset the counts of all plans before a request of each was here.
-        #[cfg(feature = "admin")]
+        // The counts of all plans can be reset before a request of each was here.
         for limit in &policy_limit.of_plans {
             let _ = policy_limit.chosen.of(limit.clone());
         }

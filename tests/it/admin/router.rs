@@ -17,6 +17,7 @@ use tower::ServiceExt;
 use tower_quota::{
     Admin, Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies,
     Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
+    limit::Calendar,
     store::{ErrorKind, SecretFuture, Store, StoreError, StoreFuture, StoreRequest, StoreStatus},
 };
 
@@ -970,13 +971,14 @@ async fn layers_and_limiters_on_one_store_share_a_policy_and_its_denials() {
         (Some(1), &json!(4))
     );
 
-    limiter.ban("x", MINUTE).await.expect("a memory store replies");
-    let banned = operator.get("api", "key=x").await.json();
+    let caller = Key::ip([192, 0, 2, 9].into());
+    limiter.ban(caller, MINUTE).await.expect("a memory store replies");
+    let banned = operator.get("api", "ip=192.0.2.9").await.json();
     assert_eq!(
         (&banned["counts"][0]["denial"], &banned["counts"][1]["denial"]),
         (&Value::Null, &json!("banned"))
     );
-    let reset = operator.reset("api", "key=x").await.json();
+    let reset = operator.reset("api", "ip=192.0.2.9").await.json();
     assert_eq!(reset["counts"][1]["denial"], Value::Null);
 }
 
@@ -1072,6 +1074,58 @@ async fn of_limits_that_are_chosen_those_of_this_process_are_known() {
     assert_eq!(remaining().await, [Some(0), Some(8), Some(19)]);
     operator.reset("api", "ip=203.0.113.7").await;
     assert_eq!(remaining().await, [Some(2), Some(10), Some(20)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_is_of_the_limits_of_all_time_zones() {
+    let zones = (1..=12).map(|hours| format!("Etc/GMT+{hours}"));
+    let zones = zones.chain((0..=14).map(|hours| format!("Etc/GMT-{hours}")));
+    let cities = ["Berlin", "Kyiv", "Lisbon", "London", "Madrid", "Oslo", "Paris", "Rome"];
+    let cities = cities
+        .into_iter()
+        .chain(["Sofia", "Stockholm", "Tallinn", "Vienna", "Warsaw"]);
+    let zones: Vec<_> = zones.chain(cities.map(|city| format!("Europe/{city}"))).collect();
+    let zone_of = |parts: &http::request::Parts| parts.uri.query().expect("a zone").to_owned();
+    let policy = Policy::with_limit_fn("mails", move |parts| {
+        FixedWindow::calendar(1, Calendar::Month, &zone_of(parts)).expect("a zone")
+    });
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy.key(key::ip()));
+    let (app, operator) = (app(&layer), Operator::of(&layer));
+    let send = async |n: usize, zone: &str| {
+        let request = get_from(&format!("192.0.2.{n}"), &format!("/?{zone}"));
+        send(&app, request).await.status
+    };
+    for (n, zone) in zones.iter().enumerate() {
+        assert_eq!(send(n, zone).await, StatusCode::OK);
+        assert_eq!(send(n, zone).await, StatusCode::TOO_MANY_REQUESTS);
+    }
+    for (n, zone) in zones.iter().enumerate() {
+        let reset = operator.reset("mails", &format!("ip=192.0.2.{n}")).await;
+        assert_eq!(reset.status, StatusCode::OK);
+        assert_eq!(send(n, zone).await, StatusCode::OK, "{zone}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_override_is_no_limit_of_other_keys() {
+    let chosen = Policy::with_limit_fn("api", |_| SlidingLog::per_minute(9)).key(key::ip());
+    let layer = RateLimitLayer::new(MemoryStore::new(), chosen);
+    let (app, operator) = (app(&layer), Operator::of(&layer));
+    let (alice, bob) = ("ip=192.0.2.1", "ip=192.0.2.2");
+    assert_eq!(call(&app, "192.0.2.1", 1).await, StatusCode::OK);
+    let seen = async || {
+        let counts = operator.get("api", alice).await.json()["counts"].take();
+        (counts, operator.policy().await["limits"].take())
+    };
+    let before = seen().await;
+    for limit in ["deny-all", "sliding-log 1/min"] {
+        let set = operator.set_override("api", bob, limit, "1h").await;
+        assert_eq!(set.json()["counts"][0]["in_place_of"], "sliding-log 9/min");
+        assert_eq!(seen().await, before, "{limit}");
+        call(&app, "192.0.2.2", 2).await;
+        assert_eq!(seen().await, before, "{limit}");
+    }
+    assert_eq!(call(&app, "192.0.2.2", 1).await, StatusCode::TOO_MANY_REQUESTS);
 }
 
 #[tokio::test(start_paused = true)]

@@ -29,6 +29,7 @@ each_store! { with crate::support::Unclocked:
     a_peek_of_a_layer_has_the_plan_of_the_caller
     a_limiter_of_a_layer_counts_with_it_by_what_needs_no_request
     the_messages_of_a_connection_are_counted_by_what_its_request_is
+    a_reset_ends_bans_and_counts_of_limits_that_are_chosen
 }
 
 /// A store that fails.
@@ -286,6 +287,72 @@ async fn a_limiter_that_is_not_of_a_layer_has_no_keys_of_requests() {
     }
 }
 
+async fn a_reset_ends_bans_and_counts_of_limits_that_are_chosen(store: Arc<impl Store>) {
+    let hour = Duration::from_secs(3_600);
+    let key = || Key::header("x-user-id", "42");
+    let chosen = Policy::with_limit_fn("chosen", |parts| match parts.uri.path() {
+        "/logs" => Limit::from(SlidingLog::per_hour(1)),
+        _ => TokenBucket::per_hour(1).into(),
+    });
+    let chosen = RateLimitLayer::new(store.clone(), chosen.key(user()).ban(Ban::by_hand()));
+    let limiter = Limiter::from(&chosen);
+    limiter.ban(key(), hour).await.expect("it has bans");
+    // No limit was chosen yet: the ban ends, and the counts are not known.
+    let error = limiter.reset(key()).await.expect_err("its counts remain");
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(
+        error.to_string().contains("no limit of the policy `chosen` is known"),
+        "{error}"
+    );
+    for path in ["/logs", "/"] {
+        assert_eq!(
+            send(&chosen, head(path, "42")).await,
+            StatusCode::OK,
+            "the ban has ended"
+        );
+        assert_eq!(send(&chosen, head(path, "42")).await, StatusCode::TOO_MANY_REQUESTS);
+    }
+    limiter.ban(key(), hour).await.expect("it has bans");
+    limiter.reset(key()).await.expect("both limits are known");
+    for path in ["/logs", "/"] {
+        assert_eq!(send(&chosen, head(path, "42")).await, StatusCode::OK);
+    }
+
+    // Another process of the same file has counted.
+    let file = || {
+        let text = "policies.file = { limit = 'sliding-log 1/h', key = 'header:x-user-id', plan = 'header:plan', \
+                    plans.pro = 'token-bucket 1/h' }";
+        Policies::from_toml(text).expect("a file")
+    };
+    let [one, other] = [(); 2].map(|()| file().layer(store.clone(), ["file"]).expect("a policy"));
+    for plan in ["free", "pro"] {
+        let planned = || {
+            let mut head = head("/", "42");
+            head.headers.insert("plan", plan.parse().expect("a value"));
+            head
+        };
+        assert_eq!(send(&one, planned()).await, StatusCode::OK);
+        assert_eq!(send(&one, planned()).await, StatusCode::TOO_MANY_REQUESTS);
+        Limiter::from(&other)
+            .reset(key())
+            .await
+            .expect("the file has the limits");
+        assert_eq!(send(&one, planned()).await, StatusCode::OK, "{plan}");
+    }
+
+    // A ban of a policy that limits nothing now would apply when it has a limit again.
+    let open = |limit| Limiter::new(store.clone(), Policy::new("open", limit).ban(Ban::by_hand()));
+    for off in [Limit::Unlimited, Limit::DenyAll] {
+        open(off.clone()).ban("42", hour).await.expect("it has bans");
+        open(off).reset("42").await.expect("the store answers");
+        let later = open(SlidingLog::per_hour(1).into())
+            .peek("42")
+            .await
+            .expect("the store answers");
+        assert!(later.is_allowed());
+    }
+}
+
 #[tokio::test]
 async fn a_limiter_of_a_layer_refuses_a_text_that_is_the_key_of_no_request() {
     let hour = Duration::from_secs(3_600);
@@ -293,6 +360,7 @@ async fn a_limiter_of_a_layer_refuses_a_text_that_is_the_key_of_no_request() {
     let of = |layer: RateLimitLayer| Limiter::from(&layer);
     let limiter = of(RateLimitLayer::new(MemoryStore::new(), banning("api").key(key::ip())));
     for refused in [
+        limiter.reset("203.0.113.7").await,
         limiter.ban("203.0.113.7", hour).await,
         limiter
             .override_limit("api", "203.0.113.7", SlidingLog::per_hour(9), hour)

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tower_quota::{
-    Ban, ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policy, RateLimitLayer,
-    RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
+    Ban, ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies, Policy,
+    RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
     store::{ErrorKind, Store, StoreFuture, StoreRequest},
 };
 
@@ -93,6 +93,35 @@ async fn only_overrides_that_can_be_applied_are_set() {
         .override_limit("mails", "a", log_of(9), HOUR)
         .await;
     assert!(none.unwrap_err().to_string().contains("`.overrides(true)`"));
+}
+
+#[tokio::test]
+async fn an_override_has_the_algorithm_of_the_limits_that_are_chosen() {
+    let text = "policies.mails = { limit = 'sliding-log 10/min', key = 'header:user', plan = 'header:plan', \
+                plans.pro = 'sliding-log 100/min' }";
+    let policies = Policies::from_toml(text).expect("a file");
+    let of_file = policies.layer(MemoryStore::new(), ["mails"]).expect("a policy");
+    let chosen = Policy::with_limit_fn("mails", |_| log_of(3)).key(key::header("user"));
+    let chosen = RateLimitLayer::new(MemoryStore::new(), chosen);
+    let app = axum::Router::new().route("/", axum::routing::get(|| async {}));
+    send(&app.layer(chosen.clone()), get("/").header("user", "a")).await;
+    for layer in [of_file, chosen] {
+        let limiter = Limiter::from(&layer);
+        let set = async |limit: Limit| {
+            let key = Key::header("user", "a");
+            limiter.override_limit("mails", key, limit, HOUR).await
+        };
+        let error = set(TokenBucket::per_minute(1).into()).await;
+        let error = error.expect_err("no request would have it").to_string();
+        assert!(
+            error.contains("`token-bucket 1/min` cannot override `sliding-log "),
+            "{error}"
+        );
+        assert_eq!(limiter.overrides(), []);
+        for limit in [log_of(9).into(), Limit::DenyAll] {
+            set(limit).await.expect("it has effect");
+        }
+    }
 }
 
 #[tokio::test]
