@@ -43,6 +43,7 @@ impl ConfigError {
         }
     }
 
+    #[cfg(any(test, feature = "_redis", feature = "file"))]
     pub(crate) fn because(
         message: impl Into<Cow<'static, str>>,
         source: impl Into<Box<dyn Error + Send + Sync>>,

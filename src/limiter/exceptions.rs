@@ -125,7 +125,8 @@ impl Limiter {
     /// is [`Unlimited`](Limit::Unlimited) or [`DenyAll`](Limit::DenyAll). With another window, counts are those
     /// [after a change](crate::limit#when-a-limit-changes). The other settings of the policy stay.
     ///
-    /// The time is rounded down to microseconds, and at most 31 years.
+    /// The time is rounded down to microseconds, and at most 31 years. Redis keeps overrides as it keeps counts: those that are lost with
+    /// its data are logged as a warning, and are to be set again.
     ///
     /// # Errors
     ///

@@ -104,6 +104,17 @@ impl RedisOverrides {
         }
         let elapsed = self.started.elapsed().as_micros() as f64;
         self.started_at_us.store((now - elapsed) as u64, Ordering::Relaxed);
+        if newest == 0.0 {
+            // There are none under the key, though none of these was ended.
+            let lost = overrides
+                .list()
+                .iter()
+                .filter(|one| overrides.now() < one.expires_at)
+                .count();
+            if lost > 0 {
+                tracing::warn!(lost, "overrides are lost with the data of Redis; set them again");
+            }
+        }
         if *version != newest {
             // Those that another version of the crate has written, and this one cannot read, are left out.
             overrides.apply(all > 0.0, changes.split(|byte| *byte == 0).filter_map(read));

@@ -259,6 +259,7 @@ each_client! {
     what_is_not_a_list_of_overrides_is_refused_and_not_read
     of_a_change_no_other_override_is_read
     an_override_that_a_failover_has_lost_is_forgotten
+    overrides_that_redis_has_lost_are_logged_and_those_that_were_ended_are_not
     hashed_keys_have_overrides_without_a_readable_key
     a_store_has_a_bounded_number_of_overrides
 }
@@ -559,6 +560,22 @@ async fn an_override_that_a_failover_has_lost_is_forgotten(library: ClientLibrar
         assert_eq!((state(limiter, "a").await.0, state(limiter, "b").await.0), (9, 5));
     }
     assert_eq!(one.overrides(), other.overrides());
+}
+
+async fn overrides_that_redis_has_lost_are_logged_and_those_that_were_ended_are_not(library: ClientLibrary) {
+    let (log, redis) = (Log::capture(), Redis::start());
+    let [one, other] = two(builder().client_library(library), &redis).await;
+    for (key, quota) in [("a", 9), ("b", 8)] {
+        let set = one.override_limit("mails", key, log_of(quota), HOUR).await;
+        set.expect("it is valid");
+    }
+    one.end_override("mails", "b").await.expect("the store answers");
+    has_quota(&other, "a", 9).await;
+    assert!(!log.text().contains("overrides are lost"), "{}", log.text());
+    redis.command::<()>("FLUSHALL", [""; 0]).await;
+    eventually("the loss is logged", async || log.text().contains("overrides are lost")).await;
+    assert!(log.text().contains("lost=1"), "{}", log.text());
+    eventually("it is lost everywhere", async || other.overrides().is_empty()).await;
 }
 
 async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrary) {
