@@ -23,7 +23,7 @@ use super::{
     response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
 };
 use crate::{
-    Decision, Limit, Policy, PolicyDecision,
+    Decision, Key, Limit, Policy, PolicyDecision,
     decide::{self, Check, CheckContext, PendingCheck, PolicyDecisions, Release, Undecided},
     key::KeyError,
     observe::{Observer, PolicyOutcome, notify},
@@ -187,12 +187,10 @@ impl Enforcer {
         }
 
         let earlier = operation.counts().then(|| parts.extensions.get::<Decision>());
-        let charged = earlier.flatten().map_or(0, |earlier| {
-            if earlier.has_other_key((context, position), &limit, &key) {
-                self.warned.of_other_key(&limit);
-            }
-            earlier.charged((context, position), &limit, &key)
-        });
+        let charged = match earlier.flatten() {
+            Some(earlier) => self.charged_by(earlier, (context, position), &limit, &key),
+            None => 0,
+        };
         if charged > 0 {
             let Some(rest) = self.rest_of(cost, charged, &limit) else {
                 return Ok(None);
@@ -224,6 +222,14 @@ impl Enforcer {
             context.record(PolicyOutcome::Refused, Some(position));
         }
         Err(error)
+    }
+
+    /// The cost that outer layers have charged.
+    fn charged_by(&self, earlier: &Decision, at: (&CheckContext, usize), limit: &NamedLimit, key: &Key) -> u64 {
+        if earlier.has_other_key(at, limit, key) {
+            self.warned.of_other_key(limit);
+        }
+        earlier.charged(at, limit, key)
     }
 
     /// The rest of a cost of which outer layers have charged a part.

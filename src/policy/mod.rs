@@ -243,17 +243,19 @@ impl Policy {
     pub(crate) fn choose_limit(&self, parts: &Parts) -> Result<Option<Arc<NamedLimit>>, KeyError> {
         match &self.policy_limit.choose {
             None => Ok(None),
-            Some(choose) => {
-                let limit = self.policy_limit.chosen.of(choose(parts))?;
-                self.accepts_slots(&limit.limit)?;
-                Ok(Some(limit))
-            }
+            Some(choose) => self.chosen(choose(parts)).map(Some),
         }
     }
 }
 
 /// Limits that apply to some requests alone.
 impl<K> Policy<K> {
+    /// A limit that was chosen, unless the settings of the policy contradict it.
+    fn chosen(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
+        let limit = self.policy_limit.chosen.of(limit)?;
+        self.accepts_slots(&limit.limit).map(|()| limit)
+    }
+
     fn accepts_slots(&self, limit: &Limit) -> Result<(), KeyError> {
         let valid = self.validate_slots(limit);
         valid.map_err(|error| KeyError::misconfigured(error.to_string()))
