@@ -217,7 +217,7 @@ impl Policy<()> {
     ///
     /// # Costs
     ///
-    /// The function runs on the path of the request. Its limits are rendered once and kept, up to some hundred of them; further ones
+    /// The function runs on the path of the request. Its limits are rendered once and kept, up to some 2,000 of them; further ones
     /// are rendered for each request. A request makes no other call of the store than with a fixed limit.
     ///
     /// # Panics

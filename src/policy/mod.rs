@@ -304,8 +304,10 @@ impl<K> Policy<K> {
             )));
         }
         self.accepts_slots(limit)?;
-        let mut known = self.known_limits().into_iter();
-        known.try_for_each(|own| self.validate_override(&own.limit, limit))
+        // It applies in place of those whose algorithm it has.
+        let known = self.known_limits();
+        let fits = known.iter().map(|own| self.validate_override(&own.limit, limit));
+        fits.reduce(Result::or).unwrap_or(Ok(()))
     }
 
     /// Whether the limit of an override applies in place of this limit. Counts of one algorithm are no counts of another.

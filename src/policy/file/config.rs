@@ -134,11 +134,20 @@ impl Config {
     }
 
     pub(super) fn entry(&self, place: &str) -> Result<&PolicyEntry, ConfigError> {
-        self.policies.get(place).ok_or_else(|| {
-            let name = policy_at(place);
-            let names: Vec<_> = self.names().map(|name| format!("`{name}`")).collect();
-            ConfigError::new(format!("there is no policy `{name}`; there are {}", names.join(", ")))
-        })
+        self.policies.get(place).ok_or_else(|| self.unknown(policy_at(place)))
+    }
+
+    /// Requires a policy of this name outside of plans.
+    pub(super) fn require(&self, name: &str) -> Result<(), ConfigError> {
+        match is_of_plan(name) {
+            true => Err(self.unknown(name)),
+            false => self.entry(name).map(drop),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> ConfigError {
+        let names: Vec<_> = self.names().map(|name| format!("`{name}`")).collect();
+        ConfigError::new(format!("there is no policy `{name}`; there are {}", names.join(", ")))
     }
 }
 

@@ -292,7 +292,7 @@ impl Policies {
     /// If there is no such policy, or it has no key.
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
         let mut state = self.file.state();
-        state.config.entry(name)?;
+        state.config.require(name)?;
         let key = state.config.key(name)?;
         state.take_up(&self.file, name, (key, true))
     }
@@ -319,7 +319,7 @@ impl Policies {
     /// If there is no such policy.
     pub fn unkeyed(&self, name: &str) -> Result<Policy<()>, ConfigError> {
         let mut state = self.file.state();
-        state.config.entry(name)?;
+        state.config.require(name)?;
         state.take_up(&self.file, name, ((), false))
     }
 

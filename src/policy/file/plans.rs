@@ -159,7 +159,7 @@ impl Policies {
             return self.plans(names).map(Plans::into_policies);
         }
         let of_default = |name: &N| {
-            config.entry(name.as_ref())?;
+            config.require(name.as_ref())?;
             self.keyed(&place_of(DEFAULT, name.as_ref()))
         };
         names.iter().map(of_default).collect()
@@ -197,7 +197,7 @@ impl Config {
         }
         for name in &names {
             if self.places().all(|place| policy_at(place) != name.as_ref()) {
-                self.entry(name.as_ref())?;
+                self.require(name.as_ref())?;
             }
         }
         Ok(plans)

@@ -237,7 +237,7 @@ impl Policies {
                 if readings == 2 {
                     policies.warn_of_unused();
                 }
-                let (began, loads) = (Instant::now(), policies.file.state().loads);
+                let (began, mut loads) = (Instant::now(), policies.file.state().loads);
                 let path = path.clone();
                 let mut reading = spawn_blocking(move || read_stamped(&path));
                 let reading = match time::timeout(PATIENCE, &mut reading).await {
@@ -246,6 +246,7 @@ impl Policies {
                         let error = "a reading of the file does not end";
                         log_refused(error);
                         let _ = policies.file.note_outcome::<&str>(Err(error));
+                        loads += 1; // that of this note
                         // What was refused before is to be reported again.
                         changes.refused = None;
                         reading.await

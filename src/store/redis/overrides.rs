@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    collections::HashSet,
     mem,
     sync::{
         Arc, Weak,
@@ -104,20 +105,20 @@ impl RedisOverrides {
         }
         let elapsed = self.started.elapsed().as_micros() as f64;
         self.started_at_us.store((now - elapsed) as u64, Ordering::Relaxed);
-        if newest == 0.0 {
-            // There are none under the key, though none of these was ended.
-            let lost = overrides
-                .list()
-                .iter()
-                .filter(|one| overrides.now() < one.expires_at)
-                .count();
-            if lost > 0 {
-                tracing::warn!(lost, "overrides are lost with the data of Redis; set them again");
-            }
-        }
         if *version != newest {
             // Those that another version of the crate has written, and this one cannot read, are left out.
-            overrides.apply(all > 0.0, changes.split(|byte| *byte == 0).filter_map(read));
+            let changes: Vec<_> = changes.split(|byte| *byte == 0).filter_map(read).collect();
+            if all > 0.0 {
+                // What was ended is a change too, for a while.
+                let kept: HashSet<_> = changes.iter().map(|one| (&*one.policy, one.key.as_str())).collect();
+                let known = overrides.list();
+                let is_lost = |one: &&Override| !kept.contains(&(&*one.policy, one.key.as_str()));
+                let lost = known.iter().filter(is_lost).count();
+                if lost > 0 {
+                    tracing::warn!(lost, "overrides are lost with the data of Redis; set them again");
+                }
+            }
+            overrides.apply(all > 0.0, changes.into_iter());
             *version = newest;
         }
         Ok(())

@@ -374,11 +374,25 @@ async fn a_policy_that_a_reload_adds_to_a_plan_applies_as_after_a_start() {
 #[test]
 fn a_policy_is_found_by_its_name_alone() {
     let live = Policies::from_toml(FILE).unwrap();
-    for name in ["free/requests", "default/requests", "pro/imports", "exports"] {
+    for name in [
+        "free/requests",
+        "default/requests",
+        "pro/imports",
+        "pro/exports",
+        "exports",
+    ] {
         let error = live.get(name).map(drop).unwrap_err().to_string();
         assert!(error.contains("there is no policy"), "{name}: {error}");
         assert!(live.unkeyed(name).is_err(), "{name}");
     }
+    let error = live
+        .layer(MemoryStore::new(), ["requests", "pro/exports"])
+        .map(drop)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("there is no policy `pro/exports`"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
