@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tower_quota::{
-    Ban, ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies, Policy,
-    RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
+    Ban, ClientLibrary, Concurrency, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies,
+    Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
     store::{ErrorKind, Store, StoreFuture, StoreRequest},
 };
 
@@ -122,6 +122,24 @@ async fn an_override_has_the_algorithm_of_the_limits_that_are_chosen() {
             set(limit).await.expect("it has effect");
         }
     }
+}
+
+/// It applies to the requests whose limit has its algorithm.
+#[tokio::test]
+async fn an_override_has_one_of_the_algorithms_that_are_chosen() {
+    let text = "policies.mails = { limit = 'sliding-log 10/min', key = 'header:user', plan = 'header:plan', \
+                plans.pro = 'token-bucket 100/min' }";
+    let policies = Policies::from_toml(text).expect("a file");
+    let limiter = Limiter::from(&policies.layer(MemoryStore::new(), ["mails"]).expect("a policy"));
+    let key = || Key::header("user", "a");
+    for limit in [Limit::from(log_of(9)), TokenBucket::per_minute(1).into()] {
+        let set = limiter.override_limit("mails", key(), limit, HOUR).await;
+        set.expect("requests of one of the plans have it");
+    }
+    let other = limiter
+        .override_limit("mails", key(), FixedWindow::per_hour(9), HOUR)
+        .await;
+    assert!(other.is_err());
 }
 
 #[tokio::test]

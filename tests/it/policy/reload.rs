@@ -68,6 +68,15 @@ async fn remaining(limiter: &Limiter) -> u64 {
     limiter.check("42").await.expect("the store replies").remaining()
 }
 
+/// Lets a request wait.
+async fn assert_waits<T>(acquired: &mut (impl Future<Output = T> + Unpin)) {
+    tokio::select! {
+        biased;
+        _ = acquired => panic!("there is no room"),
+        () = tokio::task::yield_now() => {}
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_takes_the_new_numbers() {
     let file = File::new(&api("sliding-log 1/h"));
@@ -77,11 +86,7 @@ async fn a_request_that_waits_takes_the_new_numbers() {
     let began = tokio::time::Instant::now();
     let request = limiter.request("42").max_wait(Duration::from_secs(3_600));
     let mut acquired = std::pin::pin!(request.acquire());
-    tokio::select! {
-        biased;
-        _ = &mut acquired => panic!("there is no room"),
-        () = tokio::task::yield_now() => {}
-    }
+    assert_waits(&mut acquired).await;
 
     file.write(&api("sliding-log 3/h"));
     policies.reload().unwrap();
@@ -108,11 +113,7 @@ async fn a_refund_and_a_wait_keep_the_name_under_which_they_count() {
     assert_eq!(remaining(&limiter).await, 0);
     let request = limiter.request("42").max_wait(Duration::from_secs(5));
     let mut acquired = std::pin::pin!(request.acquire());
-    tokio::select! {
-        biased;
-        _ = &mut acquired => panic!("there is no room"),
-        () = tokio::task::yield_now() => {}
-    }
+    assert_waits(&mut acquired).await;
 
     file.write(&format!("{}formerly = \"post\"\n", api("sliding-log 2/2s")));
     policies.reload().unwrap();
