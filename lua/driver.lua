@@ -7,7 +7,7 @@
 --          them (0: a number for each request follows the charges), and 1 where a request has keys in several slots; for a refund when
 --          it was admitted; for `wait` and `peek` the process, how many of its requests stand in the line and one more (0: it has
 --          just arrived), and for each of them when it has arrived and its cost; and the charges
---       charge  rule, cost, quota, x, y and z, and for a calendar four boundaries. The bans of a charge come before it, in its form,
+--       charge  rule, cost, quota, x, y and z, and for a calendar five boundaries. The bans of a charge come before it, in its form,
 --               with the length of a ban to begin as the cost
 --       line    before a charge for which requests may wait: `line`, the longest wait, the cost that waits in the process behind its
 --               place, the number of the line, the time in which the whole quota returns (0: it is not known), and 1 where the
@@ -51,22 +51,22 @@ local function read_run(text)
     end
   end
   while #run.charges < run.size do
-    local rule, cost, quota, x, y, z
+    local rule, cost, quota, x, y, z, next_closes
     rule, cost, quota, x, y, z, position = unpack_numbers('<sddddd', text, position)
     if rule == 'line' then
       line = { longest = cost, ahead = quota, number = x, cycle = y, leads = z == 1, waits = z > 0 }
     else
       if rule == 'fixed' and x == 0 then
         -- The window of the calendar is one of three around the time that the caller guessed.
-        local boundaries = { unpack_numbers('<dddd', text, position) }
-        position = boundaries[5]
+        local boundaries = { unpack_numbers('<ddddd', text, position) }
+        position = boundaries[6]
         for n = 2, 4 do
           if boundaries[n - 1] <= now and now < boundaries[n] then
-            y, z = boundaries[n - 1], boundaries[n]
+            y, z, next_closes = boundaries[n - 1], boundaries[n], boundaries[n + 1]
           end
         end
       end
-      local charge = { rule = rules[rule], cost = cost, quota = quota, x = x, y = y, z = z }
+      local charge = { rule = rules[rule], cost = cost, quota = quota, x = x, y = y, z = z, next_closes = next_closes }
       if rule == 'ban' then
         bans = charge
       else

@@ -1,6 +1,6 @@
 -- Fixed window: when the open window began, and what was used of it. x is its length, and y is 1 if it begins with the first
 -- request; else windows begin at multiples of their length. Those of a calendar have no length: x is 0, and the driver has found
--- that they open at y and close at z.
+-- that they open at y and close at z, and the window after that at `next_closes`.
 
 local function window_read(charge)
   local length, is_anchored = charge.x, charge.x > 0 and charge.y == 1
@@ -14,7 +14,10 @@ local function window_read(charge)
   if value and #value == 32 then
     local start, used, _, kept_until = unpack_numbers('<dddd', value)
     -- The end of the window; of the next one if the clock was set back over the boundary.
-    local finish = (is_anchored or start > now) and start + closes - opens or closes
+    local finish = closes
+    if is_anchored or start > now then
+      finish = charge.next_closes or start + closes - opens
+    end
     local is_open = is_anchored and finish > now or not is_anchored and start >= opens
     if is_open and (start <= now or start <= now + math.min(SLACK, closes - opens)) and 0 < used and used <= MAX_TOTAL then
       return used < charge.quota and charge.quota - used or 0, start, used, finish, kept_until

@@ -40,6 +40,8 @@ use self::{faketime::Faketime, redis::Redis, webhooks::Webhooks};
 
 const FILE: &str = include_str!("limits.toml");
 const MINUTE: u64 = 60;
+/// How long Redis may take: a busy machine is no fault.
+const PATIENT: Duration = Duration::from_secs(60);
 
 /// Two replicas, the Redis that both count in, and the file that both follow.
 struct Service {
@@ -59,7 +61,10 @@ impl Service {
         fs::write(&file, FILE).expect("a file");
         let mut replicas = Vec::new();
         for _ in 0..2 {
-            let store = RedisStore::builder().url(&redis.url()).overrides(true);
+            let store = RedisStore::builder()
+                .url(&redis.url())
+                .overrides(true)
+                .deadline(PATIENT);
             let store = store.connect().await.expect("Redis replies");
             let app =
                 app::app(store, file.to_str().expect("text"), receivers.clone()).expect("the file has the policies");
@@ -107,8 +112,8 @@ impl Service {
 
     /// A limiter of the test's own on the counts of the replicas.
     async fn limiter(&self, policy: Policy<()>) -> Limiter {
-        let store = RedisStore::connect(&self.redis.url()).await.expect("Redis replies");
-        Limiter::new(store, policy)
+        let store = RedisStore::builder().url(&self.redis.url()).deadline(PATIENT);
+        Limiter::new(store.connect().await.expect("Redis replies"), policy)
     }
 
     async fn logins(&self) -> Logins {

@@ -468,15 +468,16 @@ function confirm(of) {
   dialog.showModal();
 }
 
-// Loads everything again. A subject and a search that have an error stay as they were, with the error.
+// Loads everything again. A subject and a search that have an error stay as they were, with the error. Returns the last one.
 async function reload() {
   const [search, of] = [searched, shown];
+  let failure = null;
   if (search) {
     try {
       search.result = await post("/search", { text: search.text });
       search.error = null;
     } catch (error) {
-      search.error = error.message;
+      search.error = failure = error.message;
     }
   }
   if (of) {
@@ -487,10 +488,11 @@ async function reload() {
         shown = newer;
       }
     } catch (error) {
-      of.error = error.message;
+      of.error = failure = error.message;
     }
   }
   await load();
+  return failure;
 }
 
 // Refreshes the page while it is seen, one refresh after the other.
@@ -515,8 +517,8 @@ document.getElementById("look-up").addEventListener("submit", (event) => {
 
 refresh.addEventListener("click", () => {
   attempt(async () => {
-    await reload();
-    showStatus("Refreshed.");
+    const failure = await reload();
+    showStatus(failure ? `Refreshed in part: ${failure}.` : "Refreshed.", failure !== null);
   });
 });
 

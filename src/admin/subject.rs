@@ -43,12 +43,6 @@ pub(super) async fn peek(selected: &Selected) -> Result<Vec<Value>, AdminError> 
 /// Removes all counts of a key of a policy in a store, and its bans.
 pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
     let key = &selected.key;
-    if selected.sharing().all(|policy| policy.limits.is_empty()) {
-        return Err(AdminError::new(
-            StatusCode::CONFLICT,
-            "nothing is reset: no limit of this policy is known, since no request has chosen one in this process yet",
-        ));
-    }
     // Limits of one shape share the counts of a key.
     let mut done = Vec::new();
     for policy in selected.sharing() {
@@ -59,6 +53,12 @@ pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
                 done.push(counts);
             }
         }
+    }
+    if selected.sharing().all(|policy| policy.limits.is_empty()) {
+        return Err(AdminError::new(
+            StatusCode::CONFLICT,
+            "only bans are reset: no limit of this policy is known, since no request has chosen one in this process yet",
+        ));
     }
     Ok(())
 }

@@ -206,25 +206,27 @@ impl FixedWindow {
         }
     }
 
-    /// For `lua/window.lua`: the boundaries of the windows of a calendar around a guess of the time; `None` for other
-    /// windows.
+    /// For `lua/window.lua`: the boundaries of the windows of a calendar around a guess of the time, and the end of the one after
+    /// them; `None` for other windows.
     #[cfg(feature = "_redis")]
-    pub(crate) fn boundaries(&self, guess: u64) -> Option<[u64; 4]> {
+    pub(crate) fn boundaries(&self, guess: u64) -> Option<[u64; 5]> {
         if self.window().is_some() {
             return None;
         }
         let (start, end) = self.around(guess);
-        Some([self.around(start.saturating_sub(1)).0, start, end, self.around(end).1])
+        let before = self.around(start.saturating_sub(1)).0;
+        let until = self.around(end).1;
+        Some([before, start, end, until, self.around(until).1])
     }
 
-    /// The end of the window that opened at `start`, given the one around now.
-    fn finish(&self, start: u64, (opens, closes): (u64, u64), now: u64) -> u64 {
+    /// The end of the window that opened at `start`, given that of the one around now.
+    fn finish(&self, start: u64, closes: u64, now: u64) -> u64 {
         if let Kind::Anchored(window) = self.kind {
             return start + window.as_micros() as u64;
         }
         match start > now {
             // The clock was set back over a boundary.
-            true => start + (closes - opens),
+            true => self.around(start).1,
             false => closes,
         }
     }
@@ -262,7 +264,7 @@ impl Rule for FixedWindow {
 
     fn read(&self, window: &mut Window, now: u64, _: u64) -> u64 {
         let (opens, closes) = self.around(now);
-        let finish = self.finish(window.start, (opens, closes), now);
+        let finish = self.finish(window.start, closes, now);
         let slack = SLACK.min(closes - opens);
 
         let open = match self.is_aligned() {

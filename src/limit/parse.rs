@@ -180,8 +180,8 @@ fn concurrency(text: &str) -> Result<Limit, ConfigError> {
 
 /// A limit without the name of its algorithm: windows of a calendar are fixed, all others are those of a sliding log.
 fn unnamed(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
-    match options {
-        [zone] if !matches!(*zone, "aligned" | "precision") => Ok(calendar(rate, zone)?.into()),
+    match split_prefetch(options)?.0 {
+        [zone] if !matches!(*zone, "aligned" | "precision") => fixed_window(rate, options),
         ["aligned"] => Err(unknown(options, "sliding-log", fixed_window(rate, options)?)),
         ["burst", _] => Err(unknown(options, "sliding-log", token_bucket(rate, options)?)),
         _ => sliding_log(rate, options),
@@ -346,6 +346,11 @@ mod tests {
             (
                 &["1_000/months UTC", "1000 per month UTC"],
                 "fixed-window 1000/month UTC",
+            ),
+            #[cfg(feature = "calendar")]
+            (
+                &["3/day Europe/Berlin prefetch 10ms"],
+                "fixed-window 3/day Europe/Berlin prefetch 10ms",
             ),
         ] {
             for text in texts {

@@ -199,9 +199,9 @@ impl TokenBucket {
         Ok(())
     }
 
-    /// A share of the burst, and of the rate if that is exact in integers. This process takes nothing ahead of itself.
+    /// A share of the quota as the burst, and of the rate if that is exact in integers. This process takes nothing ahead of itself.
     pub(crate) fn scaled(self, share: Share) -> Self {
-        let burst = share.part_of(self.burst);
+        let burst = share.part_of(self.quota());
         let exact = || {
             let period = self.period.checked_mul(share.of)?;
             let rate = self.rate.checked_mul(share.parts.into())?;

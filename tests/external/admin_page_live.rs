@@ -334,7 +334,7 @@ async fn a_hash_by_which_no_subject_is_known_anymore_stops_no_refresh() {
     drop(held);
     visit.focus("refresh").await;
     visit.tab.press("Enter").await;
-    visit.has_status("Refreshed.").await;
+    visit.has_status_with("Refreshed in part: ").await;
     let shown = visit.text("#subject").await;
     assert!(
         shown.contains(&format!("{hash}\nexports")) && shown.contains("knows no subject"),
@@ -392,6 +392,11 @@ async fn an_error_of_the_subject_or_of_the_search_stops_no_refresh() {
     );
     assert!(subject.contains("denies"), "{subject}");
     assert!(found.contains("As it was: 503 ") && found.contains("key=42"), "{found}");
+    visit.focus("refresh").await;
+    visit.tab.press("Enter").await;
+    visit
+        .has_status("Refreshed in part: the store of the counts fails: the store is away.")
+        .await;
 
     is_away.store(false, Ordering::Relaxed);
     visit.tab.until(&format!("!{stores}.includes('does not reply')")).await;

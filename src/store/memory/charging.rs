@@ -1,8 +1,8 @@
 use std::time::Duration;
 
+use super::bans::AdvancedBans;
 use crate::{
-    Ban,
-    limit::{Banned, Change, Effect, Line, PlaceId, SOON_US, Saved, Standing, State},
+    limit::{Change, Effect, Line, PlaceId, SOON_US, Saved, Standing, State},
     store::{Charge, ChargeLine, ChargeState, Operation, StoreRequest},
 };
 
@@ -13,6 +13,8 @@ pub(super) struct Advanced<'a> {
     saved: Option<Saved>,
     bans: Option<AdvancedBans<'a>>,
     line: Option<AdvancedLine<'a>>,
+    /// The cost of the charge that was added last, if any was.
+    last_cost: Option<u64>,
     /// The weight that fits before the change.
     room: u64,
     /// How many of the requests there are, and how many of them fit.
@@ -45,8 +47,9 @@ pub(super) struct Decided {
 pub(super) struct Kept {
     /// The time at which the count expires, if anything was added or subtracted.
     pub(super) expires_at: Option<u64>,
-    /// The time until which a check of the same cost is denied, or slots are held; in the past if neither is.
+    /// The time until which a check of this cost is denied, or slots are held; in the past if neither is.
     pub(super) denies_until: u64,
+    pub(super) cost: u64,
 }
 
 impl<'a> AdvancedLine<'a> {
@@ -99,6 +102,7 @@ pub(super) fn check(charge: &Charge, state: &mut State, now: u64) -> (bool, Char
     let kept = Kept {
         expires_at: effect.changed.then_some(now + effect.reset),
         denies_until: now.saturating_add(kept_for),
+        cost,
     };
     let charge_state = ChargeState::new(remaining, retry_after, Duration::from_micros(effect.reset));
     (allowed, charge_state, kept)
@@ -111,7 +115,7 @@ impl<'a> Advanced<'a> {
         (charge, units): (&'a Charge, u64),
         bans: Option<AdvancedBans<'a>>,
         line: Option<AdvancedLine<'a>>,
-        state: &'a mut State,
+        (state, last_cost): (&'a mut State, Option<u64>),
         now: u64,
     ) -> Self {
         let saved = state.saved();
@@ -132,6 +136,7 @@ impl<'a> Advanced<'a> {
             saved,
             bans,
             line,
+            last_cost,
             room,
             units,
             fitting,
@@ -260,7 +265,16 @@ impl<'a> Advanced<'a> {
         // Of requests that wait, the first one that is denied.
         let denies = judged.is_none() || operation == Operation::Wait && admitted < self.units;
         let mut retry_after = (denies && lacks_room).then(|| Duration::from_micros(wait));
-        let kept_for = if limit.is_held() { reset } else { wait };
+        // What a refund leaves may admit its own cost, and still deny that of the charges.
+        let last_cost = match change {
+            Change::Add { .. } => cost,
+            Change::Nothing | Change::GiveBack { .. } | Change::Renew | Change::End => self.last_cost.unwrap_or(cost),
+        };
+        let kept_for = match limit.is_held() {
+            true => reset,
+            false if room < last_cost => limit.wait(self.state, now, last_cost),
+            false => 0,
+        };
         let mut remaining = room;
         if self.line.is_some() {
             (remaining, retry_after) = self.decide_line(operation, admitted, room, woken);
@@ -280,6 +294,7 @@ impl<'a> Advanced<'a> {
             kept: Kept {
                 expires_at: changed.then_some(now + reset),
                 denies_until: now.saturating_add(kept_for),
+                cost: last_cost,
             },
             kept_bans,
         }
@@ -330,63 +345,5 @@ impl<'a> Advanced<'a> {
         }
         let wait = known.unwrap_or_else(|| self.wait_in_line(admitted, room));
         (remaining, Some(Duration::from_micros(wait)))
-    }
-}
-
-/// The bans of a charge, advanced to now.
-pub(super) struct AdvancedBans<'a> {
-    ban: &'a Ban,
-    state: &'a mut State,
-    banned: Banned,
-    now: u64,
-}
-
-impl<'a> AdvancedBans<'a> {
-    pub(super) fn new(ban: &'a Ban, state: &'a mut State, now: u64) -> Self {
-        let mut banned = Banned::default();
-        if let State::Banned(stored) = state {
-            banned = *stored;
-        }
-        ban.advance(&mut banned, now);
-        Self {
-            ban,
-            state,
-            banned,
-            now,
-        }
-    }
-
-    pub(super) fn is_in_force(&self) -> bool {
-        self.banned.rest(self.now) > 0
-    }
-
-    /// Begins a ban of this length, if it is above 0.
-    pub(super) fn begin(mut self, length: u64) -> (ChargeState, Kept) {
-        if length > 0 {
-            self.ban.begin(&mut self.banned, self.now, length);
-        }
-        let room = self.ban.room(&self.banned, self.now);
-        let reset = Duration::from_micros(self.ban.reset(&self.banned, self.now));
-        let (rest, kept) = self.keep(length > 0);
-        (ChargeState::new(room, None, reset).banned(rest), kept)
-    }
-
-    /// Counts a denial of the charge, if there was one.
-    pub(super) fn decide(mut self, denies: bool) -> (Duration, Kept) {
-        let changed = denies && self.ban.deny(&mut self.banned, self.now);
-        self.keep(changed)
-    }
-
-    /// Stores what has changed, and returns the rest of the ban.
-    fn keep(mut self, changed: bool) -> (Duration, Kept) {
-        let rest = self.banned.rest(self.now);
-        let kept = Kept {
-            expires_at: changed.then(|| self.ban.keep(&mut self.banned, self.now)),
-            denies_until: self.now + rest,
-        };
-        if changed {
-            *self.state = State::Banned(self.banned);
-        }
-        (Duration::from_micros(rest), kept)
     }
 }

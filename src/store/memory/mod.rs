@@ -1,3 +1,4 @@
+mod bans;
 mod charging;
 mod clock;
 mod shard;

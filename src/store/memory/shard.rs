@@ -103,6 +103,8 @@ pub(super) struct Count {
     expires_at: u64,
     /// The time until which a check of the last cost is denied, or slots are held.
     denies_until: u64,
+    /// The cost of the charge that was added last.
+    pub(super) last_cost: u64,
 }
 
 impl Count {
@@ -112,12 +114,15 @@ impl Count {
     pub(super) fn update(&mut self, kept: Kept, now: u64) -> bool {
         let denies_until = match kept.expires_at {
             Some(_) => kept.denies_until,
-            // Nothing was changed: a check of another cost is denied for as long as before.
-            None => kept.denies_until.max(self.denies_until),
+            // A check of the last cost is denied for as long as before, or longer if that of a lower one is.
+            None if kept.cost <= self.last_cost => kept.denies_until.max(self.denies_until),
+            None => return false,
         };
         let denied_until = mem::replace(&mut self.denies_until, denies_until);
         let expired_at = self.expires_at;
-        self.expires_at = kept.expires_at.unwrap_or(expired_at);
+        if let Some(expires_at) = kept.expires_at {
+            (self.expires_at, self.last_cost) = (expires_at, kept.cost);
+        }
         self.expires_at < expired_at || (self.denies_until < denied_until && denied_until > now)
     }
 }
@@ -156,10 +161,10 @@ impl Shard {
         Some(&mut entry.count)
     }
 
-    /// Takes the state out of a count; [`put_back`](Self::put_back) returns it.
-    pub(super) fn take(&mut self, id: &Id<'_>) -> Option<State> {
+    /// Takes the state out of a count, with the last cost; [`put_back`](Self::put_back) returns it.
+    pub(super) fn take(&mut self, id: &Id<'_>) -> Option<(State, u64)> {
         let count = self.find(id)?;
-        Some(mem::replace(&mut count.state, id.new_state()))
+        Some((mem::replace(&mut count.state, id.new_state()), count.last_cost))
     }
 
     /// Stores a state and the decision about it.
@@ -192,6 +197,7 @@ impl Shard {
             state,
             expires_at,
             denies_until: kept.denies_until,
+            last_cost: kept.cost,
         };
         let entry = Entry {
             hash: id.hash,
@@ -405,6 +411,7 @@ mod tests {
         let kept = Kept {
             expires_at: Some(2),
             denies_until: 0,
+            cost: 1,
         };
         let mut shard = Shard::new(1_000);
         let (stay, go) = ids.split_at(100);

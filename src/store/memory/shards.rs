@@ -11,7 +11,8 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    charging::{Advanced, AdvancedBans, AdvancedLine, Decided, Kept, check},
+    bans::AdvancedBans,
+    charging::{Advanced, AdvancedLine, Decided, Kept, check},
     clock::Clock,
     shard::{Id, Shard},
 };
@@ -99,15 +100,15 @@ impl Shards {
         // Under the lock, so that the decisions about a key are in the order of their times.
         let now = self.clock.now();
         let (mut counted, mut new) = (shard.find(&id), None);
-        let state = match &mut counted {
-            Some(count) => &mut count.state,
-            None => new.insert(State::new(charge.limit())),
+        let (state, last_cost) = match &mut counted {
+            Some(count) => (&mut count.state, Some(count.last_cost)),
+            None => (new.insert(State::new(charge.limit())), None),
         };
 
         let (allowed, charge_state, kept) = if operation == Operation::Check {
             check(charge, state, now)
         } else {
-            let mut advanced = Advanced::new(operation, (charge, 1), None, None, state, now);
+            let mut advanced = Advanced::new(operation, (charge, 1), None, None, (state, last_cost), now);
             let judged = Advanced::judge(operation, slice::from_mut(&mut advanced), 1);
             let decided = advanced.decide(operation, judged, &mut Vec::new());
             (judged.is_some(), decided.charge_state, decided.kept)
@@ -244,16 +245,16 @@ impl Decisions<'_> {
         }
         let (operation, units) = (request.operation(), request.units.into());
         let taken = ids.iter().map(|id| self.take(id));
-        let (mut states, known): (SmallVec<[State; 4]>, SmallVec<[bool; 4]>) = taken.unzip();
+        let (mut states, last_costs): (SmallVec<[State; 4]>, SmallVec<[Option<u64>; 4]>) = taken.unzip();
         let with_lines = request.charges().filter(|charge| charge.line_for(operation).is_some());
         let mut lines: SmallVec<[(LineKey, Line); 1]> = with_lines.map(|charge| self.take_line(charge)).collect();
 
-        let mut left = states.iter_mut();
+        let mut left = states.iter_mut().zip(last_costs.iter().copied());
         let mut left_lines = lines.iter_mut();
         let now = self.now;
         let advanced = request.charges().filter_map(|charge| {
             let bans = match charge.ban_for(operation) {
-                Some(ban) => Some(AdvancedBans::new(ban, left.next()?, now)),
+                Some(ban) => Some(AdvancedBans::new(ban, left.next()?.0, now)),
                 None => None,
             };
             let line = match charge.line_for(operation) {
@@ -273,11 +274,11 @@ impl Decisions<'_> {
         let kept = decided
             .iter()
             .flat_map(|decided| decided.kept_bans.into_iter().chain([decided.kept]));
-        let counts = ids.iter().zip(states).zip(kept).zip(known);
+        let counts = ids.iter().zip(states).zip(kept).zip(last_costs);
         // New keys follow the known ones, whose places in the order of eviction depend on this decision.
-        let (known, new): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) = counts.partition(|(_, known)| *known);
-        for (((id, state), kept), known) in known.into_iter().chain(new) {
-            self.keep(id, state, kept, known);
+        let (known, new): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) = counts.partition(|(_, last_cost)| last_cost.is_some());
+        for (((id, state), kept), last_cost) in known.into_iter().chain(new) {
+            self.keep(id, state, kept, last_cost.is_some());
         }
         if let Some(stored) = &mut self.lines {
             if stored.len() == stored.capacity() {
@@ -312,9 +313,9 @@ impl Decisions<'_> {
             .charges()
             .filter_map(|charge| charge.ban_for(request.operation()));
         let states = bans.zip(ids).map(|(ban, id)| {
-            let (mut state, known) = self.take(id);
+            let (mut state, last_cost) = self.take(id);
             let (charge_state, kept) = AdvancedBans::new(ban, &mut state, self.now).begin(length);
-            self.keep(id, state, kept, known);
+            self.keep(id, state, kept, last_cost.is_some());
             charge_state
         });
         Outcome::new(true, states)
@@ -326,11 +327,12 @@ impl Decisions<'_> {
         &mut self.locked[position].1
     }
 
-    /// Takes the state of a count, and whether it is stored; [`keep`](Self::keep) returns it.
-    fn take(&mut self, id: &Id<'_>) -> (State, bool) {
-        let state = self.shard_of(id).take(id);
-        let known = state.is_some();
-        (state.unwrap_or_else(|| id.new_state()), known)
+    /// Takes the state of a count, and the last cost if it is stored; [`keep`](Self::keep) returns it.
+    fn take(&mut self, id: &Id<'_>) -> (State, Option<u64>) {
+        match self.shard_of(id).take(id) {
+            Some((state, last_cost)) => (state, Some(last_cost)),
+            None => (id.new_state(), None),
+        }
     }
 
     /// Stores a state that was taken and decided about.

@@ -254,7 +254,7 @@ fn process_time_us() -> u64 {
 /// The time that the boundaries of all calendars enclose.
 fn enclosed<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> BytesMut {
     let boundaries = limits.filter_map(|limit| boundaries(limit, now_us));
-    let (from, until) = boundaries.fold((0, MAX_EXACT), |all, [from, .., until]| {
+    let (from, until) = boundaries.fold((0, MAX_EXACT), |all, [from, _, _, until, _]| {
         (all.0.max(from), all.1.min(until))
     });
     let mut buffer = BytesMut::new();

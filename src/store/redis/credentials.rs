@@ -15,7 +15,11 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{builder::RedisStoreBuilder, failure::shortened, task::AbortOnDrop};
+use super::{
+    builder::RedisStoreBuilder,
+    failure::{Failure, shortened},
+    task::AbortOnDrop,
+};
 use crate::file::read_text;
 
 /// A user of Redis with its password, or with a token in place of the password.
@@ -267,17 +271,20 @@ impl Authenticator {
         Self { source, due }
     }
 
-    /// The credentials for a connection that is made now, or why there are none. Other connections get the same until they are
-    /// [used](Self::used).
+    /// The credentials for a connection that is made now, or why there are none. Other connections get the same until a server has
+    /// [seen](Self::tried) them.
     pub(super) async fn credentials(&self) -> Result<Credentials, String> {
         let credentials = self.source.latest(CONNECT_WAIT).await?;
         self.due.send_replace(credentials.due());
         Ok(credentials)
     }
 
-    /// A server has seen the credentials: the next connection gets others.
-    pub(super) fn used(&self) {
-        self.source.used();
+    /// A connection was made with the credentials, or why not. If a server has seen them, the next connection gets others: while Redis
+    /// is down, the provider is not called with each attempt.
+    pub(super) fn tried(&self, failure: Option<&Failure>) {
+        if !matches!(failure, Some(Failure::Unreachable(_))) {
+            self.source.used();
+        }
     }
 
     /// When the connection is authenticated again.
@@ -312,7 +319,7 @@ impl Authenticator {
             }
             let authenticated = async {
                 let credentials = self.source.latest(CALL_TIMEOUT).await?;
-                self.used();
+                self.source.used();
                 authenticate(credentials.clone()).await.map(|()| credentials)
             };
             match authenticated.await {

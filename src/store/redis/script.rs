@@ -251,7 +251,7 @@ pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
 }
 
 /// The boundaries of the windows of a calendar around an approximate time of Redis in microseconds; `None` without a calendar.
-pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
+pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 5]> {
     let Limit::FixedWindow(fixed) = limit else { return None };
     fixed.boundaries(now_us)
 }

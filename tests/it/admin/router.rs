@@ -1077,6 +1077,34 @@ async fn of_limits_that_are_chosen_those_of_this_process_are_known() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_reset_ends_bans_where_no_limit_was_chosen_yet() {
+    let store = MemoryStore::new();
+    let policy = || {
+        let policy = Policy::with_limit_fn("api", |parts| match parts.uri.query() {
+            Some("hourly") => FixedWindow::per_hour(20).into(),
+            _ => Limit::from(SlidingLog::per_minute(1)),
+        });
+        policy.key(key::ip()).ban(Ban::after(1, MINUTE).first(10 * MINUTE))
+    };
+    let (here, elsewhere) = (
+        RateLimitLayer::new(store.clone(), policy()),
+        RateLimitLayer::new(store, policy()),
+    );
+    assert_eq!(
+        call(&app(&elsewhere), "203.0.113.7", 2).await,
+        StatusCode::TOO_MANY_REQUESTS
+    );
+    let hourly = async || send(&app(&elsewhere), get_from("203.0.113.7", "/?hourly")).await.status;
+    assert_eq!(hourly().await, StatusCode::TOO_MANY_REQUESTS, "it is banned");
+
+    let refused = Operator::of(&here).reset("api", "ip=203.0.113.7").await;
+    assert_eq!(refused.status, StatusCode::CONFLICT);
+    let error = refused.json()["error"].to_string();
+    assert!(error.contains("only bans are reset"), "{error}");
+    assert_eq!(hourly().await, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_reset_is_of_the_limits_of_all_time_zones() {
     let zones = (1..=12).map(|hours| format!("Etc/GMT+{hours}"));
     let zones = zones.chain((0..=14).map(|hours| format!("Etc/GMT-{hours}")));

@@ -7,7 +7,7 @@ use std::{
     io::{BufRead, BufReader},
     panic::AssertUnwindSafe,
     pin::pin,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicI64, Ordering},
@@ -1152,11 +1152,21 @@ fn of_holder() -> Policy<()> {
     Policy::new("exports", Concurrency::new(3).lease(Duration::from_secs(1)))
 }
 
+/// A process that is killed when this is dropped.
+struct Holder(Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[tokio::test]
 async fn the_slots_of_a_process_that_is_killed_are_free_within_a_lease() {
     let redis = Redis::start();
     let limiter = Limiter::new(connected(patient(), &redis.url()).await, of_holder());
-    let mut holder = Command::new(env::current_exe().expect("this binary"))
+    let holder = Command::new(env::current_exe().expect("this binary"))
         .args([
             "--exact",
             "decide::concurrency::a_holder_that_is_to_be_killed",
@@ -1164,9 +1174,9 @@ async fn the_slots_of_a_process_that_is_killed_are_free_within_a_lease() {
         ])
         .env(HOLDER, redis.url())
         .stdout(Stdio::piped())
-        .spawn()
-        .expect("this binary starts");
-    let output = BufReader::new(holder.stdout.take().expect("a pipe"));
+        .spawn();
+    let mut holder = Holder(holder.expect("this binary starts"));
+    let output = BufReader::new(holder.0.stdout.take().expect("a pipe"));
     let held = tokio::task::spawn_blocking(move || {
         let mut lines = output.lines().map(|line| line.expect("text"));
         (lines.any(|line| line.contains("held true")), lines)
@@ -1184,8 +1194,7 @@ async fn the_slots_of_a_process_that_is_killed_are_free_within_a_lease() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
-    holder.kill().expect("it runs");
-    holder.wait().expect("it was killed");
+    drop(holder);
     let killed = limiter.peek("42").await.expect("Redis replies").server_time();
     let (mut last_denied, mut free) = (killed, killed);
     eventually("the slots are free", async || {

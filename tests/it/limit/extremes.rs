@@ -519,6 +519,10 @@ async fn each_share_of_a_limit_is_decided() {
             TokenBucket::new(quota, window).burst(1).into(),
         ]
     });
+    // Without what a bucket holds back for the time of the prefetch.
+    let ahead =
+        all().filter_map(|(quota, window)| format!("{} prefetch 1ms", TokenBucket::new(quota, window)).parse().ok());
+    let limits = limits.chain(ahead);
     let mut decided = 0;
     for limit in limits.chain([Concurrency::new(1).into(), Concurrency::new(999_999_999).into()]) {
         // Some buckets are not exact.
@@ -531,6 +535,7 @@ async fn each_share_of_a_limit_is_decided() {
             let limiter = Limiter::new(Broken::default(), policy.clone().failure_mode(share));
             let first = limiter.check("k").await.expect("this process counts");
             assert!(first.is_allowed(), "{limit}, {share}");
+            assert!(first.remaining() < first.limit(), "{limit}, {share}: {first:?}");
             for cost in [1, limit.quota()] {
                 let checked = limiter
                     .request("k")

@@ -2,13 +2,11 @@
 
 use std::{
     error::Error,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
+use fred::interfaces::ClientLike;
 use http::{Request, Response};
 use tokio::{
     task::JoinSet,
@@ -166,12 +164,18 @@ async fn ten_thousand_checks_a_second_do_not_accumulate(library: ClientLibrary) 
 async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
     const SHORT: Duration = Duration::from_millis(20);
     let redis = Redis::start();
-    let client = redis.client().await.clone();
+    // Each is used for less than the half second after which it gives its connection up.
+    let mut clients = Vec::new();
+    for _ in 0..20 {
+        let client = redis.builder().build().expect("a client");
+        client.init().await.expect("Redis replies");
+        clients.push(client);
+    }
     let frozen = redis.freeze();
-    let failures = Arc::new(AtomicUsize::new(0));
+    let failures = Arc::<Mutex<Vec<ErrorKind>>>::default();
 
     let (mut decisions, mut controls) = (Vec::new(), Vec::new());
-    for _ in 0..100 {
+    for client in clients.iter().flat_map(|client| [client; 5]) {
         // A new store each time, whose breaker is closed.
         let store = RedisStore::builder()
             .deadline(SHORT)
@@ -183,9 +187,7 @@ async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
             store.expect("the client will do"),
             policy.failure_mode(FailureMode::Open),
         )
-        .on_failure(move |_| {
-            observed.fetch_add(1, Ordering::Relaxed);
-        });
+        .on_failure(move |error| observed.lock().expect("no panic").push(error.kind()));
         // Not an async closure: rustc 1.95 fails on this one when it compiles again, incrementally.
         let service = layer.layer(service_fn(|_: Request<String>| async {
             Ok::<_, std::convert::Infallible>(Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
@@ -204,10 +206,19 @@ async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
     }
     drop(frozen);
 
-    assert_eq!(failures.load(Ordering::Relaxed), 100);
-    let [decision, control] = [decisions, controls].map(|mut times| {
+    let kinds = failures.lock().expect("no panic");
+    assert_eq!(kinds.len(), 100);
+    // Others are of a connection that was given up while the machine was busy.
+    let timed_out: Vec<_> = kinds.iter().map(|kind| *kind == ErrorKind::Timeout).collect();
+    let [decision, control] = [decisions, controls].map(|times| {
+        let of_timeouts = times.into_iter().zip(&timed_out).filter(|(_, timed_out)| **timed_out);
+        let mut times: Vec<_> = of_timeouts.map(|(time, _)| time).collect();
+        assert!(times.len() >= 50, "{kinds:?}");
         times.sort_unstable();
         times[times.len() / 2]
     });
-    assert!(decision <= control * 2, "{decision:?}, and a sleep {control:?}");
+    assert!(
+        decision >= SHORT && decision <= control * 2,
+        "{decision:?}, and a sleep {control:?}"
+    );
 }

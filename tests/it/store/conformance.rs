@@ -126,6 +126,7 @@ promises! { calendar_month CALENDAR_MONTH
     another_window_has_a_count_of_its_own
     a_refund_after_a_reset_takes_from_what_came_since_at_most
     a_clock_set_back_within_the_month_resets_nothing
+    a_clock_set_back_over_the_end_of_a_month_counts_until_that_of_the_next_one
     a_clock_set_back_admits_one_limit_more_at_most
     a_clock_set_back_a_little_resets_nothing
 }
@@ -1208,6 +1209,21 @@ async fn a_clock_set_back_over_a_boundary_admits_one_limit_for_each_window_it_me
         assert!(waited <= WINDOW, "{waited:?} after {step:?} back");
         assert_eq!(wait(&bench.check(&limit, 1).await), WINDOW);
     }
+}
+
+/// February and March are not of the same length.
+async fn a_clock_set_back_over_the_end_of_a_month_counts_until_that_of_the_next_one(
+    bench: &Bench,
+    algorithm: Algorithm,
+) {
+    let (limit, step) = (algorithm.limit(3), Duration::from_millis(300));
+    bench.set("2027-03-01T00:00:00.2+01:00[Europe/Berlin]").await;
+    bench.check(&limit, 1).await;
+    bench.set_back(step).await;
+    use_up(bench, &limit).await;
+    let waited = wait_exactly(bench, &limit, 3).await;
+    // The clocks are set forward in March.
+    assert_eq!(waited, (31 * 24 - 1) * HOUR + Duration::from_millis(100));
 }
 
 async fn a_clock_set_back_within_the_month_resets_nothing(bench: &Bench, algorithm: Algorithm) {

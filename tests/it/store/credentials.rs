@@ -13,7 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{sync::RwLock, task::JoinSet, time::sleep};
+use tokio::{
+    net::TcpListener,
+    sync::RwLock,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tower_quota::{
     ClientLibrary, ConnectError, Credentials, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
     store::{ErrorKind, Operation},
@@ -445,12 +450,18 @@ async fn while_redis_is_down_the_provider_is_called_seldom(library: ClientLibrar
         provider.fetch_add(1, Ordering::Relaxed);
         ready(Ok::<_, String>(Credentials::new("limiter", "password")))
     });
+    // As a proxy does whose Redis is down: a client asks for its credentials when it is connected.
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("redis://{}", listener.local_addr().expect("a bound port"));
     let started = Instant::now();
-    let store = builder.url("redis://127.0.0.1:1").connect_lazy();
-    sleep(Duration::from_secs(2)).await;
+    let store = builder.url(&url).connect_lazy().expect("the settings are good");
+    while started.elapsed() < Duration::from_secs(2) {
+        let _ = timeout(Duration::from_millis(100), listener.accept()).await;
+    }
+    let calls = calls.load(Ordering::Relaxed);
     let most = 1 + started.elapsed().as_secs() as usize / 5;
-    assert!(calls.load(Ordering::Relaxed) <= most, "{calls:?}");
-    drop(store.expect("the settings are good"));
+    assert!((1..=most).contains(&calls), "{calls}");
+    drop(store);
 }
 
 async fn a_token_that_expires_now_is_replaced_once_a_second(library: ClientLibrary) {
@@ -507,20 +518,12 @@ async fn a_secret_of_a_provider_is_in_no_error_log_or_debug_output(library: Clie
     vault.rotate(SECRET);
     let store = builder().connect().await.expect("the second is right");
     vault.rotate(&format!("late-{SECRET}"));
-    let begin = std::time::Instant::now();
     eventually("it is logged", async || {
-        if begin.elapsed().as_secs() > 6 {
-            panic!("{}", log.text())
-        }
         log.text().contains("cannot be authenticated again")
     })
     .await;
     redis.command::<()>("CLIENT", ["KILL", "USER", "limiter"]).await;
-    let begin = std::time::Instant::now();
     eventually("the third is refused", async || {
-        if begin.elapsed().as_secs() > 8 {
-            panic!("{}", log.text())
-        }
         let error = try_decide(&store, Operation::Check, &limit(), "k", 1).await.err();
         let text = error.map(|error| in_full(&error)).unwrap_or_default();
         seen += &text;

@@ -44,6 +44,8 @@ async fn a_cached_denial_needs_no_redis_and_its_wait_runs_down() {
     let redis = Redis::start();
     let limiter = Limiter::new(store(&redis, true).await, Policy::new("test", SlidingLog::per_hour(1)));
     assert!(check(&limiter).await.is_allowed());
+    // Connects before the time of the denial runs.
+    commands(&redis).await;
     let mut denied = check(&limiter).await;
     assert!(!denied.is_allowed());
 

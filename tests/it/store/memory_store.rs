@@ -1,6 +1,6 @@
 //! Eviction and expiry of the keys of a memory store.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use tower_quota::{
     Ban, Key, Limit, Limiter, MemoryStore, Policy, SlidingLog,
@@ -404,40 +404,43 @@ fn a_key_can_be_evicted_when_a_refund_ends_its_denial() {
 #[test]
 fn the_order_of_eviction_holds_after_any_history() {
     const CAPACITY: usize = 6;
-    let policies = [("a", limit("sliding-log 2/h")), ("b", limit("sliding-log 1/30min"))];
+    let policies = [("a", limit("sliding-log 3/h")), ("b", limit("sliding-log 1/30min"))];
     let mut evictions = [0; 4];
     for seed in 0..100 {
         let mut random = fastrand::Rng::with_seed(seed);
         let clock = Clock::new();
         let store = store(CAPACITY, &clock);
+        // The cost that each key has charged last.
+        let mut last_costs = HashMap::new();
         // The keys with a count, and whether they deny.
-        let counted = || {
+        let counted = |last_costs: &HashMap<_, _>| {
             let all = policies
                 .iter()
                 .flat_map(|policy| (0..8_u64).map(move |key| (policy, key)));
             let used = all.map(|((name, limit), key)| (*name, key, used(&store, name, limit, key), limit.quota()));
             let counted = used.filter(|(_, _, used, _)| *used > 0);
             counted
-                .map(|(name, key, used, quota)| (name, key, used == quota))
+                .map(|(name, key, used, quota)| (name, key, used + last_costs[&(name, key)] > quota))
                 .collect::<Vec<_>>()
         };
         let mut admitted_at = Duration::ZERO;
         for _ in 0..300 {
             let (name, limit) = random.choice(&policies).expect("some");
             let key = random.u64(0..8);
-            let before = counted();
+            let (cost, before) = (random.u64(1..=4), counted(&last_costs));
             let operation = match random.u8(0..8) {
                 0 => Operation::Refund { admitted_at },
                 1 => Operation::Reset,
                 2 => Operation::Peek,
                 _ => Operation::Check,
             };
-            let allowed = outcome(&store, operation, &[Charge::new(name, limit, &Key::from(key), 1)]).allowed;
+            let allowed = outcome(&store, operation, &[Charge::new(name, limit, &Key::from(key), cost)]).allowed;
             if operation == Operation::Check && allowed {
                 admitted_at = Duration::from_micros(clock.now());
+                last_costs.insert((*name, key), cost);
             }
 
-            let after = counted();
+            let after = counted(&last_costs);
             let lost = |(policy, id, _): &&(&str, u64, bool)| {
                 let kept = after.iter().any(|other| (other.0, other.1) == (*policy, *id));
                 !kept && (*policy, *id) != (*name, key)
@@ -445,7 +448,9 @@ fn the_order_of_eviction_holds_after_any_history() {
             let lost: Vec<_> = before.iter().filter(lost).collect();
             let others = |denies| before.iter().any(|other| other.0 != *name && other.2 == denies);
             let own = |denies| before.iter().any(|other| other.0 == *name && other.2 == denies);
-            let new = operation == Operation::Check && !before.iter().any(|other| (other.0, other.1) == (*name, key));
+            let new = operation == Operation::Check
+                && allowed
+                && !before.iter().any(|other| (other.0, other.1) == (*name, key));
             let what = format!("{operation:?} {name} {key} in {before:?} evicts {lost:?}, seed {seed}");
             assert_eq!(lost.len(), usize::from(new && before.len() == CAPACITY), "{what}");
             if let [(policy, _, denies)] = lost[..] {
@@ -462,6 +467,27 @@ fn the_order_of_eviction_holds_after_any_history() {
         }
     }
     assert!(evictions.iter().all(|seen| *seen > 0), "{evictions:?}");
+}
+
+/// A refund leaves room for its own cost, and a check of a higher cost lacks what others have.
+#[test]
+fn whether_a_key_denies_is_by_the_cost_of_its_last_charge() {
+    let (clock, limit) = (Clock::new(), limit("sliding-log 10/h"));
+    let store = store(8, &clock);
+    let charge = |policy, key: &str, cost| [Charge::new(policy, &limit, &key.into(), cost)];
+    assert!(outcome(&store, Operation::Check, &charge("a", "settled", 10)).allowed);
+    let refund = Operation::Refund {
+        admitted_at: Duration::from_micros(clock.now()),
+    };
+    outcome(&store, refund, &charge("a", "settled", 1));
+    assert!(admits(&store, "b", &limit, "used"));
+    for key in ["1", "2", "3", "4", "5", "6", "7"] {
+        assert!(outcome(&store, Operation::Check, &charge("a", key, 1)).allowed);
+        assert!(!outcome(&store, Operation::Check, &charge("a", key, 11)).allowed);
+    }
+    assert_eq!(used(&store, "a", &limit, "settled"), 9);
+    assert_eq!(used(&store, "b", &limit, "used"), 1);
+    assert_eq!(store.evictions(), 1);
 }
 
 #[test]

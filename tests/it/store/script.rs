@@ -508,7 +508,7 @@ async fn a_call_with_a_calendar_that_does_not_fit_has_done_nothing() {
     let ahead = |hours: u64| (seconds + 3_600 * hours) * 1_000_000;
     let (within, boundaries) = (
         format!("{} {} 0", ahead(3), ahead(6)),
-        [3, 4, 5, 6].map(|hours| ahead(hours).to_string()).join(" "),
+        [3, 4, 5, 6, 7].map(|hours| ahead(hours).to_string()).join(" "),
     );
     let calendar = format!("fixed 1 9 0 0 0 {boundaries}");
     let log = "log 1 5 60000000 0 0";
@@ -550,7 +550,9 @@ async fn a_calendar_counts_in_the_period_around_the_time_of_redis() {
     let [seconds, _]: [i64; 2] = redis.command("TIME", [""; 0]).await;
     let at = |period: i64| (seconds - 1_800 + 3_600 * period) * 1_000_000;
     for position in 0..3 {
-        let boundaries = [0, 1, 2, 3].map(|period| at(period - position).to_string()).join(" ");
+        let boundaries = [0, 1, 2, 3, 4]
+            .map(|period| at(period - position).to_string())
+            .join(" ");
         let arguments = [
             format!("{} {} 0", at(-position), at(3 - position)),
             format!("check 1 1 1 0 fixed 1 9 0 0 0 {boundaries}"),

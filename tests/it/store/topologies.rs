@@ -225,7 +225,8 @@ async fn a_connection_that_is_checked_is_preferred_to_one_that_is_lost(library: 
 
 async fn after_a_reply_the_connection_is_not_checked(library: ClientLibrary) {
     let redis = Redis::start();
-    let store = connect(library, &redis.url()).await;
+    // After the deadline of a check it would be.
+    let store = connected(patient().client_library(library), &redis.url()).await;
     let stats = async || redis.command::<String>("INFO", ["commandstats"]).await;
     let pings = |stats: String| {
         stats

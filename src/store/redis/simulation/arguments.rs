@@ -243,7 +243,7 @@ fn parse_charge(rule: &str, run: &mut Reader<'_>, now: u64) -> ParsedCharge {
         ("counter", [span, _, _]) => SlidingCounter::new(quota, window(span)).into(),
         ("bucket", [rate, period, _]) => TokenBucket::new(rate, window(period)).burst(quota).into(),
         ("fixed", [0, 0, 0]) => {
-            let boundaries: [u64; 4] = run.numbers();
+            let boundaries: [u64; 5] = run.numbers();
             assert!((boundaries[0]..boundaries[3]).contains(&now), "{boundaries:?}");
             hourly(quota)
         }

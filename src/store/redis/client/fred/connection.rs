@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     future::poll_fn,
     pin::{Pin, pin},
     sync::{
@@ -15,7 +14,7 @@ use fred::{
     interfaces::{ClientLike, EventInterface},
     types::{
         Builder, ClusterHash, CustomCommand, Resp3Frame, Value,
-        config::{Config, CredentialProvider, Options, Server, ServerConfig, TcpConfig, UnresponsiveConfig},
+        config::{Config, Options, Server, ServerConfig, TcpConfig, UnresponsiveConfig},
     },
 };
 use tokio::{
@@ -106,7 +105,7 @@ impl Connection {
     pub(super) fn open(client: Client, authenticator: Option<Arc<Authenticator>>) -> Self {
         let config = client.client_config();
         let (sender, state) = watch::channel(ConnectionState::Connecting);
-        let authenticating = authenticator.map(|authenticator| {
+        let authenticating = authenticator.clone().map(|authenticator| {
             let state = state.clone();
             authenticator.keep_authenticated(move |credentials| authenticate_again(state.clone(), credentials))
         });
@@ -114,7 +113,7 @@ impl Connection {
             config,
             keeper: Keeper::Store {
                 state,
-                task: AbortOnDrop(tokio::spawn(keep_connected(client, sender))),
+                task: AbortOnDrop(tokio::spawn(keep_connected(client, sender, authenticator))),
                 _authenticating: authenticating,
             },
             suspect: Arc::default(),
@@ -229,7 +228,16 @@ async fn reconnect(client: &Client, routing: Option<AbortHandle>) {
 }
 
 /// Keeps a client connected, until the connection is dropped: the first attempt is made at once.
-async fn keep_connected(mut client: Client, state: watch::Sender<ConnectionState>) {
+async fn keep_connected(
+    mut client: Client,
+    state: watch::Sender<ConnectionState>,
+    authenticator: Option<Arc<Authenticator>>,
+) {
+    let tried = |failure: Option<&Failure>| {
+        if let Some(authenticator) = &authenticator {
+            authenticator.tried(failure);
+        }
+    };
     loop {
         let started = Instant::now();
         let mut connected = client.reconnect_rx();
@@ -240,13 +248,18 @@ async fn keep_connected(mut client: Client, state: watch::Sender<ConnectionState
         let ended = poll_fn(|cx| {
             if !was_connected && connected.as_mut().poll(cx).is_ready() {
                 was_connected = true;
+                tried(None);
                 state.send_replace(ConnectionState::Connected(client.clone(), routing.0.abort_handle()));
             }
             Pin::new(&mut routing.0).poll(cx)
         })
         .await;
         state.send_replace(match &ended {
-            Ok(Err(error)) if !was_connected => ConnectionState::Failed(connect_failure(error)),
+            Ok(Err(error)) if !was_connected => {
+                let failure = connect_failure(error);
+                tried(Some(&failure));
+                ConnectionState::Failed(failure)
+            }
             Ok(_) | Err(_) => ConnectionState::Connecting,
         });
         match ended {
@@ -318,38 +331,6 @@ pub(super) fn build(config: Config) -> Result<Client, Error> {
             };
         })
         .build()
-}
-
-/// The provider of the credentials of a client, if they are not part of the URL.
-pub(super) fn provider(authenticator: Option<&Arc<Authenticator>>) -> Option<Arc<dyn CredentialProvider>> {
-    Some(Arc::new(Provider(authenticator?.clone())))
-}
-
-struct Provider(Arc<Authenticator>);
-
-impl fmt::Debug for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Provider").finish_non_exhaustive()
-    }
-}
-
-type Fetched<'a> = Pin<Box<dyn Future<Output = Result<(Option<String>, Option<String>), Error>> + Send + 'a>>;
-
-impl CredentialProvider for Provider {
-    fn fetch<'a, 'b, 'c>(&'a self, _: Option<&'b Server>) -> Fetched<'c>
-    where
-        'a: 'c,
-        'b: 'c,
-        Self: 'c,
-    {
-        Box::pin(async {
-            let credentials = self.0.credentials().await;
-            // fred connects again after an error of this kind.
-            let credentials = credentials.map_err(|error| Error::new(ErrorKind::IO, error))?;
-            self.0.used(); // it is connected
-            Ok((Some(credentials.user.into()), Some(credentials.password.into())))
-        })
-    }
 }
 
 /// Refuses a client that cannot serve a limiter, and names the setting to change.

@@ -2,6 +2,7 @@ mod connection;
 
 use std::{
     borrow::Cow,
+    fmt,
     future::poll_fn,
     pin::{Pin, pin},
     sync::{
@@ -19,7 +20,7 @@ use fred::{
     interfaces::{ClientLike, EventInterface, PubsubInterface},
     types::{
         Builder, ClusterHash, CustomCommand, Message, Resp3Frame, Value,
-        config::{Config, ServerConfig},
+        config::{Config, CredentialProvider, Server, ServerConfig},
     },
 };
 use tokio::{
@@ -27,7 +28,7 @@ use tokio::{
     time::timeout,
 };
 
-use self::connection::{Connection, build, check_settings, ping, provider, rotate_sentinels, send_once};
+use self::connection::{Connection, build, check_settings, ping, rotate_sentinels, send_once};
 use super::while_answered;
 use crate::{
     ConfigError,
@@ -221,10 +222,45 @@ impl FredClient {
         // It ends with this function unless it succeeds: without its task, fred would keep what it connects.
         let mut connection = AbortOnDrop(client.connect());
         let connecting = timeout(CONNECT_TIMEOUT, while_running(&mut connection, connected.recv())).await;
-        let _ = connecting.map_err(|_| Failure::Timeout)??;
+        let connecting = connecting.unwrap_or(Err(Failure::Timeout));
+        if let Some(authenticator) = authenticator {
+            authenticator.tried(connecting.as_ref().err());
+        }
+        let _ = connecting?;
         let subscribing = timeout(SUBSCRIBE_TIMEOUT, client.subscribe(channel)).await;
         subscribing.map_err(|_| Failure::Timeout)?.map_err(call_failure)?;
         Ok((client, messages, connection))
+    }
+}
+
+/// The provider of the credentials of a client, if they are not part of the URL.
+fn provider(authenticator: Option<&Arc<Authenticator>>) -> Option<Arc<dyn CredentialProvider>> {
+    Some(Arc::new(Provider(authenticator?.clone())))
+}
+
+struct Provider(Arc<Authenticator>);
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Provider").finish_non_exhaustive()
+    }
+}
+
+type Fetched<'a> = Pin<Box<dyn Future<Output = Result<(Option<String>, Option<String>), Error>> + Send + 'a>>;
+
+impl CredentialProvider for Provider {
+    fn fetch<'a, 'b, 'c>(&'a self, _: Option<&'b Server>) -> Fetched<'c>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async {
+            let credentials = self.0.credentials().await;
+            // fred connects again after an error of this kind.
+            let credentials = credentials.map_err(|error| Error::new(ErrorKind::IO, error))?;
+            Ok((Some(credentials.user.into()), Some(credentials.password.into())))
+        })
     }
 }
 

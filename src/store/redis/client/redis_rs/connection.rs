@@ -332,10 +332,7 @@ where
     let connected = connect(server.set_redis_settings(settings))
         .await
         .map_err(of_connection);
-    // While Redis is down, the provider is not called with each attempt.
-    if !matches!(connected, Err(Failure::Unreachable(_))) {
-        authenticator.used();
-    }
+    authenticator.tried(connected.as_ref().err());
     connected
 }
 
