@@ -41,8 +41,6 @@ pub(crate) struct CheckContext {
     pub(super) warned_of_receipt: Arc<AtomicBool>,
     /// Whether the warning about an upgraded connection without its slots was logged.
     pub(super) warned_of_upgrade: Arc<AtomicBool>,
-    /// Whether requests may wait for one of them.
-    pub(crate) waits: bool,
     /// How callers are told about decisions, by the HTTP side, of which this folder knows nothing.
     pub(crate) presentation: Arc<dyn Any + Send + Sync>,
     pub(crate) on_settled: Option<OnSettled>,
@@ -80,7 +78,6 @@ impl CheckContext {
             is_composite: is_composite(&policies),
             warned_of_receipt: Arc::default(),
             warned_of_upgrade: Arc::default(),
-            waits: waits(&policies),
             policies,
             identity: Arc::default(),
             registry,
@@ -100,7 +97,6 @@ impl CheckContext {
         register(&self.registry, &policies);
         Self {
             is_composite: is_composite(&policies),
-            waits: waits(&policies),
             policies,
             identity: Arc::default(),
             ..self.clone()
@@ -237,10 +233,6 @@ fn of_name<'a>(policies: &'a [PolicyContext], policy: &PolicyContext) -> Vec<&'a
 
 fn is_composite(policies: &[PolicyContext]) -> bool {
     policies.iter().any(|policy| !policy.settings.enforced.is_whole())
-}
-
-fn waits(policies: &[PolicyContext]) -> bool {
-    policies.iter().any(|policy| policy.waiting.longest_us > 0)
 }
 
 /// What the checks of one policy have in common.

@@ -97,10 +97,10 @@ impl Undecided {
         self.decision.owe(kind)
     }
 
-    /// Whether a request may wait for one of the policies.
+    /// Whether requests wait for one of the policies.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
-        self.as_slice().first().is_some_and(|policy| policy.context.waits)
+        self.as_slice().iter().any(|policy| policy.charge.line.is_some())
     }
 
     /// Dates its leases from now on, when it is about to be checked again.

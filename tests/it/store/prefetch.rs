@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use axum::{Router, routing::get as route};
+use http::{StatusCode, request::Parts};
 use tokio::{runtime::Builder, task::JoinSet};
 use tower_quota::{
-    ClientLibrary, FixedWindow, Key, Limit, Limiter, MemoryStore, Policy, RedisStore, SlidingLog, TokenBucket,
+    ClientLibrary, FixedWindow, Key, Limit, Limiter, MemoryStore, Plans, Policy, RateLimitLayer, RedisStore,
+    SlidingLog, TokenBucket, key,
     store::{Charge, Operation, Store, StoreRequest},
 };
 
-use crate::support::{Cluster, Redis, connected, each_client, patient};
+use crate::support::{Cluster, Redis, connected, each_client, get, patient, send};
 
 const QUOTA: u64 = 3_000;
 const WINDOW: Duration = Duration::from_secs(1);
@@ -106,6 +109,55 @@ async fn a_hot_key_needs_few_calls(library: ClientLibrary) {
         limiter.peek("k").await.expect("Redis answers").remaining(),
         20_000 - REQUESTS
     );
+}
+
+#[tokio::test]
+async fn a_policy_with_waits_takes_nothing_from_requests_to_which_it_does_not_apply() {
+    const REQUESTS: u64 = 500;
+    fn plan(parts: &Parts) -> Option<&str> {
+        parts.headers.get("plan")?.to_str().ok()
+    }
+
+    let unkeyed = || {
+        let limit = SlidingLog::per_minute(20_000).prefetch(Duration::from_secs(1));
+        Policy::new("free", limit)
+    };
+    let free = || unkeyed().key(key::header("user"));
+    let waits = || {
+        let policy = Policy::new("pro", SlidingLog::per_minute(9)).key(key::header("user"));
+        policy.wait_up_to(WINDOW)
+    };
+    for is_of_plans in [true, false] {
+        let redis = Redis::start();
+        let store = connected(patient(), &redis.url()).await;
+        let layer = match is_of_plans {
+            true => RateLimitLayer::new(store.clone(), Plans::new("free", free()).plan("pro", waits()).by(plan)),
+            false => {
+                let waits = waits().apply_if(|parts| plan(parts).is_some());
+                RateLimitLayer::new(store.clone(), [free(), waits])
+            }
+        };
+        let app = Router::new().route("/", route(async || "hi").layer(layer));
+        let request = async |user: &str| send(&app, get("/").header("user", user)).await.status;
+        let before = calls(&redis).await;
+        for _ in 0..REQUESTS {
+            assert_eq!(request("1").await, StatusCode::OK);
+            tokio::task::yield_now().await;
+        }
+        let made = calls(&redis).await - before;
+        assert!(made < REQUESTS / 2, "{made} calls");
+
+        let all = Limiter::new(store, unkeyed());
+        let all = all.request(Key::header("user", "2")).cost(20_000).charge().await;
+        assert!(all.is_ok(), "{all:?}");
+        assert_eq!(request("2").await, StatusCode::TOO_MANY_REQUESTS);
+        let (before, started) = (calls(&redis).await, Instant::now());
+        for _ in 0..100 {
+            assert_eq!(request("2").await, StatusCode::TOO_MANY_REQUESTS);
+        }
+        let made = calls(&redis).await - before;
+        assert!(made <= 1 + started.elapsed().as_secs(), "{made} calls");
+    }
 }
 
 #[tokio::test]
