@@ -145,7 +145,8 @@ impl Group {
                     due = due.or(own.map(|own| own.due(sent_at)));
                     waiter.stand(&lacking, again, true, sent_at);
                 }
-                None => waiter.finish(Ok(denied), Some(&again)),
+                // For the store it waits on: its last check counts as a denial, and leaves all places.
+                None => waiter.expire(again),
             }
         }
         due

@@ -20,7 +20,7 @@ use super::{
     check::{self, Check, Held, Sent, begin, decide},
     group::Checked,
     leaving::{Leaving, end_without_caller, leave_at_once},
-    line::{self, Line, NO_LINE, REFRESH, Rank, ended},
+    line::{self, Exit, InLine, Line, NO_LINE, REFRESH, ended},
 };
 use crate::{
     Decision, PolicyDecision,
@@ -29,9 +29,6 @@ use crate::{
     store::{Operation, OwedKind, StoreError, StoreResponse},
     sync::lock,
 };
-
-/// The lines in which a request stands.
-type Places = SmallVec<[(Arc<Line>, Rank); 1]>;
 
 /// A request that waits.
 pub(super) struct Waiter {
@@ -46,7 +43,8 @@ pub(super) struct Waiter {
     pub(super) until: Instant,
     /// While it stands in lines, and is not being checked.
     pub(super) undecided: Mutex<Option<Undecided>>,
-    standing: Mutex<Places>,
+    /// The lines in which it stands, or has stood.
+    lines: Mutex<SmallVec<[InLine; 1]>>,
     /// Whether it may not wait any longer.
     pub(super) is_last: AtomicBool,
     outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
@@ -237,7 +235,7 @@ impl Waiter {
             needs: needs.collect(),
             until,
             undecided: Mutex::default(),
-            standing: Mutex::default(),
+            lines: Mutex::default(),
             is_last: AtomicBool::new(false),
             outcome: Mutex::new(Some(outcome)),
             metrics,
@@ -269,22 +267,20 @@ impl Waiter {
         sent_at: Instant,
     ) {
         // A caller that leaves from now on waits for this lock, so that no line keeps the request.
-        let mut standing = lock(&self.standing);
+        let mut lines = lock(&self.lines);
         *lock(&self.undecided) = Some(undecided);
-        standing.retain(|(line, rank)| {
-            let stays = lacking.iter().any(|lacking| lacking.line == line.id);
-            if !stays {
-                line.remove(rank, None);
-            }
-            stays
-        });
+        let has_room = |own: &&mut InLine| !lacking.iter().any(|lacking| lacking.line == own.line.id);
+        for own in lines.iter_mut().filter(|own| own.stands).filter(has_room) {
+            own.leave(Exit::StepsOut);
+        }
         for lacking in lacking {
-            match standing.iter().find(|(line, _)| line.id == lacking.line) {
-                Some((line, _)) => line.signal.change(),
-                None => standing.push(Line::enter(lacking, self, is_stored, sent_at)),
+            match lines.iter_mut().find(|own| own.line.id == lacking.line) {
+                Some(own) if own.stands => own.line.signal.change(),
+                Some(own) => *own = Line::enter(lacking, self, is_stored, sent_at, Some(own)),
+                None => lines.push(Line::enter(lacking, self, is_stored, sent_at, None)),
             }
         }
-        drop(standing);
+        drop(lines);
         self.leave_if_over();
     }
 
@@ -306,20 +302,33 @@ impl Waiter {
     /// Leaves the lines, unless it is being checked.
     pub(super) fn leave(&self) -> Option<Undecided> {
         let undecided = lock(&self.undecided).take()?;
-        self.leave_lines(Some(&undecided));
+        self.leave_lines(Exit::Left(&undecided));
         Some(undecided)
     }
 
-    pub(super) fn leave_lines(&self, left: Option<&Undecided>) {
-        for (line, rank) in mem::take(&mut *lock(&self.standing)) {
-            line.remove(&rank, left);
+    fn leave_lines(&self, exit: Exit<'_>) {
+        for mut own in mem::take(&mut *lock(&self.lines)) {
+            own.leave(exit);
         }
+    }
+
+    /// Stands in no line until a check has denied it again.
+    pub(super) fn step_out(&self) {
+        for own in lock(&self.lines).iter_mut() {
+            own.leave(Exit::StepsOut);
+        }
+    }
+
+    /// Ends the wait of a request that is denied, and does not wait for what denies it.
+    pub(super) fn expire(&self, undecided: Undecided) {
+        self.leave_lines(Exit::Left(&undecided));
+        self.send(Outcome::Expired(undecided));
     }
 
     /// Ends the wait. If the caller has left, what was counted is given back. The request is in its places still unless the store has
     /// admitted it.
     pub(super) fn finish(&self, decided: Result<Decision, StoreError>, unremoved: Option<&Undecided>) {
-        self.leave_lines(unremoved);
+        self.leave_lines(unremoved.map_or(Exit::Admitted, Exit::Left));
         self.send(Outcome::Decided(decided));
     }
 
@@ -341,8 +350,8 @@ impl Waiter {
 
     /// Begins the tasks of its lines, if they have ended with their runtime.
     pub(super) fn ensure_tasks(&self) {
-        for (line, _) in &*lock(&self.standing) {
-            line.ensure_task();
+        for own in lock(&self.lines).iter().filter(|own| own.stands) {
+            own.line.ensure_task();
         }
     }
 }

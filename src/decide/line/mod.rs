@@ -91,18 +91,38 @@ pub(super) struct Entry {
 /// The order of requests in a line: by priority, then turn by turn, then by arrival, then by the number of the request.
 pub(super) type Rank = (Reverse<i32>, u64, u64, u64);
 
+/// A request in a line, or one that has left it and may return.
+pub(super) struct InLine {
+    pub(super) line: Arc<Line>,
+    pub(super) stands: bool,
+    rank: Rank,
+    fair: u32,
+}
+
+/// Why a request leaves a line.
+#[derive(Clone, Copy)]
+pub(super) enum Exit<'a> {
+    /// The key has room, or a check does not end. The request keeps its turn, in case it returns.
+    StepsOut,
+    /// It is admitted, and has had its turn.
+    Admitted,
+    /// It does not wait any longer. The place in the store has it still.
+    Left(&'a Undecided),
+}
+
 pub(super) fn find(id: u64) -> Option<Arc<Line>> {
     lock(&LINES).get(&id).cloned()
 }
 
 impl Line {
-    /// Adds a request to the line of a key, behind those that have arrived before.
+    /// Adds a request to the line of a key, behind those that have arrived before, or where it has stood before.
     pub(super) fn enter(
         lacking: &Lacking,
         waiter: &Arc<Waiter>,
         is_stored: bool,
         sent_at: Instant,
-    ) -> (Arc<Self>, Rank) {
+        before: Option<&InLine>,
+    ) -> InLine {
         // The line is not removed while the table is locked.
         let mut lines = lock(&LINES);
         let line = lines.entry(lacking.line).or_insert_with(|| {
@@ -118,12 +138,12 @@ impl Line {
         let mut state = line.state();
         drop(lines);
 
-        let rank = (
-            Reverse(lacking.waiting.priority),
-            state.turn_of(lacking.waiting.fair),
-            waiter.arrived,
-            waiter.number,
-        );
+        // A line that has ended meanwhile has taken its turns with it.
+        let turn = match before.filter(|before| Arc::ptr_eq(&before.line, &line)) {
+            Some(before) => before.rank.1,
+            None => state.turn_of(lacking.waiting.fair),
+        };
+        let rank = (Reverse(lacking.waiting.priority), turn, waiter.arrived, waiter.number);
         let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
         // Those behind it that have arrived before count as arrived with it, also for other processes.
         let behind = state.waiting.range(rank..).next();
@@ -147,40 +167,51 @@ impl Line {
         line.signal.change();
         drop(state);
         line.ensure_task();
-        (line, rank)
+        InLine {
+            line,
+            stands: true,
+            rank,
+            fair,
+        }
     }
 
-    /// Removes a request that has entered with this rank. If it has `left`, the place in the store has it still.
-    pub(super) fn remove(&self, entered: &Rank, left: Option<&Undecided>) {
-        let mut state = self.state();
-        let Some(rank) = state.rank_now(entered) else { return };
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl InLine {
+    /// Leaves the line. If the request has stepped out before, only its turn is regarded.
+    pub(super) fn leave(&mut self, exit: Exit<'_>) {
+        let mut state = self.line.state();
+        self.stands = false;
+        self.rank = state.rank_now(&self.rank);
+        let rank = self.rank;
         let was_in_place = state.is_in_place(&rank);
-        let Some(Entry { cost, fair, .. }) = state.waiting.remove(&rank) else {
-            return;
-        };
+        let entry = state.waiting.remove(&rank);
+        match exit {
+            Exit::StepsOut => {}
+            Exit::Admitted => state.turn = state.turn.max(rank.1),
+            Exit::Left(_) => state.pass_on(rank.1, self.fair),
+        }
+        let Some(Entry { cost, .. }) = entry else { return };
         state.weight -= cost;
-        match left {
-            None => {
-                state.turn = state.turn.max(rank.1);
-                // A check in another line does not know that this place has it as arrived with one ahead of it.
+        match exit {
+            // A check in another line does not know that this place has it as arrived with one ahead of it.
+            Exit::StepsOut | Exit::Admitted => {
                 state.is_stale |= state.waiting.range(..rank).any(|(ahead, _)| ahead.2 > rank.2);
             }
-            Some(left) => {
+            Exit::Left(left) => {
                 state.left = Some(left.again());
                 state.is_stale |= was_in_place;
-                state.pass_on(rank.1, fair);
             }
         }
         let is_over = state.waiting.is_empty() && state.acts_by.is_none();
         drop(state);
         if is_over {
-            self.end();
+            self.line.end();
         }
-        self.signal.change();
-    }
-
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.line.signal.change();
     }
 }
 
@@ -235,11 +266,12 @@ impl State {
     }
 
     /// The rank of a request that has entered with this one. It has another one if turns were passed on to it.
-    fn rank_now(&self, entered: &Rank) -> Option<Rank> {
+    fn rank_now(&self, entered: &Rank) -> Rank {
         if self.waiting.contains_key(entered) {
-            return Some(*entered);
+            return *entered;
         }
-        self.waiting.keys().find(|rank| rank.3 == entered.3).copied()
+        let mut ranks = self.waiting.keys();
+        *ranks.find(|rank| rank.3 == entered.3).unwrap_or(entered)
     }
 
     /// Whether the place in the store contains the request with this rank.

@@ -113,7 +113,7 @@ impl Line {
             .cloned()
             .collect();
         drop(state);
-        forgotten.iter().for_each(|waiter| waiter.leave_lines(None));
+        forgotten.iter().for_each(|waiter| waiter.step_out());
     }
 
     /// What this task of the line does next.

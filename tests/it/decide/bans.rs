@@ -33,6 +33,7 @@ each_store! {
     while_banned_nothing_is_counted_to_any_policy
     a_denial_by_another_policy_or_for_its_cost_does_not_count
     a_denial_by_another_policy_of_a_request_that_could_wait_does_not_count
+    each_denial_that_ends_a_wait_counts
     each_of_two_policies_has_its_own_bans
     a_reset_ends_a_ban_and_forgets_those_before
     a_peek_shows_a_ban_and_counts_no_denial
@@ -227,6 +228,28 @@ async fn a_denial_by_another_policy_of_a_request_that_could_wait_does_not_count(
     bench.advance(MINUTE).await;
     let alone = Limiter::new(bench.store.clone(), waiting);
     assert!(alone.acquire("k").await.is_ok(), "the policy has denied nothing");
+}
+
+/// Those that wait are equal, so they are checked together.
+async fn each_denial_that_ends_a_wait_counts(bench: Bench) {
+    let store = Counted::new(bench.store.clone());
+    let other = Policy::new("other", SlidingLog::per_second(2)).ban(ban());
+    let waiting = policy("test").wait_up_to(5 * MINUTE);
+    let both = Limiter::new(store.clone(), [waiting, other.clone()]);
+    let other = Limiter::new(store.clone(), other);
+    assert!(check(&both).await.is_allowed());
+    let callers = [(); 3].map(|()| {
+        let both = both.clone();
+        tokio::spawn(async move { both.acquire("k").await })
+    });
+    eventually("they wait", async || store.calls() >= 4).await;
+    assert!(check(&other).await.is_allowed());
+    for caller in callers {
+        let ended = caller.await.expect("no panic");
+        assert!(matches!(ended, Err(AcquireError::Denied(_))), "{ended:?}");
+    }
+    let peeked = other.peek("k").await.expect("the store replies");
+    assert_eq!(denial(&peeked), banned(MINUTE));
 }
 
 async fn each_of_two_policies_has_its_own_bans(bench: Bench) {

@@ -202,3 +202,65 @@ async fn requests_that_were_given_turns_leave_nothing_behind() {
     assert!(acquire(None).await.expect("no panic"));
     assert!(start.elapsed() <= 10 * SECOND, "{:?}", start.elapsed());
 }
+
+/// Limiters of two policies, and of the first one alone.
+fn of_two_and_one() -> [Limiter; 2] {
+    let store = MemoryStore::new();
+    let [a, b] = [("a", 10), ("b", 25)].map(|(name, seconds)| {
+        let policy = Policy::new(name, SlidingLog::new(1, seconds * SECOND));
+        policy.wait_up_to(100 * SECOND)
+    });
+    [Limiter::new(store.clone(), [a.clone(), b]), Limiter::new(store, a)]
+}
+
+/// Waits for a request of a tenant, and returns after how many seconds it is admitted.
+fn admitted(
+    limiter: &Limiter,
+    tenant: &'static str,
+    start: Instant,
+) -> impl Future<Output = (u64, &'static str)> + use<> {
+    let limiter = limiter.clone();
+    async move {
+        let admitted = limiter.request("k").fair_by(tenant).acquire().await;
+        assert!(admitted.is_ok(), "{admitted:?}");
+        (start.elapsed().as_secs(), tenant)
+    }
+}
+
+/// It leaves the line of each key that has room, and enters it again.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_two_keys_keeps_its_turn() {
+    let ([both, one], start) = (of_two_and_one(), Instant::now());
+    admitted(&both, "x", start).await;
+    let mut callers = JoinSet::new();
+    for tenant in ["x", "1", "2", "3", "4", "5"] {
+        sleep(SECOND).await;
+        callers.spawn(admitted(if tenant == "x" { &both } else { &one }, tenant, start));
+    }
+    let mut order = callers.join_all().await;
+    order.sort_unstable();
+    assert_eq!(
+        order,
+        [(10, "1"), (20, "2"), (30, "x"), (40, "3"), (50, "4"), (60, "5")]
+    );
+}
+
+/// Its turn is that of the next one of its tenant.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_leaves_while_one_of_two_keys_has_room_takes_no_turn() {
+    let ([both, one], start) = (of_two_and_one(), Instant::now());
+    admitted(&both, "x", start).await;
+    let leaving = tokio::spawn(admitted(&both, "x", start));
+    let mut callers = JoinSet::new();
+    for tenant in ["1", "1"] {
+        sleep(SECOND).await;
+        callers.spawn(admitted(&one, tenant, start));
+    }
+    sleep(14 * SECOND).await;
+    leaving.abort();
+    assert!(leaving.await.is_err(), "it waits");
+    callers.spawn(admitted(&one, "x", start));
+    let mut order = callers.join_all().await;
+    order.sort_unstable();
+    assert_eq!(order, [(10, "1"), (20, "x"), (30, "1")]);
+}
