@@ -247,12 +247,15 @@ impl Drop for StoreCheck {
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 if let Ok(decision) = settle(&response.await, operation, undecided, Some(began)) {
-                    count(operation, &decision);
-                    match (decision.is_allowed(), sent) {
-                        (true, _) if operation == Operation::Wait => give_back(&decision),
-                        (true, _) if is_of_http => decision.cancel(),
-                        (false, Some(sent)) => leaving::leave_at_once(&decision, sent),
-                        (true, _) | (false, None) => {}
+                    let is_allowed = decision.is_allowed();
+                    let would_wait = !is_allowed && sent.is_some_and(|sent| leaving::leave_at_once(&decision, sent));
+                    if !would_wait {
+                        count(operation, &decision);
+                    }
+                    if is_allowed && operation == Operation::Wait {
+                        give_back(&decision);
+                    } else if is_allowed && is_of_http {
+                        decision.cancel();
                     }
                 }
                 owed.confirm();

@@ -24,9 +24,7 @@ pub(crate) fn deny_permanently(operation: Operation, undecided: &Undecided) -> U
     let mut policies: SmallVec<[_; 1]> = policies.collect();
     let denied = policies.iter().any(PolicyDecision::denies);
     policies.retain(|policy| policy.is_observed() || policy.denies() || !denied);
-    let (is_line_full, is_of_http) = (undecided.is_line_full, undecided.is_of_http);
-    let mut undecided = Undecided::new(policies).of_units(undecided.units());
-    (undecided.is_line_full, undecided.is_of_http) = (is_line_full, is_of_http);
+    let mut undecided = Undecided::new(policies).in_place_of(undecided);
     undecided.admit_unless_denied();
     undecided
 }

@@ -13,7 +13,6 @@ use crate::{
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
     store::{
         ErrorKind, Failover, LostSettlements, NamedLimit, Outstanding, Overrides, PerStore, Store, StoreError, StoreId,
-        StoreNumber,
     },
     sync::lock,
 };
@@ -157,11 +156,6 @@ impl CheckContext {
     pub(crate) fn store_id(&self) -> Option<StoreId> {
         // The trait object itself would have none.
         <Arc<dyn Store> as Store>::id(&self.store)
-    }
-
-    /// Identifies the outstanding calls of the store in this process.
-    pub(crate) fn store_number(&self) -> StoreNumber {
-        self.outstanding.number
     }
 
     /// The names of the policies, in their order.

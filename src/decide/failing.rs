@@ -62,8 +62,7 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
     }
     local.record_failure(error);
     let decided = local.decided();
-    // Of a request that may wait it is not known whether it is denied for good: if it is not, all policies decide about it again.
-    if operation != Operation::Wait || decided.is_allowed() {
+    if decided.is_allowed() {
         let uncounted = |policy: &&PolicyDecision| !is_denied(policy) && policy.failure_mode().share().is_none();
         let uncounted = policies.iter().filter(uncounted);
         uncounted.for_each(|policy| count(policy, PolicyOutcome::Uncounted));

@@ -81,13 +81,15 @@ pub(super) fn end_without_caller(decision: &Decision) {
     }
 }
 
-/// A request leaves the places to which a check has added it, since its caller has left or the line is full.
+/// A request leaves the places to which a check has added it, since its caller has left or the line is full. Returns whether it would
+/// have waited.
 #[cold]
-pub(super) fn leave_at_once(denied: &Decision, sent: Sent) {
+pub(super) fn leave_at_once(denied: &Decision, sent: Sent) -> bool {
     let Some(lacking) = Lacking::of(denied, |policy| policy.may_wait()) else {
-        return;
+        return false;
     };
     let (sender, _) = oneshot::channel();
     let waiter = Waiter::new(denied, sent.number, Instant::now(), sender, WaitMetrics::default());
     Arc::new(waiter).stand(&lacking, denied.again(), true, sent.at);
+    true
 }

@@ -24,7 +24,8 @@ impl Decision {
                 && same_count
                 && policy.context.store_id() == context.store_id()
         });
-        same.fold(0, |charged, policy| charged.saturating_add(policy.counted().cost))
+        // A cost above the share that this process counts has taken all of it, and is charged in full.
+        same.fold(0, |charged, policy| charged.saturating_add(policy.charge.cost))
     }
 
     /// Whether an outer layer has charged another key of the same policy.

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::{Decision, policy_decision::PolicyDecision, store_replies::Responses};
 use crate::{
+    limit::MAX_QUOTA,
     store::{Charge, NamedLimit, Operation, Owed, OwedKind, StoreError, StoreId, StoreRequest},
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -247,6 +248,7 @@ impl PolicyDecision {
 impl Settlement {
     /// Replaces what was charged to each count by its actual cost.
     pub(super) fn new(charges: &[PolicyDecision], actual: u64) -> Self {
+        let actual = actual.min(MAX_QUOTA);
         // Nested layers may have charged parts of one cost, of which the first ones are kept.
         let mut settlement = Self::default();
         for (position, charge) in charges.iter().enumerate() {

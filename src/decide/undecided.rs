@@ -160,11 +160,12 @@ impl Undecided {
         self.inner().units = units;
     }
 
-    /// The same for the units, and in the line, of another one.
+    /// The same for the request of another one: its units, and its line.
     pub(crate) fn in_place_of(mut self, other: &Self) -> Self {
         if let Some(led) = &other.led {
             self.lead(led.line, &led.waiting, 1);
         }
+        (self.is_line_full, self.is_of_http) = (other.is_line_full, other.is_of_http);
         self.of_units(other.units())
     }
 
@@ -345,7 +346,7 @@ impl PolicyDecision {
 
         let named = self.named();
         let hash = HASHER.hash_one((
-            self.context.store_number(),
+            self.context.store_id(),
             named.shape,
             &*named.name,
             self.charge.key.as_bytes(),

@@ -20,7 +20,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 pub(crate) use self::{
     failover::Failover,
-    outstanding::{LostSettlements, Outstanding, Owed, OwedKind, PerStore, StoreNumber},
+    outstanding::{LostSettlements, Outstanding, Owed, OwedKind, PerStore},
 };
 pub use self::{
     failover::FailureMode,

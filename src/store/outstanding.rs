@@ -22,22 +22,9 @@ use crate::{
 /// What requests of this process owe to one store: settlements and releases that it has not confirmed.
 #[derive(Default)]
 pub(crate) struct Outstanding {
-    /// Identifies the store in this process.
-    pub(crate) number: StoreNumber,
     owed: OwedCounts,
     lost: OwedCounts,
     changed: Notify,
-}
-
-/// Unlike an address, it is not used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct StoreNumber(u64);
-
-impl Default for StoreNumber {
-    fn default() -> Self {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        Self(NUMBERS.fetch_add(1, SeqCst))
-    }
 }
 
 /// By their [`OwedKind`].

@@ -354,6 +354,23 @@ async fn a_caller_that_leaves_while_the_store_fails_leaves_no_place() {
     assert!(check(&limiter).await.is_allowed(), "this process counts");
 }
 
+/// They share no counts, so a request does not wait behind one of another store, which has its room later.
+#[tokio::test(start_paused = true)]
+async fn requests_of_stores_without_an_identity_wait_in_lines_of_their_own() {
+    let [early, late] = [(); 2].map(|()| {
+        let policy = Policy::new("p", SlidingLog::new(1, 10 * SECOND)).wait_up_to(60 * SECOND);
+        Limiter::new(Counted::new(MemoryStore::new()), policy)
+    });
+    assert!(check(&early).await.is_allowed());
+    sleep(9 * SECOND).await;
+    assert!(check(&late).await.is_allowed());
+    let ahead = tokio::spawn(async move { late.acquire("k").await.is_ok() });
+    sleep(SECOND / 100).await;
+    let admitted = early.acquire("k").await.expect("it is admitted");
+    assert!(admitted.delay() <= 2 * SECOND, "{:?}", admitted.delay());
+    assert!(ahead.await.expect("no panic"), "it waits long enough");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_ends_with_an_error_leaves_no_place() {
     let store = Unsteady::default();

@@ -226,6 +226,18 @@ async fn a_limiter_settles_what_was_taken_and_no_denial() {
     assert_eq!(ledger.units(), [3, 4]);
 }
 
+#[tokio::test]
+async fn a_settlement_above_the_largest_cost_counts_as_that() {
+    let ledger = Ledger::default();
+    let policy = Policy::new("tokens", FixedWindow::per_day(1_000_000));
+    let limiter = Limiter::new(MemoryStore::new(), policy).on_settled(ledger.observer());
+    let admitted = limiter.request("k").cost(5).check().await.expect("in memory");
+    let settled = admitted.take_receipt().settle(u64::MAX).await;
+    settled.expect("in memory");
+    drop(admitted);
+    assert_eq!(ledger.units(), [999_999_999_999_999]);
+}
+
 /// The store admits a request whose caller has left meanwhile, and gets its units back.
 #[tokio::test]
 async fn a_caller_that_left_before_it_was_admitted_is_not_settled() {

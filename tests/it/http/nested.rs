@@ -10,8 +10,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_quota::{
-    Ban, ClientLibrary, Decision, FailureMode, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
-    SlidingLog, TokenBucket, key,
+    Ban, ClientLibrary, Concurrency, Decision, FailureMode, FixedWindow, Limit, Limiter, MemoryStore, Policy,
+    RateLimitLayer, RedisStore, SlidingLog, TokenBucket, key,
     store::{self, Store, StoreFuture},
 };
 
@@ -534,6 +534,21 @@ async fn the_delay_of_a_request_is_that_of_all_layers() {
         let response = service.clone().oneshot(Request::new(Body::new())).await.unwrap();
         let body = response.into_body().collect().await.expect("a body").to_bytes();
         assert_eq!(body, delay);
+    }
+}
+
+/// A cost above the share of this process takes all of it in the outer layer, and nothing more in the inner one.
+#[tokio::test]
+async fn a_cost_above_the_share_of_a_process_is_charged_once_while_the_store_fails() {
+    let limits: [Limit; 2] = [SlidingLog::per_minute(20).into(), Concurrency::new(20).into()];
+    for limit in limits {
+        let store: Arc<dyn Store> = Arc::new(Broken::default());
+        let layer = || {
+            let policy = policy("shared", limit.clone()).cost(5);
+            RateLimitLayer::new(store.clone(), policy.failure_mode(FailureMode::local_share(1, 10)))
+        };
+        let response = through(vec![layer(), layer()]).await;
+        assert_eq!(response.status(), StatusCode::OK, "{limit}");
     }
 }
 

@@ -519,12 +519,15 @@ async fn each_share_of_a_limit_is_decided() {
             TokenBucket::new(quota, window).burst(1).into(),
         ]
     });
-    // Without what a bucket holds back for the time of the prefetch.
-    let ahead =
-        all().filter_map(|(quota, window)| format!("{} prefetch 1ms", TokenBucket::new(quota, window)).parse().ok());
-    let limits = limits.chain(ahead);
     let mut decided = 0;
-    for limit in limits.chain([Concurrency::new(1).into(), Concurrency::new(999_999_999).into()]) {
+    // It holds back what comes in the time of the prefetch.
+    let ahead = TokenBucket::per_second(1_000).prefetch(Duration::from_millis(100));
+    let others = [
+        Concurrency::new(1).into(),
+        Concurrency::new(999_999_999).into(),
+        ahead.into(),
+    ];
+    for limit in limits.chain(others) {
         // Some buckets are not exact.
         let policy = Policy::new("test", limit.clone());
         if policy.validate().is_err() {

@@ -307,6 +307,19 @@ async fn requests_while_the_store_fails_are_counted_by_what_the_failure_mode_doe
 }
 
 #[tokio::test]
+async fn a_policy_that_is_open_has_no_outcome_if_another_one_denies() {
+    let metrics = Metrics::install();
+    let open = Policy::new("open", SlidingLog::per_minute(9)).key(key::constant("all"));
+    let policies = [
+        policy(1).failure_mode(FailureMode::Local),
+        open.failure_mode(FailureMode::Open),
+    ];
+    send_to(&app(RateLimitLayer::new(Later(Broken::default()), policies)), &["/"; 3]).await;
+    metrics.assert_outcomes("api", &[("admitted_locally", 1.0), ("limited_locally", 2.0)]);
+    metrics.assert_outcomes("open", &[("uncounted", 1.0)]);
+}
+
+#[tokio::test]
 async fn each_kind_of_error_is_counted_by_itself() {
     for (kind, label) in [
         (ErrorKind::Timeout, "timeout"),
@@ -691,6 +704,45 @@ async fn a_caller_that_leaves_during_a_check_is_counted_once() {
         metrics.assert_outcomes("mails", &outcome);
         metrics.assert_waits("mails", [0.0, 0.0, 2.0 - outcome[0].1]);
     }
+}
+
+/// A request that would wait has no outcome; one that is denied for good has.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_during_the_first_check_is_counted_if_its_request_is_decided() {
+    for (wait, outcomes) in [
+        (120, &[("admitted", 1.0)][..]),
+        (10, &[("admitted", 1.0), ("limited", 1.0)]),
+    ] {
+        let metrics = Metrics::install();
+        let store = Slow(MemoryStore::new(), Duration::from_millis(250));
+        let mails = Policy::new("mails", SlidingLog::per_minute(1)).wait_up_to(Duration::from_secs(wait));
+        let limiter = Limiter::new(store, mails);
+        drop(limiter.acquire("42").await.expect("there is room"));
+        let call = limiter.acquire("42").into_future();
+        let checked = tokio::time::timeout(Duration::from_millis(100), call).await;
+        assert!(checked.is_err(), "it is being checked");
+
+        sleep(Duration::from_secs(5)).await;
+        metrics.assert_outcomes("mails", outcomes);
+        metrics.assert_waits("mails", [0.0; 3]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_is_full_while_the_store_fails_too() {
+    let metrics = Metrics::install();
+    let mails = Policy::new("mails", SlidingLog::per_second(1)).wait_up_to(Duration::from_secs(9));
+    let limiter = Limiter::new(Broken::default(), mails.max_waiting(1));
+    drop(limiter.acquire("42").await.expect("this process counts"));
+    let waiting = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire("42").await.is_ok() }
+    });
+    sleep(Duration::from_millis(1)).await;
+    let denied = limiter.acquire("42").await;
+    assert!(matches!(denied, Err(AcquireError::LineFull(_))), "{denied:?}");
+    assert!(waiting.await.expect("no panic"), "it waits long enough");
+    metrics.assert_outcomes("mails", &[("admitted_locally", 2.0), ("line_full", 1.0)]);
 }
 
 #[tokio::test(start_paused = true)]
