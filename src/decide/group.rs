@@ -15,6 +15,7 @@ use super::{
     waiting::{Lacking, Waiter},
 };
 use crate::{
+    Denial, PolicyDecision,
     limit::{Arrival, PLACE_SIZE},
     store::{Operation, Owed, StoreError, StoreResponse},
 };
@@ -134,6 +135,8 @@ impl Group {
                     continue;
                 }
             };
+            let exceeds = |policy: &PolicyDecision| policy.denial == Some(Denial::QuotaExceeded);
+            let may_count = asked.is_none() && denied.deniers().any(exceeds);
             let again = asked.unwrap_or_else(|| denied.again());
             match Lacking::of(&denied, |policy| {
                 policy.may_stay_in_line(waiter.until.saturating_duration_since(sent_at))
@@ -146,7 +149,8 @@ impl Group {
                     waiter.stand(&lacking, again, true, sent_at);
                 }
                 // For the store it waits on: its last check counts as a denial, and leaves all places.
-                None => waiter.expire(again),
+                None if may_count => waiter.expire(again),
+                None => waiter.finish(Ok(denied), Some(&again)),
             }
         }
         due

@@ -194,7 +194,11 @@ impl InLine {
             Exit::Admitted => state.turn = state.turn.max(rank.1),
             Exit::Left(_) => state.pass_on(rank.1, self.fair),
         }
-        let Some(Entry { cost, .. }) = entry else { return };
+        let Some(Entry { cost, .. }) = entry else {
+            drop(state);
+            self.line.signal.change();
+            return;
+        };
         state.weight -= cost;
         match exit {
             // A check in another line does not know that this place has it as arrived with one ahead of it.
@@ -259,10 +263,13 @@ impl State {
             turn = rank.1;
             self.is_stale = true;
         }
-        match turn.checked_sub(1) {
-            Some(last) => self.turns.insert(key, last),
-            None => self.turns.remove(&key),
-        };
+        // One that has stepped out keeps its later turn.
+        if self.turns.get(&key) == Some(&turn) {
+            match turn.checked_sub(1) {
+                Some(last) => self.turns.insert(key, last),
+                None => self.turns.remove(&key),
+            };
+        }
     }
 
     /// The rank of a request that has entered with this one. It has another one if turns were passed on to it.
