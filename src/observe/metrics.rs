@@ -2,8 +2,9 @@
 //! before, when a layer, a limiter or a store is built, so that a recorder which is installed by then has them from the start.
 
 use std::{
+    collections::BTreeSet,
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 use super::unrecorded::{
     Counter, Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
-use crate::error::ErrorKind;
+use crate::{error::ErrorKind, sync::lock};
 
 /// Metrics, each with the macro that describes it, its name, its unit and its description.
 macro_rules! metrics {
@@ -193,6 +194,21 @@ pub(crate) enum CheckOutcome {
     FailedByKey,
 }
 
+/// The most servers of Redis that have series of their own. A recorder never removes one, and the nodes of a cluster may have new
+/// addresses again and again.
+const MAX_NODES: usize = 1_000;
+
+static NODES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// The label of a server, of which these had one before.
+fn label_of(nodes: &mut BTreeSet<String>, node: &str) -> String {
+    if !nodes.contains(node) && nodes.len() >= MAX_NODES {
+        return "other".to_owned();
+    }
+    nodes.insert(node.to_owned());
+    node.to_owned()
+}
+
 /// The metrics of a server of Redis.
 #[derive(Default)]
 pub(crate) struct NodeMetrics(Handles<[Counter; 3]>);
@@ -211,8 +227,11 @@ impl NodeMetrics {
 
     #[cold]
     fn handles(node: &str) -> [Counter; 3] {
-        let outcomes = ["decided", "failed", "failed_by_key"];
-        outcomes.map(|outcome| counter!(REDIS_CHECKS, "node" => node.to_owned(), "outcome" => outcome))
+        let (node, outcomes) = (
+            label_of(&mut lock(&NODES), node),
+            ["decided", "failed", "failed_by_key"],
+        );
+        outcomes.map(|outcome| counter!(REDIS_CHECKS, "node" => node.clone(), "outcome" => outcome))
     }
 }
 
@@ -258,4 +277,19 @@ pub(crate) fn breaker_opened() {
 
 pub(crate) fn breaker_closed() {
     gauge!(BREAKERS_OPEN).decrement(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_have_a_bounded_number_of_labels() {
+        let mut nodes = BTreeSet::new();
+        let labels: BTreeSet<_> = (0..2 * MAX_NODES)
+            .map(|n| label_of(&mut nodes, &format!("10.0.0.1:{n}")))
+            .collect();
+        assert_eq!((nodes.len(), labels.len()), (MAX_NODES, MAX_NODES + 1));
+        assert_eq!(label_of(&mut nodes, "10.0.0.1:7"), "10.0.0.1:7");
+    }
 }

@@ -10,6 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::{
+    runtime::Handle,
     task::yield_now,
     time::{Instant, sleep, timeout},
 };
@@ -27,7 +28,7 @@ use super::{
     reply::{RawReply, ScriptReply},
     request::MergedRequest,
     script::Scripts,
-    task::try_spawn,
+    task::spawn_on,
     trial::run_trial,
 };
 use crate::{
@@ -38,6 +39,9 @@ use crate::{
 /// Runs script calls in Redis, with a deadline and a breaker. The commit queues of a store share it.
 pub(super) struct Backend {
     pub(super) client: RedisClient,
+    /// That in which the store was built, and its connections are. What several callers depend on runs there, since that of a caller may
+    /// be blocked, or end.
+    pub(super) runtime: Handle,
     pub(super) scripts: &'static Scripts,
     pub(super) key_format: KeyFormat,
     pub(super) deadline: Deadline,
@@ -52,6 +56,8 @@ pub(super) struct Backend {
     pub(super) metrics: RedisMetrics,
 }
 
+/// The least deadline of a call that is not one of checks.
+pub(super) const LONG_CALL: Duration = Duration::from_secs(1);
 /// The longest pause between probes while the breaker is open.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// The least time between two log lines about refusals.
@@ -61,6 +67,7 @@ impl Backend {
     pub(super) fn new(client: RedisClient, settings: &RedisStoreBuilder) -> Self {
         Self {
             client,
+            runtime: Handle::current(),
             scripts: settings.scripts,
             key_format: KeyFormat::new(&settings.prefix, settings.secret.clone()),
             deadline: Deadline::new(settings.deadline),
@@ -156,6 +163,13 @@ impl Backend {
         self.client.run(script, call, self.deadline).await
     }
 
+    /// The same for a call that may take longer than a check: Redis may have to compile its script, or to reply with ten thousand
+    /// overrides.
+    pub(super) async fn run_long_call(&self, call: &ScriptCall) -> Result<RawReply, Failure> {
+        let deadline = Deadline::new(self.deadline.duration().max(LONG_CALL));
+        self.client.run(self.scripts.get(call.script), call, deadline).await
+    }
+
     fn record_failed(&self, node: &Node, checks: u64, failure: &Failure) {
         let (health, error) = (self.client.health(), failure.clone().into());
         match failure.is_of_key() {
@@ -186,7 +200,8 @@ impl Backend {
     /// Starts a task that probes Redis, if the breaker is open and no such task runs.
     fn ensure_probe(self: &Arc<Self>, breaker: &Arc<Breaker>, key: impl FnOnce() -> Option<Bytes>) {
         if let Some(id) = breaker.start_probe(Instant::now(), self.probe_lease()) {
-            try_spawn(probe(Arc::downgrade(self), breaker.clone(), key(), id));
+            let probe = probe(Arc::downgrade(self), breaker.clone(), key(), id);
+            spawn_on(&self.runtime, probe);
         }
     }
 
@@ -206,7 +221,7 @@ impl Backend {
         if self.may_log_refusal() {
             // The error of a command in a script may not name the command; that of a trial does.
             let backend = self.clone();
-            try_spawn(async move {
+            spawn_on(&self.runtime, async move {
                 let tried = run_trial(&backend).await;
                 backend.log_refusal(match &tried {
                     Err(Failure::Forbidden(precise)) => precise,

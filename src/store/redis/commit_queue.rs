@@ -12,9 +12,10 @@ use super::{
     backend::Backend,
     breaker::Breaker,
     failure::Failure,
+    key_format::slot_of_charge,
     queues::{BatchLimits, CallerRequests, Decided, QueuedRequests, Response},
     request::{BatchPosition, MergedRequest, OwnedRequest, merge},
-    task::{DetachOnDrop, spawn},
+    task::{DetachOnDrop, spawn_on},
 };
 use crate::{
     store::{ErrorKind, StoreError},
@@ -27,8 +28,6 @@ use crate::{
 /// once if no call is in flight.
 pub(super) struct CommitQueue {
     backend: Arc<Backend>,
-    /// The only slot of its requests; 0 for all slots of a server or node.
-    slot: u16,
     /// That of the server or node.
     pub(super) breaker: Arc<Breaker>,
     state: Mutex<State>,
@@ -46,10 +45,9 @@ struct State {
 }
 
 impl CommitQueue {
-    pub(super) fn new(backend: Arc<Backend>, slot: u16, breaker: Arc<Breaker>) -> Arc<Self> {
+    pub(super) fn new(backend: Arc<Backend>, breaker: Arc<Breaker>) -> Arc<Self> {
         Arc::new(Self {
             backend,
-            slot,
             breaker,
             state: Mutex::default(),
         })
@@ -74,6 +72,16 @@ impl CommitQueue {
         }
 
         let deadline = self.backend.deadline.doubled();
+        // The node that has it when the time is over.
+        let slot = match self.backend.client.is_clustered() {
+            true => own
+                .requests
+                .iter()
+                .flat_map(OwnedRequest::charges)
+                .next()
+                .map_or(0, slot_of_charge),
+            false => 0,
+        };
         let (sender, response) = oneshot::channel();
         self.push(own, sender);
         let queue = Arc::downgrade(&self);
@@ -86,7 +94,7 @@ impl CommitQueue {
         match deadline.wait_in_steps(response, after_step).await {
             Some(response) => response.unwrap_or_else(|_| Err(runtime_shut_down())),
             None => match queue.upgrade() {
-                Some(queue) => Err(queue.backend.timed_out(queue.slot)),
+                Some(queue) => Err(queue.backend.timed_out(slot)),
                 None => Err(Failure::Timeout.into()),
             },
         }
@@ -324,7 +332,8 @@ impl Drop for CallPermit {
 
 fn send_next(permit: Option<CallPermit>) {
     if let Some(permit) = permit {
-        spawn(permit.send_waiting());
+        let backend = permit.queue.backend.clone();
+        spawn_on(&backend.runtime, permit.send_waiting());
     }
 }
 
@@ -415,7 +424,7 @@ mod tests {
     /// A queue with these calls in flight, and one request that waits.
     fn waiting_behind(calls: usize) -> Arc<CommitQueue> {
         let backend = simulated_backend(Network::new(0, false));
-        let queue = CommitQueue::new(Arc::new(backend), 0, Arc::default());
+        let queue = CommitQueue::new(Arc::new(backend), Arc::default());
         let (waiting, _) = queued(Vec::new());
         queue.state().calls = calls;
         queue.state().waiting.push_back(waiting);
@@ -462,7 +471,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_does_not_overtake_those_that_wait() {
         let backend = simulated_backend(Network::new(0, false));
-        let queue = CommitQueue::new(Arc::new(backend), 0, Arc::default());
+        let queue = CommitQueue::new(Arc::new(backend), Arc::default());
         let lone = queue.try_lone_permit().expect("nothing waits");
         assert!(queue.try_lone_permit().is_none(), "one call is in flight");
         let (waiting, _response) = queued(Vec::new());

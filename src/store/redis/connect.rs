@@ -14,7 +14,7 @@ use super::{
     queues::CommitQueues,
     source::Source,
     store::RedisStore,
-    task::spawn,
+    task::spawn_on,
     trial::{connect_in_background, connected},
     url::{Url, shown},
 };
@@ -117,8 +117,9 @@ impl RedisStoreBuilder {
     pub fn connect_lazy(self) -> Result<RedisStore, ConfigError> {
         let (connect_timeout, server) = (self.connect_timeout, self.server());
         let store = self.build()?;
-        let backend = Arc::downgrade(&store.queues.backend);
-        spawn(connect_in_background(backend, server, connect_timeout));
+        let backend = &store.queues.backend;
+        let connecting = connect_in_background(Arc::downgrade(backend), server, connect_timeout);
+        spawn_on(&backend.runtime, connecting);
         Ok(store)
     }
 

@@ -82,7 +82,9 @@ impl RedisOverrides {
             lasts.as_micros().to_string(),
             format!("{policy}\n{key}\n{limit}\n{set_by}\n"),
         ];
-        let changed = self.call(overrides, change.map(Bytes::from)).await;
+        let changed = change_in(overrides.clone(), change.map(Bytes::from));
+        let changed = self.backend.runtime.spawn(changed).await;
+        let changed = changed.unwrap_or_else(|_| Err(Failure::ended_runtime()));
         changed.map_err(|failure| explain(failure, &self.backend))
     }
 
@@ -92,7 +94,7 @@ impl RedisOverrides {
         call.arguments
             .extend([format!("{version:.0}"), MAX_CHANGES.to_string()].map(Bytes::from));
         call.arguments.extend(change);
-        let reply = self.backend.run_call(&call).await?.numbers;
+        let reply = self.backend.run_long_call(&call).await?.numbers;
         let mut changes = &*reply;
         let [Some(now), Some(newest), Some(all)] = [(); 3].map(|()| number(&mut changes)) else {
             return Err(Failure::malformed_reply());
@@ -122,6 +124,14 @@ impl RedisOverrides {
             *version = newest;
         }
         Ok(())
+    }
+}
+
+/// Makes a change, in a task of the store: the runtime of a caller may be blocked, and others wait for the version.
+async fn change_in(overrides: Overrides, change: [Bytes; 2]) -> Result<(), Failure> {
+    match overrides.redis() {
+        Some(redis) => redis.call(&overrides, change).await,
+        None => Ok(()),
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{queues::CommitQueues, request::OwnedRequest, store::send, task::try_spawn};
+use super::{queues::CommitQueues, request::OwnedRequest, store::send, task::spawn_on};
 use crate::{
     Limit,
     store::{Charge, ChargeState, Operation, Outcome, Outstanding, OwedKind, StoreId, StoreRequest, StoreResponse},
@@ -194,8 +194,9 @@ impl Prefetch {
 
     /// Asks for units, and keeps what Redis grants until its end.
     pub(super) fn ask(self: &Arc<Self>, queues: &Arc<CommitQueues>, request: OwnedRequest) {
-        let (prefetch, queues) = (self.clone(), Arc::downgrade(queues));
-        try_spawn(async move {
+        let (prefetch, backend) = (self.clone(), queues.backend.clone());
+        let queues = Arc::downgrade(queues);
+        spawn_on(&backend.runtime, async move {
             let (Some(hash), Some(store)) = (request.charges().next().map(|charge| charge.hash), queues.upgrade())
             else {
                 return;
@@ -371,6 +372,8 @@ impl HotKey {
 
 #[cfg(test)]
 mod tests {
+    use std::{future::poll_fn, pin::Pin, task::Poll};
+
     use fastrand::Rng;
     use tokio::{runtime::Builder, task::JoinSet, time::sleep};
 
@@ -687,6 +690,35 @@ mod tests {
         assert_reset_forgets(limit, limit).await;
         // The policy has no units ahead, and an override of the key has.
         assert_reset_forgets(limit, &SlidingLog::new(QUOTA, WINDOW).into()).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reset_whose_caller_leaves_forgets_units_until_redis_has_replied() {
+        let limit = &limits()[0];
+        let (network, started, key) = (Network::new(1, false), Instant::now(), Key::from("hot"));
+        let store = store(&network);
+        assert!(send_one(&store, limit, 1, started).await.is_some());
+        let prefetch = &store.prefetch;
+        let mut hashes = prefetch
+            .shards
+            .iter()
+            .flat_map(|shard| shard.lock().unwrap().keys.keys().copied().collect::<Vec<_>>());
+        let hash = hashes.next().expect("a key");
+
+        let charges = [Charge::new("p", limit, &key, 1)];
+        let mut reset = store.decide(&[StoreRequest::new(Operation::Reset, &charges)]);
+        assert!(
+            poll_fn(|cx| Poll::Ready(Pin::new(&mut reset).poll(cx)))
+                .await
+                .is_pending()
+        );
+        drop(reset);
+        // On another connection, on which Redis may have granted them before.
+        tokio::time::advance(Duration::from_micros(1)).await;
+        let asked = heat(&Arc::default(), limit, 20).expect("it is hot");
+        assert!(prefetch.keep(hash, &asked, Some(&granted(8)), Instant::now()).is_some());
+        sleep(Duration::from_secs(1)).await;
+        assert!(prefetch.lock(hash).keys[&hash].grants.is_empty());
     }
 
     async fn assert_reset_forgets(limit: &Limit, of_reset: &Limit) {

@@ -52,7 +52,7 @@ impl CommitQueues {
         let backend = Arc::new(backend);
         let queues = match backend.client.is_clustered() {
             true => Queues::Cluster(Mutex::default()),
-            false => Queues::SingleServer(CommitQueue::new(backend.clone(), 0, Arc::default())),
+            false => Queues::SingleServer(CommitQueue::new(backend.clone(), Arc::default())),
         };
         Self { backend, queues }
     }
@@ -80,7 +80,7 @@ impl CommitQueues {
             return None;
         }
         let mut queues = lock(queues);
-        Some(self.queues_of_node(&mut queues, node.as_ref(), slot).all.clone())
+        Some(self.queues_of_node(&mut queues, node.as_ref()).all.clone())
     }
 
     /// The queue for requests of one slot, which may require that each call declares all of its keys.
@@ -91,11 +91,11 @@ impl CommitQueues {
         };
         let node = self.backend.client.node_of(slot);
         let mut queues = lock(queues);
-        let NodeQueues { all, slots, .. } = self.queues_of_node(&mut queues, node.as_ref(), slot);
+        let NodeQueues { all, slots, .. } = self.queues_of_node(&mut queues, node.as_ref());
         if !declares_keys && self.backend.reaches_several_slots() {
             return all.clone();
         }
-        let new = || CommitQueue::new(self.backend.clone(), slot, all.breaker.clone());
+        let new = || CommitQueue::new(self.backend.clone(), all.breaker.clone());
         slots.entry(slot).or_insert_with(new).clone()
     }
 
@@ -122,7 +122,6 @@ impl CommitQueues {
         &self,
         queues: &'a mut HashMap<Option<NodeAddress>, NodeQueues>,
         node: Option<&Arc<health::Node>>,
-        slot: u16,
     ) -> &'a mut NodeQueues {
         let address = node.map(|node| Arc::as_ptr(node) as NodeAddress);
         if !queues.contains_key(&address) {
@@ -130,7 +129,7 @@ impl CommitQueues {
         }
         queues.entry(address).or_insert_with(|| NodeQueues {
             node: node.map(Arc::downgrade).unwrap_or_default(),
-            all: CommitQueue::new(self.backend.clone(), slot, Arc::default()),
+            all: CommitQueue::new(self.backend.clone(), Arc::default()),
             slots: HashMap::new(),
         })
     }

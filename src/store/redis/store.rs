@@ -13,11 +13,11 @@ use super::{
     failure::Failure,
     key_format::slot_of_charge,
     overrides::{RedisOverrides, follow, read_first},
-    prefetch::{Prefetch, Sent},
+    prefetch::{Prefetch, Resetting, Sent},
     queues::{CallerRequests, CommitQueues, Decided},
     request::OwnedRequest,
     script::{SCRIPTS, ScriptName},
-    task::spawn,
+    task::{DetachOnDrop, spawn_on},
     trial::{explain, ready},
     wakes::Subscription,
 };
@@ -69,8 +69,8 @@ use crate::store::{
 /// The first request that [waits](crate::Policy::wait_up_to) adds a connection, to one server, which receives the messages that wake
 /// such requests.
 ///
-/// The connections belong to the runtime in which the store was built, and end with it. Checks can be made in other runtimes, and
-/// a runtime that ends delays no check of another.
+/// The connections belong to the runtime in which the store was built, and so do the tasks that several callers depend on; they end
+/// with it. Checks can be made in other runtimes, and one that ends, or is blocked, fails no check of another.
 ///
 /// # Checks
 ///
@@ -159,7 +159,7 @@ pub struct RedisStore {
     pub(super) queues: Arc<CommitQueues>,
     subscription: Arc<Subscription>,
     followed: Option<Overrides>,
-    prefetch: Arc<Prefetch>,
+    pub(super) prefetch: Arc<Prefetch>,
 }
 
 /// Operations.
@@ -175,9 +175,10 @@ impl RedisStore {
 
     /// The same with overrides, which a task reads.
     pub(super) fn with_overrides(mut self) -> Self {
-        let redis = RedisOverrides::new(self.queues.backend.clone());
+        let backend = &self.queues.backend;
+        let redis = RedisOverrides::new(backend.clone());
         let overrides = Overrides::new(overrides::OverrideSource::Redis(redis));
-        spawn(follow(Arc::downgrade(&overrides.0)));
+        spawn_on(&backend.runtime, follow(Arc::downgrade(&overrides.0)));
         self.followed = Some(overrides);
         self
     }
@@ -278,7 +279,7 @@ impl Store for RedisStore {
         Some(Box::pin(async move {
             let mut call = ScriptCall::of(ScriptName::Secret, [backend.key_format.secret_key()]);
             call.arguments.push(Bytes::copy_from_slice(&known));
-            let reply = backend.run_call(&call).await.and_then(|reply| {
+            let reply = backend.run_long_call(&call).await.and_then(|reply| {
                 let stored = <[u8; 32]>::try_from(&*reply.numbers);
                 stored.map_err(|_| Failure::malformed_reply())
             });
@@ -329,11 +330,7 @@ impl Store for RedisStore {
         let resetting = self.prefetch.begin_reset(&owned);
         let Some(queue) = queue else {
             let decided = across_slots::decide(queues.clone(), Decided::nothing(owned), made_at, false);
-            return StoreFuture::pending(async move {
-                let response = decided.await;
-                drop(resetting);
-                response
-            });
+            return pending(resetting, decided);
         };
         let queues = Arc::downgrade(queues); // a waiting caller keeps no connection open
         let own = CallerRequests {
@@ -341,9 +338,8 @@ impl Store for RedisStore {
             made_at,
             generation,
         };
-        StoreFuture::pending(async move {
+        pending(resetting, async move {
             let response = finish(queue.decide(own).await?, &queues, made_at).await?;
-            drop(resetting);
             if let Some((prefetch, sent)) = noted
                 && let Some(more) = prefetch.note(sent, &response, Instant::now())
                 && let Some(queues) = queues.upgrade()
@@ -352,6 +348,22 @@ impl Store for RedisStore {
             }
             Ok(response)
         })
+    }
+}
+
+/// The response to requests of which some are resets. These end without their caller, so that units which Redis grants before them are
+/// forgotten.
+fn pending(
+    resetting: Option<Box<Resetting>>,
+    response: impl Future<Output = Result<StoreResponse, StoreError>> + Send + 'static,
+) -> StoreFuture {
+    match resetting {
+        None => StoreFuture::pending(response),
+        Some(resetting) => StoreFuture::pending(DetachOnDrop::new(async move {
+            let response = response.await;
+            drop(resetting);
+            response
+        })),
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::{runtime::Handle, task::JoinHandle};
 
 // The simulation ends runtimes: each task belongs to the simulated runtime of the task that spawned it.
 #[cfg(test)]
-use super::simulation::runtime::spawn_on;
+pub(super) use super::simulation::runtime::spawn_on;
 use crate::store::{Outstanding, OwedKind, StoreId};
 
 /// Aborts a task when it is dropped.
@@ -104,16 +104,8 @@ pub(super) fn try_spawn(future: impl Future<Output: Send + 'static> + Send + 'st
     }
 }
 
-/// Runs a future in a task.
-///
-/// # Panics
-///
-/// Outside of a tokio runtime.
-pub(super) fn spawn(future: impl Future<Output: Send + 'static> + Send + 'static) {
-    spawn_on(&Handle::current(), future);
-}
-
+/// Runs a future in a task of this runtime.
 #[cfg(not(test))]
-fn spawn_on(runtime: &Handle, future: impl Future<Output: Send + 'static> + Send + 'static) {
+pub(super) fn spawn_on(runtime: &Handle, future: impl Future<Output: Send + 'static> + Send + 'static) {
     runtime.spawn(future);
 }

@@ -9,16 +9,12 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     acl::Refusal,
-    backend::{Backend, Deadline},
+    backend::{Backend, Deadline, LONG_CALL},
     call::ScriptCall,
     failure::Failure,
-    reply::RawReply,
     script::ScriptName,
 };
 use crate::store::{ErrorKind, StoreError};
-
-/// The deadline of a trial, in which Redis may have to compile its script.
-const TRIAL_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Runs each command of the script on each primary. Of several failures it returns a refusal first.
 pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
@@ -58,13 +54,8 @@ async fn try_each_quarter(backend: &Backend, keys: [Bytes; 4]) -> Result<(), Fai
     Ok(())
 }
 
-async fn run(backend: &Backend, call: &ScriptCall) -> Result<RawReply, Failure> {
-    let script = backend.scripts.get(call.script);
-    backend.client.run(script, call, Deadline::new(TRIAL_DEADLINE)).await
-}
-
 async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure> {
-    let reply = match run(backend, &call).await {
+    let reply = match backend.run_long_call(&call).await {
         Err(Failure::Forbidden(refusal)) => return Err(Failure::Forbidden(refusal.before_the_commands())),
         reply => reply?,
     };
@@ -82,7 +73,7 @@ async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure
 async fn teach(backend: &Backend, trial: &ScriptCall) -> Result<(), Refusal> {
     for script in ScriptName::of_checks() {
         let call = ScriptCall::empty(script, trial.keys.clone());
-        if let Err(Failure::Forbidden(refusal)) = run(backend, &call).await {
+        if let Err(Failure::Forbidden(refusal)) = backend.run_long_call(&call).await {
             return Err(refusal);
         }
     }
@@ -142,9 +133,7 @@ async fn try_all(backend: &Backend) -> Result<(), Failure> {
 async fn check_settings(backend: &Backend) {
     let settings = &SETTINGS[..1 + usize::from(backend.client.is_clustered())];
     for (setting, expected) in settings {
-        let value = Deadline::new(TRIAL_DEADLINE)
-            .wait(backend.client.setting(setting))
-            .await;
+        let value = Deadline::new(LONG_CALL).wait(backend.client.setting(setting)).await;
         if let Some(value) = value.flatten().filter(|value| value != expected) {
             tracing::warn!(
                 setting,

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, time::sleep};
+use tokio::time::sleep;
 
 use super::{acl::Refusal, backend::Backend, failure::Failure, task::AbortOnDrop};
 use crate::store::{
@@ -38,14 +38,13 @@ const PAUSE: Duration = Duration::from_millis(500);
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 impl Subscription {
-    /// Subscribes in a task, unless one runs. It ends with its runtime, and with the store.
+    /// Subscribes in a task, unless one runs. It ends with the store.
     pub(super) fn begin(&self, backend: &Arc<Backend>) {
-        let Ok(runtime) = Handle::try_current() else { return };
         let mut task = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(|task| task.0.is_finished()) {
             let channel = backend.key_format.wake_channel(LeaseId::process());
             *task = Some(AbortOnDrop(
-                runtime.spawn(keep_subscribed(Arc::downgrade(backend), channel)),
+                backend.runtime.spawn(keep_subscribed(Arc::downgrade(backend), channel)),
             ));
         }
     }

@@ -2,6 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::{
+    runtime::Builder,
+    task::{spawn_blocking, yield_now},
+    time::timeout,
+};
 use tower_quota::{
     Ban, ClientLibrary, Concurrency, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies,
     Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
@@ -9,7 +14,7 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Cluster, Counted, Log, Redis, connected, each_client, eventually, get, less_patient, patient, send,
+    Cluster, Counted, Log, PATIENCE, Redis, connected, each_client, eventually, get, less_patient, patient, send,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -280,6 +285,8 @@ each_client! {
     overrides_that_redis_has_lost_are_logged_and_those_that_were_ended_are_not
     hashed_keys_have_overrides_without_a_readable_key
     a_store_has_a_bounded_number_of_overrides
+    all_overrides_are_read_whatever_the_deadline_of_a_check
+    a_runtime_that_is_not_driven_stops_no_overrides
 }
 
 async fn two(builder: RedisStoreBuilder, redis: &Redis) -> [Limiter; 2] {
@@ -610,6 +617,38 @@ async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrar
     let members: Vec<String> = redis.command("ZRANGE", ["quota:1:overrides", "0", "-1"]).await;
     assert!(members.iter().all(|member| !member.contains("ann")), "{members:?}");
     assert!(one.overrides()[0].key.as_str().starts_with("keyed="));
+}
+
+/// Redis takes longer for all of them than for a check.
+async fn all_overrides_are_read_whatever_the_deadline_of_a_check(library: ClientLibrary) {
+    let redis = Redis::start();
+    redis.add_overrides(10_000).await;
+    let builder = builder().client_library(library).deadline(Duration::from_millis(1));
+    let limiter = limiter(connected(builder, &redis.url()).await);
+    assert_eq!(limiter.overrides().len(), 10_000);
+}
+
+async fn a_runtime_that_is_not_driven_stops_no_overrides(library: ClientLibrary) {
+    let redis = Redis::start();
+    let [one, other] = two(builder().client_library(library), &redis).await;
+    let caller = one.clone();
+    let begun = spawn_blocking(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.spawn(async move { caller.override_limit("mails", "a", log_of(9), HOUR).await });
+        runtime.block_on(yield_now());
+        runtime
+    });
+    let runtime = begun.await.expect("no panic");
+    other
+        .override_limit("mails", "b", log_of(8), HOUR)
+        .await
+        .expect("it is valid");
+    has_quota(&one, "b", 8).await;
+    let set = timeout(PATIENCE, one.override_limit("mails", "c", log_of(7), HOUR)).await;
+    set.expect("Redis replies").expect("it is valid");
+    // Also the one whose caller does not go on.
+    has_quota(&other, "a", 9).await;
+    runtime.shutdown_background();
 }
 
 async fn a_store_has_a_bounded_number_of_overrides(library: ClientLibrary) {

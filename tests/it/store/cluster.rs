@@ -451,6 +451,48 @@ async fn a_refund_whose_node_hangs_prevents_no_refund_in_another() {
 }
 
 #[tokio::test]
+async fn a_node_that_hangs_is_not_taken_for_the_one_that_has_got_its_first_slot() {
+    let cluster = Cluster::start_with(&["--cluster-node-timeout", "60000"]).await;
+    let builder = RedisStore::builder().deadline(DEADLINE).deny_cache(false);
+    let store = connect(&cluster, builder).await;
+    let [first, ..] = &cluster.keys().await;
+    let slot = cluster.slot(&redis_key(first)).await;
+    cluster.begin_to_move(slot, 0, 1).await;
+    cluster.move_keys(slot, 0, 1).await;
+    cluster.end_moving(slot, 1).await;
+    let mut staying = first.clone();
+    for number in 0.. {
+        let slot_of_key = cluster.slot(&redis_key(&staying)).await;
+        if slot_of_key != slot && Cluster::owner(slot_of_key) == 0 {
+            break;
+        }
+        staying = number.to_string();
+    }
+    decide(&store, Operation::Check, &limit(5), first, 1).await;
+
+    let frozen = cluster.primaries[0].freeze();
+    let mut checks = JoinSet::new();
+    for _ in 0..200 {
+        let (store, staying) = (store.clone(), staying.clone());
+        checks.spawn(async move {
+            try_decide(&store, Operation::Check, &limit(5), &staying, 1)
+                .await
+                .is_err()
+        });
+    }
+    assert!(checks.join_all().await.into_iter().all(|failed| failed));
+    let nodes = store.status().expect("a status").nodes;
+    let failing: Vec<_> = nodes
+        .into_iter()
+        .filter(|node| node.failed > 0)
+        .map(|node| node.address)
+        .collect();
+    let hung = format!("127.0.0.1:{}", cluster.primaries[0].port());
+    assert_eq!(failing, [Some(hung)]);
+    drop(frozen);
+}
+
+#[tokio::test]
 async fn the_keys_of_a_node_are_served_while_one_to_which_it_redirects_hangs() {
     // The others must not take the hung node for failed.
     let cluster = Cluster::start_with(&["--cluster-node-timeout", "60000"]).await;

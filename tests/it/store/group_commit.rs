@@ -3,10 +3,14 @@
 use std::{
     pin::Pin,
     task::{Context, Waker},
+    thread,
     time::Duration,
 };
 
-use tokio::task::JoinSet;
+use tokio::{
+    runtime::Builder,
+    task::{JoinSet, spawn_blocking, yield_now},
+};
 use tower_quota::{
     FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket,
     limit::Calendar,
@@ -248,4 +252,41 @@ async fn an_error_of_one_request_fails_no_other_of_its_call() {
             (_, outcome) => assert!(outcome.expect("this key is good").allowed),
         }
     }
+}
+
+/// Each batch may have the checks of several runtimes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_that_is_blocked_and_ends_fails_no_check_of_another() {
+    const DEADLINE: Duration = Duration::from_millis(400);
+    let redis = Redis::start();
+    let store = connected(RedisStore::builder().deadline(DEADLINE), &redis.url()).await;
+    let limit = Limit::from(SlidingLog::per_hour(1_000_000).precision(1));
+    let checks = move |store: &RedisStore| {
+        let mut checks = JoinSet::new();
+        for number in 0..64 {
+            let (store, limit) = (store.clone(), limit.clone());
+            checks.spawn(async move { try_decide(&store, Operation::Check, &limit, &format!("{number}"), 1).await });
+        }
+        checks
+    };
+    let (other, checks_of_other) = (store.clone(), checks.clone());
+    let blocked = spawn_blocking(move || {
+        for _ in 0..3 {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let _checks = checks_of_other(&other);
+                for _ in 0..20 {
+                    yield_now().await;
+                }
+                // As a handler does that computes.
+                thread::sleep(3 * DEADLINE);
+            });
+        }
+    });
+    while !blocked.is_finished() {
+        for decided in checks(&store).join_all().await {
+            assert!(decided.is_ok(), "{:?}", decided.err());
+        }
+    }
+    blocked.await.expect("no panic");
 }

@@ -2,14 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::{net::TcpListener, task::JoinSet, time::interval};
+use tokio::{
+    net::TcpListener,
+    runtime::Builder,
+    task::{JoinSet, spawn_blocking},
+    time::interval,
+};
 use tower_quota::{ClientLibrary, Limit, RedisStore, SlidingLog, store::Operation};
 
-use crate::support::{PATIENCE, Redis, connected, decide, each_client, try_decide};
+use crate::support::{PATIENCE, Proxy, Redis, connected, decide, each_client, eventually, try_decide};
 
 each_client! {
     a_lost_connection_costs_the_checks_of_a_moment
     what_closes_each_connection_is_not_flooded_with_them
+    a_connection_is_replaced_though_the_runtime_that_has_missed_a_reply_is_not_driven
 }
 
 fn limit() -> Limit {
@@ -63,4 +69,25 @@ async fn what_closes_each_connection_is_not_flooded_with_them(library: ClientLib
     }
     let elapsed = started.elapsed();
     assert!(elapsed > CONNECTIONS * Duration::from_millis(100), "in {elapsed:?}");
+}
+
+/// What a store depends on does not run in the runtime of a caller.
+async fn a_connection_is_replaced_though_the_runtime_that_has_missed_a_reply_is_not_driven(library: ClientLibrary) {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let store = connected(RedisStore::builder().client_library(library), &proxy.url()).await;
+    proxy.blackhole_and_go_to(redis.port());
+    let caller = store.clone();
+    let missed = spawn_blocking(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let decided = runtime.block_on(try_decide(&caller, Operation::Check, &limit(), "k", 1));
+        assert!(decided.is_err());
+        runtime
+    });
+    let runtime = missed.await.expect("no panic");
+    eventually("the connection is replaced", async || {
+        try_decide(&store, Operation::Check, &limit(), "k", 1).await.is_ok()
+    })
+    .await;
+    runtime.shutdown_background();
 }

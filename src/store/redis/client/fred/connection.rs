@@ -18,6 +18,7 @@ use fred::{
     },
 };
 use tokio::{
+    runtime::Handle,
     sync::{
         broadcast::{self, error::TryRecvError},
         watch,
@@ -36,7 +37,7 @@ use crate::{
         backend::Deadline,
         credentials::{Authenticator, Credentials},
         failure::{Failure, shortened},
-        task::{AbortOnDrop, OnDrop, try_spawn},
+        task::{AbortOnDrop, OnDrop, spawn_on},
         url::FRED_IN_A_CLUSTER,
     },
     sync::lock,
@@ -56,6 +57,8 @@ pub(super) struct Connection {
     pub(super) config: Config,
     keeper: Keeper,
     suspect: Arc<AtomicBool>,
+    /// That of the store: the one of a caller may be blocked, or end.
+    runtime: Handle,
 }
 
 /// What keeps a client connected.
@@ -117,6 +120,7 @@ impl Connection {
                 _authenticating: authenticating,
             },
             suspect: Arc::default(),
+            runtime: Handle::current(),
         }
     }
 
@@ -130,6 +134,7 @@ impl Connection {
             config: client.client_config(),
             keeper: Keeper::Application(client, Mutex::new(errors)),
             suspect: Arc::default(),
+            runtime: Handle::current(),
         }
     }
 
@@ -201,7 +206,7 @@ impl Connection {
         let suspect = self.suspect.clone();
         // It ends with the task, which may end early: with its runtime.
         let suspected = OnDrop::new(move || suspect.store(false, Ordering::Release));
-        try_spawn(async move {
+        spawn_on(&self.runtime, async move {
             task(client, routing).await;
             sleep(CHECK_PAUSE).await;
             drop(suspected);

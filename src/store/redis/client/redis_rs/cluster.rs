@@ -266,12 +266,13 @@ impl ClusterState {
         })
     }
 
-    /// Looks up the slots: sends `CLUSTER SLOTS` to one node after the other until one replies, first to those of the slot map.
+    /// Looks up the slots: sends `CLUSTER SLOTS` to one node after the other until one replies, first to those of the slot map that are
+    /// connected, then to all, first to those of the URL: the others may all have been replaced.
     async fn look_up_slots(&self) {
         let mut known: Vec<_> = lock(&self.slots).nodes.keys().cloned().collect();
         fastrand::shuffle(&mut known);
-        let mut all = known.clone();
-        for address in self.seeds.iter().chain(&lock(&self.slots).replicas) {
+        let mut all = self.seeds.clone();
+        for address in lock(&self.slots).replicas.iter().chain(&known) {
             if !all.contains(address) {
                 all.push(address.clone());
             }
