@@ -1,4 +1,5 @@
 use std::{
+    future::pending,
     pin::pin,
     sync::{
         Arc, Mutex, PoisonError, Weak,
@@ -28,7 +29,7 @@ use super::{
     reply::{RawReply, ScriptReply},
     request::MergedRequest,
     script::Scripts,
-    task::spawn_on,
+    task::{AbortOnDrop, OnDrop, spawn_on, try_spawn},
     trial::run_trial,
 };
 use crate::{
@@ -39,9 +40,11 @@ use crate::{
 /// Runs script calls in Redis, with a deadline and a breaker. The commit queues of a store share it.
 pub(super) struct Backend {
     pub(super) client: RedisClient,
-    /// That in which the store was built, and its connections are. What several callers depend on runs there, since that of a caller may
-    /// be blocked, or end.
+    /// That in which the store was built, and its connections are.
     pub(super) runtime: Handle,
+    /// Whether it has ended, and the task that tells.
+    has_ended: Arc<AtomicBool>,
+    _ends: AbortOnDrop<()>,
     pub(super) scripts: &'static Scripts,
     pub(super) key_format: KeyFormat,
     pub(super) deadline: Deadline,
@@ -65,9 +68,17 @@ const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 impl Backend {
     pub(super) fn new(client: RedisClient, settings: &RedisStoreBuilder) -> Self {
+        let has_ended: Arc<AtomicBool> = Arc::default();
+        let ended = has_ended.clone();
+        let ends = OnDrop::new(move || ended.store(true, Ordering::Relaxed));
         Self {
             client,
             runtime: Handle::current(),
+            has_ended,
+            _ends: AbortOnDrop(tokio::spawn(async move {
+                pending::<()>().await;
+                drop(ends);
+            })),
             scripts: settings.scripts,
             key_format: KeyFormat::new(&settings.prefix, settings.secret.clone()),
             deadline: Deadline::new(settings.deadline),
@@ -80,6 +91,15 @@ impl Backend {
             settings_checked: AtomicBool::new(false),
             refusal_logged_at: Mutex::default(),
             metrics: RedisMetrics::new(),
+        }
+    }
+
+    /// Runs a task that several callers depend on: not in the runtime of a caller, which may be blocked, or end. If that of the store has
+    /// ended, each call fails at once wherever it is made.
+    pub(super) fn spawn(&self, future: impl Future<Output: Send + 'static> + Send + 'static) {
+        match self.has_ended.load(Ordering::Relaxed) {
+            false => spawn_on(&self.runtime, future),
+            true => try_spawn(future),
         }
     }
 
@@ -200,8 +220,7 @@ impl Backend {
     /// Starts a task that probes Redis, if the breaker is open and no such task runs.
     fn ensure_probe(self: &Arc<Self>, breaker: &Arc<Breaker>, key: impl FnOnce() -> Option<Bytes>) {
         if let Some(id) = breaker.start_probe(Instant::now(), self.probe_lease()) {
-            let probe = probe(Arc::downgrade(self), breaker.clone(), key(), id);
-            spawn_on(&self.runtime, probe);
+            self.spawn(probe(Arc::downgrade(self), breaker.clone(), key(), id));
         }
     }
 
@@ -221,7 +240,7 @@ impl Backend {
         if self.may_log_refusal() {
             // The error of a command in a script may not name the command; that of a trial does.
             let backend = self.clone();
-            spawn_on(&self.runtime, async move {
+            self.spawn(async move {
                 let tried = run_trial(&backend).await;
                 backend.log_refusal(match &tried {
                     Err(Failure::Forbidden(precise)) => precise,

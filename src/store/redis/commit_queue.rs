@@ -15,7 +15,7 @@ use super::{
     key_format::slot_of_charge,
     queues::{BatchLimits, CallerRequests, Decided, QueuedRequests, Response},
     request::{BatchPosition, MergedRequest, OwnedRequest, merge},
-    task::{DetachOnDrop, spawn_on},
+    task::DetachOnDrop,
 };
 use crate::{
     store::{ErrorKind, StoreError},
@@ -333,7 +333,7 @@ impl Drop for CallPermit {
 fn send_next(permit: Option<CallPermit>) {
     if let Some(permit) = permit {
         let backend = permit.queue.backend.clone();
-        spawn_on(&backend.runtime, permit.send_waiting());
+        backend.spawn(permit.send_waiting());
     }
 }
 

@@ -14,10 +14,17 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     sync::Mutex,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
-use super::{backend::Backend, call::ScriptCall, failure::Failure, reply::number, script::ScriptName, trial::explain};
+use super::{
+    backend::{Backend, LONG_CALL},
+    call::ScriptCall,
+    failure::Failure,
+    reply::number,
+    script::ScriptName,
+    trial::explain,
+};
 use crate::{
     Key, Limit,
     limit::MAX_EXACT,
@@ -82,14 +89,34 @@ impl RedisOverrides {
             lasts.as_micros().to_string(),
             format!("{policy}\n{key}\n{limit}\n{set_by}\n"),
         ];
-        let changed = change_in(overrides.clone(), change.map(Bytes::from));
-        let changed = self.backend.runtime.spawn(changed).await;
-        let changed = changed.unwrap_or_else(|_| Err(Failure::ended_runtime()));
+        let changed = self.call_in_task(overrides, change.map(Bytes::from).into()).await;
         changed.map_err(|failure| explain(failure, &self.backend))
     }
 
+    /// Makes a call in a task of the store, since others wait for the version: the runtime of a caller may be blocked.
+    async fn call_in_task(&self, overrides: &Overrides, change: Vec<Bytes>) -> Result<(), Failure> {
+        let overrides = overrides.clone();
+        let call = self.backend.runtime.spawn(async move {
+            match overrides.redis() {
+                Some(redis) => redis.call(&overrides, change).await,
+                None => Ok(()),
+            }
+        });
+        // It waits for others first. That runtime may be blocked too.
+        match timeout(3 * self.longest(), call).await {
+            Ok(called) => called.unwrap_or_else(|_| Err(Failure::ended_runtime())),
+            Err(_) => Err(Failure::Timeout),
+        }
+    }
+
+    /// The longest time of a call.
+    fn longest(&self) -> Duration {
+        LONG_CALL.max(self.backend.deadline.duration())
+    }
+
     async fn call(&self, overrides: &Overrides, change: impl IntoIterator<Item = Bytes>) -> Result<(), Failure> {
-        let mut version = self.version.lock().await;
+        let version = timeout(self.longest(), self.version.lock()).await;
+        let mut version = version.map_err(|_| Failure::Timeout)?;
         let mut call = ScriptCall::of(ScriptName::Overrides, [self.backend.key_format.overrides_key()]);
         call.arguments
             .extend([format!("{version:.0}"), MAX_CHANGES.to_string()].map(Bytes::from));
@@ -124,14 +151,6 @@ impl RedisOverrides {
             *version = newest;
         }
         Ok(())
-    }
-}
-
-/// Makes a change, in a task of the store: the runtime of a caller may be blocked, and others wait for the version.
-async fn change_in(overrides: Overrides, change: [Bytes; 2]) -> Result<(), Failure> {
-    match overrides.redis() {
-        Some(redis) => redis.call(&overrides, change).await,
-        None => Ok(()),
     }
 }
 
@@ -184,7 +203,7 @@ pub(super) async fn read_first(overrides: &Overrides) -> Result<(), StoreError> 
     let Some(redis) = overrides.redis() else { return Ok(()) };
     let mut pause = SHORTEST_PAUSE;
     loop {
-        match redis.call(overrides, []).await {
+        match redis.call_in_task(overrides, Vec::new()).await {
             Err(failure) if !failure.is_of_key() && !matches!(failure, Failure::Forbidden(_)) => sleep(pause).await,
             read => return read.map_err(|failure| explain(failure, &redis.backend)),
         }

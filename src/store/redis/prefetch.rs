@@ -15,7 +15,7 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{queues::CommitQueues, request::OwnedRequest, store::send, task::spawn_on};
+use super::{queues::CommitQueues, request::OwnedRequest, store::send};
 use crate::{
     Limit,
     store::{Charge, ChargeState, Operation, Outcome, Outstanding, OwedKind, StoreId, StoreRequest, StoreResponse},
@@ -196,7 +196,7 @@ impl Prefetch {
     pub(super) fn ask(self: &Arc<Self>, queues: &Arc<CommitQueues>, request: OwnedRequest) {
         let (prefetch, backend) = (self.clone(), queues.backend.clone());
         let queues = Arc::downgrade(queues);
-        spawn_on(&backend.runtime, async move {
+        backend.spawn(async move {
             let (Some(hash), Some(store)) = (request.charges().next().map(|charge| charge.hash), queues.upgrade())
             else {
                 return;
@@ -706,6 +706,11 @@ mod tests {
         let hash = hashes.next().expect("a key");
 
         let charges = [Charge::new("p", limit, &key, 1)];
+        let calls = network.calls();
+        drop(store.decide(&[StoreRequest::new(Operation::Reset, &charges)]));
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(network.calls(), calls, "it was not polled");
+
         let mut reset = store.decide(&[StoreRequest::new(Operation::Reset, &charges)]);
         assert!(
             poll_fn(|cx| Poll::Ready(Pin::new(&mut reset).poll(cx)))

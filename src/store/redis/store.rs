@@ -70,7 +70,8 @@ use crate::store::{
 /// such requests.
 ///
 /// The connections belong to the runtime in which the store was built, and so do the tasks that several callers depend on; they end
-/// with it. Checks can be made in other runtimes, and one that ends, or is blocked, fails no check of another.
+/// with it, and while it is blocked no check is decided. Checks can be made in other runtimes, and one of these that ends, or is blocked,
+/// fails no check of another.
 ///
 /// # Checks
 ///
@@ -330,15 +331,15 @@ impl Store for RedisStore {
         let resetting = self.prefetch.begin_reset(&owned);
         let Some(queue) = queue else {
             let decided = across_slots::decide(queues.clone(), Decided::nothing(owned), made_at, false);
-            return pending(resetting, decided);
+            return pending(queues, resetting, decided);
         };
-        let queues = Arc::downgrade(queues); // a waiting caller keeps no connection open
+        let (all, queues) = (queues, Arc::downgrade(queues)); // a waiting caller keeps no connection open
         let own = CallerRequests {
             requests: owned,
             made_at,
             generation,
         };
-        pending(resetting, async move {
+        pending(all, resetting, async move {
             let response = finish(queue.decide(own).await?, &queues, made_at).await?;
             if let Some((prefetch, sent)) = noted
                 && let Some(more) = prefetch.note(sent, &response, Instant::now())
@@ -351,19 +352,25 @@ impl Store for RedisStore {
     }
 }
 
-/// The response to requests of which some are resets. These end without their caller, so that units which Redis grants before them are
-/// forgotten.
+/// The response to requests of which some may be resets. These end without their caller, so that units which Redis grants before them
+/// are forgotten.
 fn pending(
+    queues: &Arc<CommitQueues>,
     resetting: Option<Box<Resetting>>,
     response: impl Future<Output = Result<StoreResponse, StoreError>> + Send + 'static,
 ) -> StoreFuture {
     match resetting {
         None => StoreFuture::pending(response),
-        Some(resetting) => StoreFuture::pending(DetachOnDrop::new(async move {
-            let response = response.await;
-            drop(resetting);
-            response
-        })),
+        Some(resetting) => {
+            let (store, runtime) = (StoreId::of(queues), queues.backend.runtime.clone());
+            let reset = async move {
+                let response = response.await;
+                drop(resetting);
+                response
+            };
+            // What is never polled is not sent.
+            StoreFuture::pending(async move { DetachOnDrop::refunding(store, reset).on(runtime).await })
+        }
     }
 }
 

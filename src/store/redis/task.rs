@@ -47,6 +47,8 @@ pub(super) struct DetachOnDrop<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     /// The store that waits for the task before the process ends.
     awaited_by: Option<StoreId>,
+    /// Where it continues, in place of the runtime of the thread that drops it.
+    runtime: Option<Handle>,
 }
 
 impl<T: Send + 'static> DetachOnDrop<T> {
@@ -54,6 +56,7 @@ impl<T: Send + 'static> DetachOnDrop<T> {
         Self {
             future: Some(Box::pin(future)),
             awaited_by: None,
+            runtime: None,
         }
     }
 
@@ -62,7 +65,14 @@ impl<T: Send + 'static> DetachOnDrop<T> {
         Self {
             future: Some(Box::pin(future)),
             awaited_by: Some(store),
+            runtime: None,
         }
+    }
+
+    /// The same, which continues in this runtime.
+    pub(super) fn on(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
     }
 }
 
@@ -88,12 +98,16 @@ impl<T: Send + 'static> Drop for DetachOnDrop<T> {
         let owed = self
             .awaited_by
             .map(|store| Outstanding::of(Some(store)).owe(OwedKind::Settlement).due());
-        try_spawn(async {
+        let rest = async {
             future.await;
             if let Some(owed) = owed {
                 owed.confirm();
             }
-        });
+        };
+        match &self.runtime {
+            Some(runtime) => spawn_on(runtime, rest),
+            None => try_spawn(rest),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, task::JoinSet};
 use tower_quota::{
     ClientLibrary, ConnectError, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
     store::{ErrorKind, Operation},
@@ -459,19 +459,29 @@ fn a_store_whose_runtime_has_shut_down_says_so() {
             .expect("a runtime")
     };
     for library in [ClientLibrary::Fred, ClientLibrary::RedisRs] {
-        let store = runtime().block_on(async {
-            let store = connect(library, &redis.url()).await;
-            assert!(answers(&store).await);
-            store
-        });
-        for _ in 0..2 {
-            let decided = runtime().block_on(try_decide(&store, Operation::Check, &limit(), "k", 1));
-            let error = decided.expect_err("nothing sends it");
-            let source = error.source().expect("a cause").to_string();
-            assert!(
-                source.contains("the runtime in which the store was connected has shut down"),
-                "{library:?}: {source}"
-            );
+        // Alone, and several at once, of which some wait for others.
+        for (operation, at_once) in [(Operation::Check, 1), (Operation::Reset, 1), (Operation::Check, 3)] {
+            let store = runtime().block_on(async {
+                let store = connect(library, &redis.url()).await;
+                assert!(answers(&store).await);
+                store
+            });
+            let decided = runtime().block_on(async {
+                let mut decided = JoinSet::new();
+                for number in 0..at_once {
+                    let store = store.clone();
+                    decided.spawn(async move { try_decide(&store, operation, &limit(), &number.to_string(), 1).await });
+                }
+                decided.join_all().await
+            });
+            for decided in decided {
+                let error = decided.expect_err("nothing sends it");
+                let source = error.source().expect("a cause").to_string();
+                assert!(
+                    source.contains("the runtime in which the store was connected has shut down"),
+                    "{library:?}, {at_once} of {operation:?}: {source}"
+                );
+            }
         }
     }
 }
