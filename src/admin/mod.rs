@@ -95,7 +95,7 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400` for
 /// a mistake in a request, `404` for a policy that does not exist, and a hash by which this process knows no subject, `403` and
 /// `415` as described [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests,
-/// before one was chosen in this process, and for an override in a store that has none, `413` for a body of more than 16 KiB, and
+/// before one was chosen in this process, and for an override in a store that has none, or as many as it may, `413` for a body of more than 16 KiB, and
 /// `503` if the store fails. While the policy counts locally, `/subject` returns the counts of this process, and `store_error`.
 ///
 /// # The search

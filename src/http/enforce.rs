@@ -291,10 +291,13 @@ impl Enforcer {
         }))
     }
 
-    /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors.
+    /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors, and tells beside an
+    /// earlier one only that the store has failed.
     fn admit_uncounted(&self, decision: Decision, parts: &mut Parts) -> Action {
-        if self.extensions && parts.extensions.get::<Decision>().is_none() {
-            parts.extensions.insert(decision);
+        let earlier = parts.extensions.get::<Decision>();
+        if self.extensions && (earlier.is_none() || decision.store_error().is_some()) {
+            let joined = earlier.and_then(|earlier| earlier.followed_by(&decision));
+            parts.extensions.insert(joined.unwrap_or(decision));
         }
         Action::Admit(None)
     }

@@ -227,7 +227,7 @@ impl Proxies {
             }
             ClientIpSource::Header(name) => {
                 let mut lines = lines(name);
-                let address = lines.next().and_then(forwarded::single);
+                let address = lines.next().and_then(|line| forwarded::single(name, line));
                 address.filter(|_| lines.next().is_none())
             }
         };

@@ -9,7 +9,7 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 
 /// The elements of one line of `X-Forwarded-For`, from right to left: an address, or `None` for what is unknown, obfuscated or
 /// malformed. No element left of it can be trusted.
@@ -62,8 +62,15 @@ fn ends_in_escape(line: &[u8]) -> bool {
 }
 
 /// The address in a header that holds one.
-pub(super) fn single(line: &HeaderValue) -> Option<IpAddr> {
-    address(printable(line.as_bytes().trim_ascii())?)
+pub(super) fn single(name: &HeaderName, line: &HeaderValue) -> Option<IpAddr> {
+    let text = printable(line.as_bytes().trim_ascii())?;
+    match text.rsplit_once(':') {
+        // It has a port, also after an IPv6 address without brackets.
+        Some((host, port)) if name == "cloudfront-viewer-address" && is_port(port) && !text.starts_with('[') => {
+            host.parse().ok()
+        }
+        _ => address(text),
+    }
 }
 
 /// `IPv4[:port]`, `IPv6`, `[IPv6]` or `[IPv6]:port`, the IPv6 ones with an optional `%zone`.

@@ -21,6 +21,7 @@ use super::{
 ///
 /// The caller chooses the path, and each spelling that is not listed above is a key with a quota of its own:
 ///
+/// * where middleware removes a prefix such as `/en` before an inner router of axum, every prefix: that looks like a nested router;
 /// * on a route with a wildcard such as `/files/{*rest}`, every URL, and `a%2Fb` beside `a/b`;
 /// * on a route with a parameter such as `/users/{id}`, every value. If the handler parses the value, every form of it:
 ///   `/users/42`, `/users/042` and `/users/+42` are one number, and letters of both cases are one UUID;

@@ -50,8 +50,8 @@ impl Limiter {
     /// The limiter is [made of a layer](#impl-From<%26RateLimitLayer>-for-Limiter): the request has the keys and the plan by which the
     /// layer decides about the HTTP request. A policy that does not [apply](crate::Policy::apply_if) to that, or for which it costs
     /// nothing, does not apply here either, unless it is given a [key](LimiterRequest::key_of), nor does one whose limit is
-    /// [chosen](crate::Policy::with_limit_fn). Another [`plan`](LimiterRequest::plan) has no keys. The cost is that of the message: 1,
-    /// that of the policy, or a [`cost`](LimiterRequest::cost).
+    /// [chosen](crate::Policy::with_limit_fn). Another [`plan`](LimiterRequest::plan) has the keys of policies
+    /// of the same names. The cost is that of the message: 1, that of the policy, or a [`cost`](LimiterRequest::cost).
     ///
     /// ```
     /// use http::{Request, request::Parts};

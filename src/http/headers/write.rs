@@ -27,30 +27,32 @@ impl Fields {
         if !matches!(self.dialect, Headers::None)
             && let Some(foremost) = decision.foremost()
         {
-            self.write_dialect(&self.dialect, (decision, foremost), headers);
-            return true;
+            return self.write_dialect(&self.dialect, (decision, foremost), headers);
         }
         false
     }
 
+    /// Adds fields, and returns whether some have what remains by this decision, and not what was there.
     fn write_dialect(
         &self,
         dialect: &Headers,
         (decision, foremost): (&Decision, &PolicyDecision),
         headers: &mut HeaderMap,
-    ) {
+    ) -> bool {
         match dialect {
             Headers::Draft08 => write_draft08(decision, self.partition_key.as_ref(), headers),
-            Headers::Draft07 => write_draft07(foremost, headers),
-            Headers::Draft06 => write_draft06(foremost, headers),
-            Headers::LegacyDelta => write_legacy(foremost, Reset::Delta, headers),
-            Headers::LegacyEpoch => write_legacy(foremost, Reset::Epoch, headers),
+            Headers::Draft07 => return write_draft07(foremost, headers),
+            Headers::Draft06 => return write_draft06(foremost, headers),
+            Headers::LegacyDelta => return write_legacy(foremost, Reset::Delta, headers),
+            Headers::LegacyEpoch => return write_legacy(foremost, Reset::Epoch, headers),
             Headers::Custom(custom) => custom(decision, headers),
-            Headers::Both(both) => both
-                .iter()
-                .for_each(|dialect| self.write_dialect(dialect, (decision, foremost), headers)),
-            Headers::None => {}
+            Headers::Both(both) => {
+                let write = |any, dialect| self.write_dialect(dialect, (decision, foremost), headers) || any;
+                return both.iter().fold(false, write);
+            }
+            Headers::None => return false,
         }
+        true
     }
 }
 
@@ -152,13 +154,13 @@ fn policy_item(named: &NamedLimit) -> &HeaderValue {
     })
 }
 
-fn write_draft07(policy: &PolicyDecision, headers: &mut HeaderMap) {
+fn write_draft07(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
     append(headers, || RATELIMIT_POLICY, single_policy(policy));
-    write_dictionary(policy, headers);
+    write_dictionary(policy, headers)
 }
 
 /// `limit=2, remaining=1, reset=30`, unless what is there, a dictionary or the list of a later draft, has less left.
-fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
+fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
     let is_list = |line: &HeaderValue| line.as_bytes().starts_with(b"\"");
     let theirs = match headers.get(RATELIMIT).is_some_and(is_list) {
         // Its lines are one value.
@@ -167,7 +169,7 @@ fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
     };
     let (remaining, reset) = standing(policy);
     if theirs.is_some_and(|theirs| theirs <= remaining) {
-        return;
+        return false;
     }
 
     let mut value = Text::new();
@@ -177,12 +179,13 @@ fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
         value.text(", reset=").number(ceil_secs(reset));
     }
     headers.insert(RATELIMIT, value.into());
+    true
 }
 
-fn write_draft06(policy: &PolicyDecision, headers: &mut HeaderMap) {
+fn write_draft06(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
     append(headers, || RATELIMIT_POLICY, single_policy(policy));
     let names = [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET];
-    write_triple(policy, names, Reset::Delta, headers);
+    write_triple(policy, names, Reset::Delta, headers)
 }
 
 /// `2;w=30`, as in the drafts -06 and -07.
@@ -201,9 +204,9 @@ enum Reset {
     Epoch,
 }
 
-fn write_legacy(policy: &PolicyDecision, format: Reset, headers: &mut HeaderMap) {
+fn write_legacy(policy: &PolicyDecision, format: Reset, headers: &mut HeaderMap) -> bool {
     let names = [X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET];
-    write_triple(policy, names, format, headers);
+    write_triple(policy, names, format, headers)
 }
 
 /// Writes three single values, unless those that are there have less left.
@@ -212,12 +215,12 @@ fn write_triple(
     [limit_name, remaining_name, reset_name]: [HeaderName; 3],
     format: Reset,
     headers: &mut HeaderMap,
-) {
+) -> bool {
     let names = [&limit_name, &remaining_name, &reset_name];
     let theirs = keep_one_line(headers, names, &remaining_name, |line| count(line.trim()));
     let (remaining, reset) = standing(policy);
     if theirs.is_some_and(|theirs| theirs <= remaining) {
-        return;
+        return false;
     }
 
     headers.insert(limit_name, Text::from(policy.limit()).into());
@@ -230,6 +233,7 @@ fn write_triple(
         };
         headers.insert(reset_name, Text::from(seconds).into());
     }
+    true
 }
 
 #[cfg(test)]

@@ -205,6 +205,11 @@ async fn only_the_fields_that_no_inner_layer_has_added_are_read() {
         let policy = Policy::new("inner", SlidingLog::per_hour(1)).key(key::constant("all"));
         RateLimitLayer::new(MemoryStore::new(), policy.observe_only())
     };
+    let roomy = |headers| {
+        let policy = Policy::new("inner", SlidingLog::per_hour(100)).key(key::constant("all"));
+        RateLimitLayer::new(MemoryStore::new(), policy).headers(headers)
+    };
+    let legacy = &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "7")][..];
     let theirs = &[("ratelimit", "\"a\";r=0;t=7")][..];
     let redirect = &[("ratelimit", "\"a\";r=0;t=7"), ("location", "/")][..];
     for (layers, status, fields, seconds) in [
@@ -221,6 +226,20 @@ async fn only_the_fields_that_no_inner_layer_has_added_are_read() {
         ([observing(), none()], 200, theirs, Some(7)),
         // A redirect has no fields of layers.
         ([layer(), none()], 307, redirect, Some(7)),
+        // The server has less left than the layer, whose fields are left out.
+        ([roomy(Headers::LegacyDelta), none()], 200, legacy, Some(7)),
+        (
+            [roomy(Headers::LegacyDelta), roomy(Headers::Draft06)],
+            200,
+            legacy,
+            None,
+        ),
+        (
+            [roomy(Headers::Draft08.and(Headers::LegacyDelta)), none()],
+            200,
+            legacy,
+            None,
+        ),
     ] {
         let case = format!("{status} {fields:?} {layers:?}");
         let [middle, inner] = layers;

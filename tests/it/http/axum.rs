@@ -459,6 +459,11 @@ async fn a_handler_takes_the_failure_of_the_store_with_its_decision() {
     let handler = async |decision: Decision| decision.store_error().expect("it failed").to_string();
     let app = Router::new().route("/", get(handler).layer(layer));
     assert_eq!(send(&app, support::get("/")).await.body, "the store is away");
+    // Also beside the decision of an outer layer, and one that has nothing to decide.
+    for outer in [limit(say_hi()), limit(say_hi().apply_if(|_| false))] {
+        let app = app.clone().layer(outer);
+        assert_eq!(send(&app, support::get("/")).await.body, "the store is away");
+    }
 }
 
 #[tokio::test]

@@ -586,6 +586,20 @@ async fn a_response_for_shared_caches_has_no_fields_of_a_caller() {
     }
 }
 
+/// RFC 9213 §2.2: for such a cache the field is in place of `Cache-Control`.
+#[tokio::test]
+async fn a_denial_that_a_format_lets_a_cdn_store_has_no_fields() {
+    for (value, has_fields) in [("max-age=10", false), ("no-store", true)] {
+        let format =
+            response::axum(move |_, _| (StatusCode::TOO_MANY_REQUESTS, [("cdn-cache-control", value)], "later"));
+        let layer = RateLimitLayer::new(Fixed::denied(Duration::from_secs(5)), default()).format(format);
+        let denied = call_behind(layer, 200, &[]).await;
+        assert_eq!(denied.status, 429);
+        assert_eq!(denied.field("cache-control"), Some("no-store"));
+        assert_eq!(denied.field("ratelimit").is_some(), has_fields, "{value}");
+    }
+}
+
 #[tokio::test]
 async fn hd_25_an_error_of_the_service_has_fields() {
     for status in [500, 404, 201] {

@@ -145,6 +145,31 @@ fn every_row_of_the_further_client_ip_vectors_holds() {
     ));
 }
 
+/// As the crate `client-ip` has it, addresses of IPv6 are without brackets.
+#[test]
+fn the_viewer_address_of_cloudfront_has_a_port() {
+    const VIEWER: &str = "cloudfront-viewer-address";
+    let viewer = ClientIpSource::Header(VIEWER.parse().expect("a name"));
+    let extractor = key::client_ip(viewer).trust_any_peer();
+    let key_of = |value: &str| {
+        let request = get_from("10.0.0.2", "/").header(VIEWER, value);
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        extractor.extract(&parts).expect("a key").expect("a key").to_string()
+    };
+    for (value, key) in [
+        ("198.51.100.10:46532", "ip=198.51.100.10"),
+        ("2001:db8:1:2:3:4:5:6:46532", "ip=2001:db8:1:2::/64"),
+        ("2001:db8:1:2:aaaa:4:5:7:443", "ip=2001:db8:1:2::/64"),
+        ("2001:db8:9::1:46532", "ip=2001:db8:9::/64"),
+        ("2001:db8:9:8:7:6:5:4653", "ip=10.0.0.2"),
+        ("[2001:db8:9::1]:4653", "ip=2001:db8:9::/64"),
+        ("198.51.100.10", "ip=198.51.100.10"),
+        ("2001:db8:9::1:99999", "ip=10.0.0.2"),
+    ] {
+        assert_eq!(key_of(value), key, "{value}");
+    }
+}
+
 #[test]
 fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
     let count = |extractor: &Ip, field: &str| {
