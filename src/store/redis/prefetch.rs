@@ -15,10 +15,13 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{queues::CommitQueues, request::OwnedRequest, store::send};
+use super::{queues::CommitQueues, request::OwnedRequest, store::send, task::DetachOnDrop};
 use crate::{
     Limit,
-    store::{Charge, ChargeState, Operation, Outcome, Outstanding, OwedKind, StoreId, StoreRequest, StoreResponse},
+    store::{
+        Charge, ChargeState, Operation, Outcome, Outstanding, OwedKind, StoreError, StoreFuture, StoreId, StoreRequest,
+        StoreResponse,
+    },
     sync::{Mutex, MutexGuard},
 };
 
@@ -367,6 +370,28 @@ impl HotKey {
         }
         self.asked_at = Some(now);
         Some(self.request.at_cost(Operation::Check, units))
+    }
+}
+
+/// The response to requests of which some may be resets. These end without their caller, so that units which Redis grants before them
+/// are forgotten.
+pub(super) fn pending(
+    queues: &Arc<CommitQueues>,
+    resetting: Option<Box<Resetting>>,
+    response: impl Future<Output = Result<StoreResponse, StoreError>> + Send + 'static,
+) -> StoreFuture {
+    match resetting {
+        None => StoreFuture::pending(response),
+        Some(resetting) => {
+            let (store, runtime) = (StoreId::of(queues), queues.backend.runtime.clone());
+            let reset = async move {
+                let response = response.await;
+                drop(resetting);
+                response
+            };
+            // What is never polled is not sent.
+            StoreFuture::pending(async move { DetachOnDrop::refunding(store, reset).on(runtime).await })
+        }
     }
 }
 

@@ -13,11 +13,11 @@ use super::{
     failure::Failure,
     key_format::slot_of_charge,
     overrides::{RedisOverrides, follow, read_first},
-    prefetch::{Prefetch, Resetting, Sent},
+    prefetch::{Prefetch, Sent, pending},
     queues::{CallerRequests, CommitQueues, Decided},
     request::OwnedRequest,
     script::{SCRIPTS, ScriptName},
-    task::{DetachOnDrop, spawn_on},
+    task::spawn_on,
     trial::{explain, ready},
     wakes::Subscription,
 };
@@ -349,28 +349,6 @@ impl Store for RedisStore {
             }
             Ok(response)
         })
-    }
-}
-
-/// The response to requests of which some may be resets. These end without their caller, so that units which Redis grants before them
-/// are forgotten.
-fn pending(
-    queues: &Arc<CommitQueues>,
-    resetting: Option<Box<Resetting>>,
-    response: impl Future<Output = Result<StoreResponse, StoreError>> + Send + 'static,
-) -> StoreFuture {
-    match resetting {
-        None => StoreFuture::pending(response),
-        Some(resetting) => {
-            let (store, runtime) = (StoreId::of(queues), queues.backend.runtime.clone());
-            let reset = async move {
-                let response = response.await;
-                drop(resetting);
-                response
-            };
-            // What is never polled is not sent.
-            StoreFuture::pending(async move { DetachOnDrop::refunding(store, reset).on(runtime).await })
-        }
     }
 }
 
