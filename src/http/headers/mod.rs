@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
 pub(crate) use self::{
     values::{delay_secs, retry_after, split},
-    write::is_for_shared_caches,
+    write::{CDN_CACHE_CONTROL, is_for_shared_caches},
 };
 pub(crate) use crate::decide::GRPC_STATUS;
 use crate::{Decision, key::Secret};

@@ -56,11 +56,11 @@ impl Fields {
     }
 }
 
+pub(crate) const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
+
 /// Whether shared caches are to store the response, and would send the fields of one caller to others (RFC 9111 §5.2.2, RFC 9213
 /// §3.1).
 pub(crate) fn is_for_shared_caches(headers: &HeaderMap) -> bool {
-    const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
-
     if headers.is_empty() {
         return false;
     }

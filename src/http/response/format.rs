@@ -11,7 +11,7 @@ use crate::{
     Decision,
     http::{
         Presentation,
-        headers::{is_for_shared_caches, retry_after},
+        headers::{CDN_CACHE_CONTROL, is_for_shared_caches, retry_after},
     },
     key::KeyError,
     store::StoreError,
@@ -273,10 +273,14 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
     let headers = response.headers_mut();
     // RFC 6585 §4: a 429 must not be stored. RFC 9111 §4.2.2: a 200 without this field may be, and gRPC sends its errors as
     // 200.
-    if let Entry::Vacant(vacant) = headers.entry(CACHE_CONTROL) {
-        vacant.insert(const { HeaderValue::from_static("no-store") });
-    }
-    let is_private = !is_for_shared_caches(headers);
+    let is_private = match headers.entry(CACHE_CONTROL) {
+        Entry::Vacant(vacant) => {
+            vacant.insert(const { HeaderValue::from_static("no-store") });
+            // A CDN regards its own field alone (RFC 9213 §2.2).
+            !headers.contains_key(CDN_CACHE_CONTROL) || !is_for_shared_caches(headers)
+        }
+        Entry::Occupied(_) => !is_for_shared_caches(headers),
+    };
     // In gRPC the wait is part of the status. With a redirect it would be the time until the other location is asked for (RFC 9110
     // §10.2.3).
     if let Some(wait) = rejection

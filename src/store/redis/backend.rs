@@ -186,8 +186,12 @@ impl Backend {
     /// The same for a call that may take longer than a check: Redis may have to compile its script, or to reply with ten thousand
     /// overrides.
     pub(super) async fn run_long_call(&self, call: &ScriptCall) -> Result<RawReply, Failure> {
-        let deadline = Deadline::new(self.deadline.duration().max(LONG_CALL));
-        self.client.run(self.scripts.get(call.script), call, deadline).await
+        let script = self.scripts.get(call.script);
+        self.client.run(script, call, Deadline::new(self.longest_call())).await
+    }
+
+    pub(super) fn longest_call(&self) -> Duration {
+        self.deadline.duration().max(LONG_CALL)
     }
 
     fn record_failed(&self, node: &Node, checks: u64, failure: &Failure) {

@@ -17,14 +17,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{
-    backend::{Backend, LONG_CALL},
-    call::ScriptCall,
-    failure::Failure,
-    reply::number,
-    script::ScriptName,
-    trial::explain,
-};
+use super::{backend::Backend, call::ScriptCall, failure::Failure, reply::number, script::ScriptName, trial::explain};
 use crate::{
     Key, Limit,
     limit::MAX_EXACT,
@@ -103,19 +96,14 @@ impl RedisOverrides {
             }
         });
         // It waits for others first. That runtime may be blocked too.
-        match timeout(3 * self.longest(), call).await {
+        match timeout(3 * self.backend.longest_call(), call).await {
             Ok(called) => called.unwrap_or_else(|_| Err(Failure::ended_runtime())),
             Err(_) => Err(Failure::Timeout),
         }
     }
 
-    /// The longest time of a call.
-    fn longest(&self) -> Duration {
-        LONG_CALL.max(self.backend.deadline.duration())
-    }
-
     async fn call(&self, overrides: &Overrides, change: impl IntoIterator<Item = Bytes>) -> Result<(), Failure> {
-        let version = timeout(self.longest(), self.version.lock()).await;
+        let version = timeout(self.backend.longest_call(), self.version.lock()).await;
         let mut version = version.map_err(|_| Failure::Timeout)?;
         let mut call = ScriptCall::of(ScriptName::Overrides, [self.backend.key_format.overrides_key()]);
         call.arguments

@@ -630,16 +630,11 @@ async fn all_overrides_are_read_whatever_the_deadline_of_a_check(library: Client
 
 async fn a_runtime_that_is_not_driven_stops_no_overrides(library: ClientLibrary) {
     let redis = Redis::start();
-    let store = connected(builder().client_library(library), &redis.url()).await;
-    let [one, other] = [
-        limiter(store.clone()),
-        limiter(connected(builder().client_library(library), &redis.url()).await),
-    ];
+    let [one, other] = two(builder().client_library(library), &redis).await;
     let caller = one.clone();
     let begun = spawn_blocking(move || {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.spawn(async move { caller.override_limit("mails", "a", log_of(9), HOUR).await });
-        runtime.spawn(async move { store.ready().await });
         runtime.block_on(yield_now());
         runtime
     });
