@@ -14,12 +14,16 @@ use tokio::{
 
 use super::{
     Undecided, caught,
-    check::{Sent, give_back},
+    check::{Check, Sent, give_back, wait},
     failing::fail,
     line::{LONGEST_CHECK, REFRESH, ended},
     waiting::{Lacking, Outcome, Waiter},
 };
-use crate::{Decision, observe::WaitMetrics, store::Operation};
+use crate::{
+    Decision,
+    observe::WaitMetrics,
+    store::{Operation, StoreFuture},
+};
 
 /// The request leaves the lines when its caller leaves. One that is being checked does so if the check does not decide it.
 pub(super) struct Leaving {
@@ -45,8 +49,8 @@ impl Leaving {
                     if waiter.is_last.swap(true, Ordering::Relaxed) {
                         return Poll::Ready(Outcome::Decided(fail(ended(), Operation::Check, again)));
                     }
-                    if let Some(undecided) = waiter.leave() {
-                        return Poll::Ready(Outcome::Expired(undecided));
+                    if let Some(undecided) = waiter.take_undecided() {
+                        return Poll::Ready(waiter.check_last(undecided));
                     }
                     over = now + LONGEST_CHECK;
                 }
@@ -63,12 +67,14 @@ impl Drop for Leaving {
     fn drop(&mut self) {
         // What is sent from now on is given back by the sender. A check that ends meanwhile sees that it is closed, or has ended.
         self.decided.close();
-        if self.waiter.leave().is_some() {
-            self.waiter.metrics.left();
+        if let Some(undecided) = self.waiter.take_undecided() {
+            self.waiter.leave(&undecided);
         }
         // It may be admitted already.
-        if let Ok(Outcome::Decided(Ok(decision))) = self.decided.try_recv() {
-            end_without_caller(&decision);
+        match self.decided.try_recv() {
+            Ok(Outcome::Decided(Ok(decision))) => end_without_caller(&decision),
+            Ok(Outcome::Last(response, undecided)) => end_last_without_caller(response, undecided),
+            Ok(Outcome::Decided(Err(_))) | Err(_) => {}
         }
     }
 }
@@ -78,6 +84,16 @@ pub(super) fn end_without_caller(decision: &Decision) {
     caught(|| decision.count_outcomes());
     if decision.is_allowed() {
         caught(|| give_back(decision));
+    }
+}
+
+/// Ends a last check that no caller receives, and gives back what it has counted.
+pub(super) fn end_last_without_caller(response: StoreFuture, undecided: Undecided) {
+    // One that the store has still to decide does so when it is dropped.
+    if let Some(Check::Decided(Ok(decision))) = caught(|| wait(response, Operation::Wait, undecided, None))
+        && decision.is_allowed()
+    {
+        caught(|| give_back(&decision));
     }
 }
 

@@ -19,14 +19,14 @@ use super::{
     Undecided, Waiting,
     check::{self, Check, Held, Sent, begin, decide},
     group::Checked,
-    leaving::{Leaving, end_without_caller, leave_at_once},
+    leaving::{Leaving, end_last_without_caller, end_without_caller, leave_at_once},
     line::{self, Exit, InLine, Line, NO_LINE, REFRESH, ended},
 };
 use crate::{
     Decision, PolicyDecision,
     limit::{Arrival, SOON_US},
     observe::WaitMetrics,
-    store::{Operation, OwedKind, StoreError, StoreResponse},
+    store::{Operation, OwedKind, StoreError, StoreFuture, StoreResponse},
     sync::lock,
 };
 
@@ -53,8 +53,8 @@ pub(super) struct Waiter {
 
 pub(super) enum Outcome {
     Decided(Result<Decision, StoreError>),
-    /// It is still denied, and may not wait any longer.
-    Expired(Undecided),
+    /// It was still denied, and does not wait any longer. Its last check has been sent.
+    Last(StoreFuture, Undecided),
 }
 
 /// A key that denies a request which may wait for it.
@@ -162,7 +162,7 @@ fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking], sent: Sent) -
         let (outcome, _waiting) = (leaving.outcome(&again).await, waiting);
         let (decision, is_counted) = match outcome {
             Outcome::Decided(decision) => (decision?, false),
-            Outcome::Expired(undecided) => match check_last(undecided, waiter.arrival(0)) {
+            Outcome::Last(response, undecided) => match check::wait(response, Operation::Wait, undecided, None) {
                 Check::Decided(decision) => (decision?, true),
                 Check::Pending(check) => (check.await?, true),
             },
@@ -178,17 +178,6 @@ fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking], sent: Sent) -
         }
         Ok(decision)
     })
-}
-
-/// Checks a request that has left the lines, and does not wait any longer: it is admitted if it fits after those before it.
-fn check_last(mut undecided: Undecided, arrival: Arrival) -> Check {
-    undecided.follow_limits();
-    undecided.lead(NO_LINE, &[arrival], 1);
-    undecided.renew_tickets();
-    match check::send(Operation::Wait, &mut undecided) {
-        Some(response) => check::wait(response, Operation::Wait, undecided, None),
-        None => Check::Decided(Err(ended())),
-    }
 }
 
 impl Lacking {
@@ -293,17 +282,36 @@ impl Waiter {
     /// Leaves if its caller has left, or its time was over, while it was being checked.
     fn leave_if_over(&self) {
         if (self.is_last.load(Ordering::Relaxed) || self.has_left())
-            && let Some(again) = self.leave()
+            && let Some(undecided) = self.take_undecided()
         {
-            self.send(Outcome::Expired(again));
+            self.expire(undecided);
         }
     }
 
-    /// Leaves the lines, unless it is being checked.
-    pub(super) fn leave(&self) -> Option<Undecided> {
-        let undecided = lock(&self.undecided).take()?;
-        self.leave_lines(Exit::Left(&undecided));
-        Some(undecided)
+    /// Takes the request, so that no line has it checked; `None` while it is being checked.
+    pub(super) fn take_undecided(&self) -> Option<Undecided> {
+        lock(&self.undecided).take()
+    }
+
+    /// Leaves the lines, since its caller has left.
+    pub(super) fn leave(&self, undecided: &Undecided) {
+        self.leave_lines(Exit::Left(undecided));
+        self.metrics.left();
+    }
+
+    /// Sends the last check of the request, which is admitted if it fits after those before it. It leaves the lines after that: while it
+    /// stands there none that arrives comes before it.
+    pub(super) fn check_last(&self, mut undecided: Undecided) -> Outcome {
+        let again = undecided.again();
+        undecided.follow_limits();
+        undecided.lead(NO_LINE, &[self.arrival(0)], 1);
+        undecided.renew_tickets();
+        let response = check::send(Operation::Wait, &mut undecided);
+        self.leave_lines(Exit::Left(&again));
+        match response {
+            Some(response) => Outcome::Last(response, undecided),
+            None => Outcome::Decided(Err(ended())),
+        }
     }
 
     fn leave_lines(&self, exit: Exit<'_>) {
@@ -321,8 +329,10 @@ impl Waiter {
 
     /// Ends the wait of a request that is denied, and does not wait for what denies it.
     pub(super) fn expire(&self, undecided: Undecided) {
-        self.leave_lines(Exit::Left(&undecided));
-        self.send(Outcome::Expired(undecided));
+        if self.has_left() {
+            return self.leave(&undecided);
+        }
+        self.send(self.check_last(undecided));
     }
 
     /// Ends the wait. If the caller has left, what was counted is given back. The request is in its places still unless the store has
@@ -340,7 +350,7 @@ impl Waiter {
             Ok(()) => {}
             Err(Outcome::Decided(Ok(decision))) => end_without_caller(&decision),
             Err(Outcome::Decided(Err(_))) => {}
-            Err(Outcome::Expired(_)) => self.metrics.left(),
+            Err(Outcome::Last(response, undecided)) => end_last_without_caller(response, undecided),
         }
     }
 

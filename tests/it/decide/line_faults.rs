@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
-    task::Poll,
+    task::{Context, Poll, Waker},
     thread,
     time::Duration,
 };
@@ -337,6 +337,49 @@ async fn a_caller_that_leaves_during_the_check_of_another_one_leaves_no_place() 
     let _ = first.await.expect("no panic").expect("it is admitted");
     sleep(SECOND).await;
     assert!(check(&limiter).await.is_allowed());
+}
+
+/// A store after each of whose calls another process checks a request, which arrives then.
+#[derive(Clone)]
+struct Contended {
+    store: MemoryStore,
+    other: Limiter,
+    overtakes: Arc<AtomicBool>,
+}
+
+impl Store for Contended {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        let answer = self.store.decide(requests);
+        let arrival = pin!(self.other.check("k").into_future()).poll(&mut Context::from_waker(Waker::noop()));
+        if matches!(arrival, Poll::Ready(Ok(arrival)) if arrival.is_allowed()) {
+            self.overtakes.store(true, Ordering::Relaxed);
+        }
+        answer
+    }
+}
+
+/// Its last check is sent while it stands in its place still.
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_wait_ends_during_a_check_is_not_overtaken() {
+    let store = MemoryStore::new();
+    let policy = || Policy::new("p", SlidingLog::new(1, 6 * SECOND / 5)).wait_up_to(13 * SECOND / 10);
+    let other = Limiter::new(store.clone(), policy());
+    let overtakes = Arc::new(AtomicBool::new(false));
+    let contended = Contended {
+        store,
+        other: other.clone(),
+        overtakes: overtakes.clone(),
+    };
+    let store = Gated::new(contended);
+    let limiter = Limiter::new(store.clone(), policy());
+    assert!(check(&other).await.is_allowed());
+    let caller = tokio::spawn(async move { limiter.acquire("k").await });
+    store.open(1);
+    // The check after a second denies it, and its reply comes when its wait is over.
+    sleep(7 * SECOND / 5).await;
+    store.open(10);
+    assert!(caller.await.expect("no panic").is_ok());
+    assert!(!overtakes.load(Ordering::Relaxed));
 }
 
 #[tokio::test(start_paused = true)]
