@@ -76,20 +76,25 @@ end
 -- they lead is that of the process.
 local function before(run, line, n)
   local arrived = run.waiting and run.waiting[2 * n - 1]
-  if not arrived then
+  if not run.waiting and run.operation == 'wait' then
+    -- Of its own place comes before one that has just arrived what its process says.
+    return weight_before(line.places, math.huge, line.number) + line.ahead
+  elseif not arrived then
     return weight_before(line.places, math.huge)
   end
   return weight_before(line.places, arrived, line.number, not line.leads and run.decided)
 end
 
--- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one.
+-- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one. At least that
+-- of a request which fits when those before it are admitted.
 local function time_until(charge, total)
   local quota, cycle = charge.quota, charge.line.cycle
   total = math.min(total, EXACT - 1)
   local cycles = cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
   local cost = total - cycles * quota
   local wait = charge.room < cost and (cycle > 0 and charge.rule.wait(charge, cost, unpack(charge.state, 2, 6)) or RETRY_US) or 0
-  return math.min(cycles * cycle + wait, LONGEST_WAIT_US)
+  wait = math.min(cycles * cycle + wait, LONGEST_WAIT_US)
+  return wait > 0 and wait or SOON_US
 end
 
 -- Reads the line of a charge, and finds how many of the requests fit behind it.
@@ -118,7 +123,7 @@ local function read_line(run, charge, fits)
   line.lacks = fits < times or charge.bans and charge.bans.is_in_force
   -- A request that has just arrived stands in the line only if it may wait for all that it lacks.
   if operation == 'wait' and line.lacks and not run.waiting then
-    line.wait = time_until(charge, before(run, line, 1) + line.ahead + charge.cost)
+    line.wait = time_until(charge, before(run, line, 1) + charge.cost)
     -- When slots will be free is not known.
     run.may_wait = run.may_wait and line.longest >= (line.cycle > 0 and line.wait or 1)
   end
@@ -208,9 +213,7 @@ local function settle_line(run, charge, admitted)
   end
   if line.lacks then
     local nth = run.waiting and admitted + 1 or 1
-    local ahead = not run.waiting and operation == 'wait' and line.ahead or 0
-    wait = line.wait or time_until(charge, before(run, line, nth) + ahead + charge.cost)
-    wait = wait > 0 and wait or SOON_US
+    wait = line.wait or time_until(charge, before(run, line, nth) + charge.cost)
   end
   return math.max(0, charge.room - weight_before(line.places, math.huge)), wait
 end

@@ -23,23 +23,13 @@ use crate::{
 /// Tells the store where the requests that are about to be checked stand in the lines of their keys.
 #[cold]
 pub(super) fn enter_lines(undecided: &mut Undecided) {
-    for (line, leads) in undecided.lines_mut() {
+    for (line, waiting, leads) in undecided.lines_mut() {
         line.leads = leads == Some(true);
-        line.ahead = if leads.is_some() {
-            0
-        } else {
-            cost_behind_place(line.number)
+        line.ahead = match (leads, find(line.number)) {
+            (None, Some(line)) => line.state().cost_before(waiting),
+            (None, None) | (Some(_), _) => 0,
         };
     }
-}
-
-/// The cost of the requests in a line that its place does not contain.
-fn cost_behind_place(id: u64) -> u64 {
-    find(id).map_or(0, |line| {
-        let state = line.state();
-        let in_place = state.waiting.values().take(PLACE_SIZE).map(|entry| entry.cost);
-        state.weight - in_place.sum::<u64>()
-    })
 }
 
 /// A request that a check decides, and that it is to be given back if its caller leaves meanwhile.
@@ -54,16 +44,16 @@ pub(super) struct Group {
 impl Group {
     /// Takes the first request of a line, and those behind it that are equal; before them, one that stands in the lines of other keys.
     ///
-    /// None has arrived before those ahead of it, for the store: two processes would each wait for the first one of the other, where
+    /// Each has arrived after those ahead of it, for the store: two processes would each wait for the first one of the other, where
     /// others that wait behind it have arrived earlier.
-    pub(super) fn take(waiting: &BTreeMap<Rank, Entry>, earlier: Option<Arc<Waiter>>) -> Option<Self> {
+    pub(super) fn take(waiting: &BTreeMap<Rank, Entry>, earlier: Option<Arc<Waiter>>, now: Instant) -> Option<Self> {
         let mut group = Self {
             requests: SmallVec::new(),
             arrivals: SmallVec::new(),
         };
         let mut at = 0;
         let mut arrival = |waiter: &Waiter, cost| {
-            at = waiter.arrived.max(at);
+            at = waiter.arrived.max(at + 1);
             waiter.counts_from.store(at, Ordering::Relaxed);
             waiter.arrival(cost)
         };
@@ -73,7 +63,7 @@ impl Group {
             !entries.any(|entry| Arc::ptr_eq(&entry.waiter, earlier))
         };
         if let Some(earlier) = earlier.filter(is_other)
-            && let Some(taken) = earlier.take(None)
+            && let Some(taken) = earlier.take(None, now)
         {
             group.arrivals.push(arrival(&earlier, first.cost));
             group.requests.push(taken);
@@ -81,7 +71,7 @@ impl Group {
         let mut is_equal = true;
         for Entry { waiter, cost, .. } in waiting.values().take(PLACE_SIZE - group.arrivals.len()) {
             group.arrivals.push(arrival(waiter, *cost));
-            let taken = is_equal.then(|| waiter.take(group.requests.first())).flatten();
+            let taken = is_equal.then(|| waiter.take(group.requests.first(), now)).flatten();
             is_equal = taken.is_some();
             group.requests.extend(taken);
         }
@@ -139,7 +129,7 @@ impl Group {
             let may_count = asked.is_none() && denied.deniers().any(exceeds);
             let again = asked.unwrap_or_else(|| denied.again());
             match Lacking::of(&denied, |policy| {
-                policy.may_stay_in_line(waiter.until.saturating_duration_since(sent_at))
+                policy.may_stay_in_line(waiter.until_of(policy.waiting).saturating_duration_since(sent_at))
             }) {
                 // Another one of the group has just been admitted.
                 Some(lacking) if lacking.is_empty() => waiter.stay(again),
@@ -149,7 +139,7 @@ impl Group {
                     waiter.stand(&lacking, again, true, sent_at);
                 }
                 // For the store it waits on: its last check counts as a denial, and leaves all places.
-                None if may_count => waiter.expire(again),
+                None if may_count => waiter.stay_no_longer(again),
                 None => waiter.finish(Ok(denied), Some(&again)),
             }
         }

@@ -3,7 +3,7 @@
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::Poll,
 };
 
@@ -14,15 +14,15 @@ use tokio::{
 
 use super::{
     Undecided, caught,
-    check::{Check, Sent, give_back, wait},
+    check::{self, Check, Sent, give_back},
     failing::fail,
-    line::{LONGEST_CHECK, REFRESH, ended},
+    line::{Exit, LONGEST_CHECK, NO_LINE, REFRESH, ended},
     waiting::{Lacking, Outcome, Waiter},
 };
 use crate::{
     Decision,
     observe::WaitMetrics,
-    store::{Operation, StoreFuture},
+    store::{Operation, StoreError},
 };
 
 /// The request leaves the lines when its caller leaves. One that is being checked does so if the check does not decide it.
@@ -35,31 +35,71 @@ impl Leaving {
     /// Waits until the request is decided, or is over. It is decided here where it is being checked in a runtime that is not driven.
     pub(super) async fn outcome(mut self, again: &Undecided) -> Outcome {
         let waiter = self.waiter.clone();
-        let mut over = waiter.until;
-        let mut timer = pin!(sleep_until(over.min(Instant::now() + REFRESH)));
-        // It may have been called outside of this runtime.
-        waiter.ensure_tasks();
+        let mut timer = pin!(sleep_until(Instant::now()));
+        let mut changed = pin!(waiter.is_changed.notified());
+        let mut never_ends_at = None;
         poll_fn(|cx| {
             if let Poll::Ready(outcome) = Pin::new(&mut self.decided).poll(cx) {
                 return Poll::Ready(outcome.unwrap_or_else(|_| Outcome::Decided(Err(ended()))));
             }
-            while timer.as_mut().poll(cx).is_ready() {
-                let now = Instant::now();
-                if now >= over {
-                    if waiter.is_last.swap(true, Ordering::Relaxed) {
+            loop {
+                let (now, mut next) = (Instant::now(), waiter.until());
+                if now < next {
+                    never_ends_at = None;
+                } else if let Some(undecided) = waiter.take_undecided() {
+                    return Poll::Ready(Outcome::Expired(undecided));
+                } else {
+                    next = *never_ends_at.get_or_insert(now + LONGEST_CHECK);
+                    if now >= next {
                         return Poll::Ready(Outcome::Decided(fail(ended(), Operation::Check, again)));
                     }
-                    if let Some(undecided) = waiter.take_undecided() {
-                        return Poll::Ready(waiter.check_last(undecided));
-                    }
-                    over = now + LONGEST_CHECK;
+                }
+                if next < timer.deadline() {
+                    timer.as_mut().reset(next);
+                }
+                if changed.as_mut().poll(cx).is_ready() {
+                    changed.set(waiter.is_changed.notified());
+                    continue;
+                }
+                if timer.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
                 }
                 waiter.ensure_tasks();
-                timer.as_mut().reset(over.min(now + REFRESH));
+                timer.as_mut().reset(next.min(now + REFRESH));
             }
-            Poll::Pending
         })
         .await
+    }
+}
+
+impl Waiter {
+    /// Checks it for the last time: it is admitted if it fits after those before it. It leaves the lines when the check has been sent:
+    /// while it stands there, none that arrives comes before it.
+    pub(super) async fn check_last(&self, mut undecided: Undecided, again: &Undecided) -> Result<Decision, StoreError> {
+        let stands = Standing(self, again);
+        undecided.follow_limits();
+        undecided.lead(NO_LINE, &[self.arrival(0)], 1);
+        undecided.renew_tickets();
+        let response = check::send(Operation::Wait, &mut undecided).ok_or_else(ended)?;
+        let mut check = match check::wait(response, Operation::Wait, undecided, None) {
+            Check::Decided(decided) => return decided,
+            Check::Pending(check) => check,
+        };
+        let sent = poll_fn(|cx| Poll::Ready(Pin::new(&mut check).poll(cx))).await;
+        drop(stands);
+        match sent {
+            Poll::Ready(decided) => decided,
+            Poll::Pending => check.await,
+        }
+    }
+}
+
+/// Leaves the lines when it is dropped.
+struct Standing<'a>(&'a Waiter, &'a Undecided);
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        self.0.leave_lines(Exit::Left(self.1));
     }
 }
 
@@ -67,14 +107,10 @@ impl Drop for Leaving {
     fn drop(&mut self) {
         // What is sent from now on is given back by the sender. A check that ends meanwhile sees that it is closed, or has ended.
         self.decided.close();
-        if let Some(undecided) = self.waiter.take_undecided() {
-            self.waiter.leave(&undecided);
-        }
+        self.waiter.leave();
         // It may be admitted already.
-        match self.decided.try_recv() {
-            Ok(Outcome::Decided(Ok(decision))) => end_without_caller(&decision),
-            Ok(Outcome::Last(response, undecided)) => end_last_without_caller(response, undecided),
-            Ok(Outcome::Decided(Err(_))) | Err(_) => {}
+        if let Ok(Outcome::Decided(Ok(decision))) = self.decided.try_recv() {
+            end_without_caller(&decision);
         }
     }
 }
@@ -87,16 +123,6 @@ pub(super) fn end_without_caller(decision: &Decision) {
     }
 }
 
-/// Ends a last check that no caller receives, and gives back what it has counted.
-pub(super) fn end_last_without_caller(response: StoreFuture, undecided: Undecided) {
-    // One that the store has still to decide does so when it is dropped.
-    if let Some(Check::Decided(Ok(decision))) = caught(|| wait(response, Operation::Wait, undecided, None))
-        && decision.is_allowed()
-    {
-        caught(|| give_back(&decision));
-    }
-}
-
 /// A request leaves the places to which a check has added it, since its caller has left or the line is full. Returns whether it would
 /// have waited.
 #[cold]
@@ -105,7 +131,7 @@ pub(super) fn leave_at_once(denied: &Decision, sent: Sent) -> bool {
         return false;
     };
     let (sender, _) = oneshot::channel();
-    let waiter = Waiter::new(denied, sent.number, Instant::now(), sender, WaitMetrics::default());
+    let waiter = Waiter::new(denied, sent.number, sender, WaitMetrics::default());
     Arc::new(waiter).stand(&lacking, denied.again(), true, sent.at);
     true
 }

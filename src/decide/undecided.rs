@@ -8,7 +8,9 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Decision, Inner, PolicyDecision, PolicyDecisions, receipt::Untaken, slots::Slots, usage::Account};
+use super::{
+    Decision, Inner, PolicyDecision, PolicyDecisions, Waiting, receipt::Untaken, slots::Slots, usage::Account,
+};
 use crate::{
     Denial,
     limit::Arrival,
@@ -139,15 +141,15 @@ impl Undecided {
         }
     }
 
-    /// The lines of its charges, and whether it is the first request of its process in them.
-    pub(crate) fn lines_mut(&mut self) -> impl Iterator<Item = (&mut ChargeLine, Option<bool>)> {
+    /// The lines of its charges, how it waits there, and whether it is the first request of its process in them.
+    pub(crate) fn lines_mut(&mut self) -> impl Iterator<Item = (&mut ChargeLine, Waiting, Option<bool>)> {
         let led = self.led.as_ref().map(|led| led.line);
         let policies = self.inner().policies.iter_mut();
         policies.filter_map(move |policy| {
             let counted = policy.local.as_deref_mut().unwrap_or(&mut policy.charge);
             let line = counted.line.as_deref_mut()?;
             let leads = led.map(|led| led == line.number);
-            Some((line, leads))
+            Some((line, policy.waiting, leads))
         })
     }
 

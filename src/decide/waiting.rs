@@ -5,28 +5,31 @@ use std::{
     mem,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
 #[cfg(feature = "admin")]
 use super::line_report::LineSubject;
 use super::{
     Undecided, Waiting,
-    check::{self, Check, Held, Sent, begin, decide},
+    check::{Check, Held, Sent, begin, decide},
     group::Checked,
-    leaving::{Leaving, end_last_without_caller, end_without_caller, leave_at_once},
-    line::{self, Exit, InLine, Line, NO_LINE, REFRESH, ended},
+    leaving::{Leaving, end_without_caller, leave_at_once},
+    line::{self, Exit, InLine, Line, REFRESH},
 };
 use crate::{
     Decision, PolicyDecision,
     limit::{Arrival, SOON_US},
     observe::WaitMetrics,
-    store::{Operation, OwedKind, StoreError, StoreFuture, StoreResponse},
+    store::{Operation, OwedKind, StoreError, StoreResponse},
     sync::lock,
 };
 
@@ -39,22 +42,23 @@ pub(super) struct Waiter {
     pub(super) counts_from: AtomicU64,
     /// The lines of its keys, and its costs there.
     pub(super) needs: SmallVec<[(u64, u64); 1]>,
-    /// Until when it may wait.
-    pub(super) until: Instant,
+    /// Since when it waits, and until when it may.
+    since: Instant,
+    until: Mutex<Instant>,
     /// While it stands in lines, and is not being checked.
     pub(super) undecided: Mutex<Option<Undecided>>,
     /// The lines in which it stands, or has stood.
     lines: Mutex<SmallVec<[InLine; 1]>>,
-    /// Whether it may not wait any longer.
-    pub(super) is_last: AtomicBool,
+    /// Notified when a check has changed until when it may wait.
+    pub(super) is_changed: Notify,
     outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
     pub(super) metrics: WaitMetrics,
 }
 
 pub(super) enum Outcome {
     Decided(Result<Decision, StoreError>),
-    /// It was still denied, and does not wait any longer. Its last check has been sent.
-    Last(StoreFuture, Undecided),
+    /// It is still denied, and may not wait any longer.
+    Expired(Undecided),
 }
 
 /// A key that denies a request which may wait for it.
@@ -100,6 +104,9 @@ pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
 #[cold]
 pub(super) fn begin_at_a_full_line(mut undecided: Undecided) -> Check {
     undecided.is_line_full = true;
+    if let Some(line) = first_line(&undecided) {
+        line.ensure_task(); // those that fill it may be over
+    }
     if let Some(known) = known_denial(&undecided) {
         return decide(&Ok(known), Operation::Check, undecided, None, None);
     }
@@ -140,16 +147,13 @@ fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
 
 /// Waits until a request is admitted, or until it may not wait any longer. It stands in the lines from now on.
 fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking], sent: Sent) -> Held {
-    let since = Instant::now();
     if let Some(policy) = denied.as_slice().first() {
         policy.context.store.receive_wakes();
     }
     let metrics = denied.wait_metrics();
     let waiting = metrics.begin();
     let (sender, decided) = oneshot::channel();
-    let longest_us = lacking.iter().map(|lacking| lacking.waiting.longest_us).min();
-    let longest = Duration::from_micros(longest_us.unwrap_or_default());
-    let waiter = Arc::new(Waiter::new(denied, sent.number, since + longest, sender, metrics));
+    let waiter = Arc::new(Waiter::new(denied, sent.number, sender, metrics));
     let leaving = Leaving {
         waiter: waiter.clone(),
         decided,
@@ -162,12 +166,9 @@ fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking], sent: Sent) -
         let (outcome, _waiting) = (leaving.outcome(&again).await, waiting);
         let (decision, is_counted) = match outcome {
             Outcome::Decided(decision) => (decision?, false),
-            Outcome::Last(response, undecided) => match check::wait(response, Operation::Wait, undecided, None) {
-                Check::Decided(decision) => (decision?, true),
-                Check::Pending(check) => (check.await?, true),
-            },
+            Outcome::Expired(undecided) => (waiter.check_last(undecided, &again).await?, true),
         };
-        let waited = since.elapsed();
+        let waited = waiter.since.elapsed();
         if decision.is_allowed() {
             waiter.metrics.admitted(waited);
         }
@@ -207,25 +208,21 @@ impl Lacking {
 }
 
 impl Waiter {
-    pub(super) fn new(
-        denied: &Decision,
-        number: u64,
-        until: Instant,
-        outcome: oneshot::Sender<Outcome>,
-        metrics: WaitMetrics,
-    ) -> Self {
+    pub(super) fn new(denied: &Decision, number: u64, outcome: oneshot::Sender<Outcome>, metrics: WaitMetrics) -> Self {
         let policies = denied.as_slice().iter();
         let needs = policies.filter_map(|policy| Some((policy.line()?, policy.charge.cost)));
         let arrived = denied.server_time().as_micros() as u64;
+        let since = Instant::now();
         Self {
             number,
             arrived,
             counts_from: AtomicU64::new(arrived),
             needs: needs.collect(),
-            until,
+            since,
+            until: Mutex::new(since),
             undecided: Mutex::default(),
             lines: Mutex::default(),
-            is_last: AtomicBool::new(false),
+            is_changed: Notify::new(),
             outcome: Mutex::new(Some(outcome)),
             metrics,
         }
@@ -238,8 +235,21 @@ impl Waiter {
         }
     }
 
-    /// Takes the request to be checked, if it stands in lines and can be decided with the first one.
-    pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>) -> Option<Checked> {
+    /// Until when it may wait. From then on only its caller has it checked, for the last time.
+    pub(super) fn until(&self) -> Instant {
+        *lock(&self.until)
+    }
+
+    /// Until when it may wait for a policy.
+    pub(super) fn until_of(&self, waiting: Waiting) -> Instant {
+        self.since + Duration::from_micros(waiting.longest_us)
+    }
+
+    /// Takes the request to be checked, if it stands in lines, is not over, and can be decided with the first one.
+    pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>, now: Instant) -> Option<Checked> {
+        if now >= self.until() {
+            return None;
+        }
         let mut undecided = lock(&self.undecided);
         undecided.as_mut()?.follow_limits();
         let undecided = undecided.take_if(|one| first.is_none_or(|(_, first, _)| first.merges_with(one)))?;
@@ -258,6 +268,8 @@ impl Waiter {
         // A caller that leaves from now on waits for this lock, so that no line keeps the request.
         let mut lines = lock(&self.lines);
         *lock(&self.undecided) = Some(undecided);
+        let until = lacking.iter().map(|lacking| self.until_of(lacking.waiting)).min();
+        *lock(&self.until) = until.unwrap_or(self.since);
         let has_room = |own: &&mut InLine| !lacking.iter().any(|lacking| lacking.line == own.line.id);
         for own in lines.iter_mut().filter(|own| own.stands).filter(has_room) {
             own.leave(Exit::StepsOut);
@@ -270,22 +282,27 @@ impl Waiter {
             }
         }
         drop(lines);
-        self.leave_if_over();
+        self.after_check();
     }
 
     /// Stands where it stood, after a check that has not decided it.
     pub(super) fn stay(&self, undecided: Undecided) {
         *lock(&self.undecided) = Some(undecided);
-        self.leave_if_over();
+        self.after_check();
     }
 
-    /// Leaves if its caller has left, or its time was over, while it was being checked.
-    fn leave_if_over(&self) {
-        if (self.is_last.load(Ordering::Relaxed) || self.has_left())
-            && let Some(undecided) = self.take_undecided()
-        {
-            self.expire(undecided);
+    /// The same for one that is denied, and does not wait for what denies it.
+    pub(super) fn stay_no_longer(&self, undecided: Undecided) {
+        *lock(&self.until) = self.since;
+        self.stay(undecided);
+    }
+
+    /// Leaves if its caller has left while it was being checked. One that is over stands in its places until its last check is sent.
+    fn after_check(&self) {
+        if self.has_left() {
+            self.leave();
         }
+        self.is_changed.notify_one();
     }
 
     /// Takes the request, so that no line has it checked; `None` while it is being checked.
@@ -293,28 +310,25 @@ impl Waiter {
         lock(&self.undecided).take()
     }
 
-    /// Leaves the lines, since its caller has left.
-    pub(super) fn leave(&self, undecided: &Undecided) {
-        self.leave_lines(Exit::Left(undecided));
-        self.metrics.left();
-    }
-
-    /// Sends the last check of the request, which is admitted if it fits after those before it. It leaves the lines after that: while it
-    /// stands there none that arrives comes before it.
-    pub(super) fn check_last(&self, mut undecided: Undecided) -> Outcome {
-        let again = undecided.again();
-        undecided.follow_limits();
-        undecided.lead(NO_LINE, &[self.arrival(0)], 1);
-        undecided.renew_tickets();
-        let response = check::send(Operation::Wait, &mut undecided);
-        self.leave_lines(Exit::Left(&again));
-        match response {
-            Some(response) => Outcome::Last(response, undecided),
-            None => Outcome::Decided(Err(ended())),
+    /// Leaves the lines without its caller, unless it is being checked.
+    pub(super) fn leave(&self) {
+        if let Some(undecided) = self.take_undecided() {
+            self.leave_lines(Exit::Left(&undecided));
+            self.metrics.left();
         }
     }
 
-    fn leave_lines(&self, exit: Exit<'_>) {
+    /// Leaves the lines when its time has been over for a while: the runtime of its caller may not be driven.
+    pub(super) fn leave_if_overdue(&self, now: Instant) {
+        if now >= self.until() + REFRESH
+            && let Some(undecided) = self.take_undecided()
+        {
+            self.leave_lines(Exit::Left(&undecided));
+            self.send(Outcome::Expired(undecided));
+        }
+    }
+
+    pub(super) fn leave_lines(&self, exit: Exit<'_>) {
         for mut own in mem::take(&mut *lock(&self.lines)) {
             own.leave(exit);
         }
@@ -325,14 +339,6 @@ impl Waiter {
         for own in lock(&self.lines).iter_mut() {
             own.leave(Exit::StepsOut);
         }
-    }
-
-    /// Ends the wait of a request that is denied, and does not wait for what denies it.
-    pub(super) fn expire(&self, undecided: Undecided) {
-        if self.has_left() {
-            return self.leave(&undecided);
-        }
-        self.send(self.check_last(undecided));
     }
 
     /// Ends the wait. If the caller has left, what was counted is given back. The request is in its places still unless the store has
@@ -350,7 +356,7 @@ impl Waiter {
             Ok(()) => {}
             Err(Outcome::Decided(Ok(decision))) => end_without_caller(&decision),
             Err(Outcome::Decided(Err(_))) => {}
-            Err(Outcome::Last(response, undecided)) => end_last_without_caller(response, undecided),
+            Err(Outcome::Expired(_)) => self.metrics.left(),
         }
     }
 

@@ -30,7 +30,7 @@ pub struct ChargeLine {
     pub number: u64,
     /// How long a request that has just arrived may wait, in microseconds.
     pub longest_us: u64,
-    /// The cost of the requests that wait in this process, and are not in its place.
+    /// The cost of the requests that wait in this process, and come before one that has just arrived.
     pub ahead: u64,
     /// Whether this is the line in which the requests that are decided are the first of their process.
     pub leads: bool,
@@ -94,6 +94,11 @@ impl Line {
     /// The weight of all that wait.
     pub(crate) fn weight(&self) -> u64 {
         self.weight_of(|_, _| true)
+    }
+
+    /// The weight of all that wait in other places.
+    pub(crate) fn weight_of_others(&self, own: PlaceId) -> u64 {
+        self.weight_of(|place, _| place.owner != own)
     }
 
     fn weight_of(&self, counts: impl Fn(&Place, &Arrival) -> bool) -> u64 {

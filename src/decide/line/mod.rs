@@ -11,6 +11,7 @@ mod task;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
+    mem,
     sync::{Arc, LazyLock, Mutex, MutexGuard},
     time::Duration,
 };
@@ -21,7 +22,7 @@ use tokio::time::Instant;
 #[cfg(feature = "admin")]
 use super::line_report::LineSubject;
 use super::{
-    Undecided,
+    Undecided, Waiting,
     waiting::{Lacking, Waiter},
 };
 use crate::{
@@ -75,8 +76,8 @@ pub(super) struct State {
     pub(super) denied: Option<(Undecided, StoreResponse, Instant)>,
     /// The last request that has left since the last check was sent. Its charges name the place to remove when no other waits.
     left: Option<Undecided>,
-    /// The last turn of each key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
-    turns: HashMap<u32, u64>,
+    /// The last turn of each priority and key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
+    turns: HashMap<(i32, u32), u64>,
     turn: u64,
 }
 
@@ -141,7 +142,7 @@ impl Line {
         // A line that has ended meanwhile has taken its turns with it.
         let turn = match before.filter(|before| Arc::ptr_eq(&before.line, &line)) {
             Some(before) => before.rank.1,
-            None => state.turn_of(lacking.waiting.fair),
+            None => state.turn_of(lacking.waiting),
         };
         let rank = (Reverse(lacking.waiting.priority), turn, waiter.arrived, waiter.number);
         let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
@@ -192,7 +193,7 @@ impl InLine {
         match exit {
             Exit::StepsOut => {}
             Exit::Admitted => state.turn = state.turn.max(rank.1),
-            Exit::Left(_) => state.pass_on(rank.1, self.fair),
+            Exit::Left(_) => state.pass_on(rank, self.fair),
         }
         let Some(Entry { cost, .. }) = entry else {
             drop(state);
@@ -226,36 +227,75 @@ impl State {
         self.waiting.len()
     }
 
-    /// The turn of a request that enters: keys take one after the other.
-    fn turn_of(&mut self, key: u32) -> u64 {
-        // As long as no request has a key, all have one turn.
-        if key == 0 && self.turns.is_empty() {
-            return 0;
+    /// The cost of the requests that come before one that arrives now.
+    pub(super) fn cost_before(&mut self, waiting: Waiting) -> u64 {
+        self.begin_turns(waiting.fair);
+        let rank = (Reverse(waiting.priority), self.next_turn(waiting), u64::MAX, u64::MAX);
+        match self.waiting.last_key_value() {
+            Some((last, _)) if *last > rank => self.waiting.range(..rank).map(|(_, entry)| entry.cost).sum(),
+            _ => self.weight,
         }
-        let now = self.turn;
-        if self.turns.len() > 2 * self.waiting.len() + PLACE_SIZE {
-            self.turns.retain(|_, last| *last >= now);
+    }
+
+    /// Takes the turn of a request that enters.
+    fn turn_of(&mut self, waiting: Waiting) -> u64 {
+        self.begin_turns(waiting.fair);
+        let turn = self.next_turn(waiting);
+        if waiting.fair == 0 && self.turns.is_empty() {
+            return turn;
+        }
+        let most = 2 * self.waiting.len() + PLACE_SIZE;
+        if self.turns.len() > most {
+            let first = self.waiting.keys().map(|rank| rank.1).min();
+            let first = self.turn.min(first.unwrap_or(self.turn));
+            self.turns.retain(|_, last| *last >= first);
             // Where nothing is admitted, none of them is over. A key that is forgotten may have another turn.
-            if self.turns.len() > 2 * self.waiting.len() + PLACE_SIZE {
+            if self.turns.len() > most {
                 self.turns.clear();
             }
         }
-        let turn = self.turns.get(&key).map_or(now, |last| now.max(last + 1));
-        self.turns.insert(key, turn);
+        self.turns.insert((waiting.priority, waiting.fair), turn);
         turn
     }
 
+    /// The turn of a request that enters: of each priority, keys take one after the other.
+    fn next_turn(&self, waiting: Waiting) -> u64 {
+        // As long as no request has a key, all have one turn.
+        if waiting.fair == 0 && self.turns.is_empty() {
+            return 0;
+        }
+        let priority = Reverse(waiting.priority);
+        let first = self.waiting.range((priority, 0, 0, 0)..).next();
+        let first = first
+            .filter(|(rank, _)| rank.0 == priority)
+            .map_or(self.turn, |(rank, _)| rank.1);
+        let (now, last) = (self.turn.min(first), self.turns.get(&(waiting.priority, waiting.fair)));
+        last.map_or(now, |last| now.max(last + 1))
+    }
+
+    /// Gives those that wait turns, in their order, when the first one with a key comes.
+    fn begin_turns(&mut self, key: u32) {
+        if key == 0 || !self.turns.is_empty() {
+            return;
+        }
+        for (rank, entry) in mem::take(&mut self.waiting) {
+            let key = (rank.0.0, entry.fair);
+            let turn = self.turns.get(&key).map_or(self.turn, |last| last + 1);
+            self.turns.insert(key, turn);
+            self.waiting.insert((rank.0, turn, rank.2, rank.3), entry);
+        }
+    }
+
     /// Gives the turn of a request that has left to the next one of its key, and the turn of that one to the next but one.
-    fn pass_on(&mut self, mut turn: u64, key: u32) {
+    fn pass_on(&mut self, (priority, mut turn, ..): Rank, key: u32) {
         if self.turns.is_empty() {
             return;
         }
         let later = self
             .waiting
             .iter()
-            .filter(|(rank, entry)| entry.fair == key && rank.1 > turn);
-        let mut later: Vec<Rank> = later.map(|(rank, _)| *rank).collect();
-        later.sort_unstable_by_key(|rank| rank.1);
+            .filter(|(rank, entry)| entry.fair == key && rank.0 == priority && rank.1 > turn);
+        let later: Vec<Rank> = later.map(|(rank, _)| *rank).collect();
         for rank in later {
             if let Some(entry) = self.waiting.remove(&rank) {
                 self.waiting.insert((rank.0, turn, rank.2, rank.3), entry);
@@ -264,6 +304,7 @@ impl State {
             self.is_stale = true;
         }
         // One that has stepped out keeps its later turn.
+        let key = (priority.0, key);
         if self.turns.get(&key) == Some(&turn) {
             match turn.checked_sub(1) {
                 Some(last) => self.turns.insert(key, last),
@@ -302,10 +343,14 @@ mod tests {
     #[test]
     fn the_turns_of_any_number_of_keys_take_bounded_memory() {
         let mut state = State::default();
-        for key in 1..10_000 {
-            state.turn_of(key);
-            state.turn_of(key);
-            assert!(state.turns.len() <= PLACE_SIZE + 2, "{key}");
+        for fair in 1..10_000 {
+            let waiting = Waiting {
+                fair,
+                ..Waiting::default()
+            };
+            state.turn_of(waiting);
+            state.turn_of(waiting);
+            assert!(state.turns.len() <= PLACE_SIZE + 2, "{fair}");
         }
     }
 }

@@ -149,11 +149,14 @@ impl Line {
         let first = state.waiting.first_key_value();
         let first = first.map(|(rank, entry)| (*rank, entry.waiter.clone()));
         drop(state); // no task locks two lines
+        if let Some((_, first)) = &first {
+            first.leave_if_overdue(now);
+        }
         let earlier = first.and_then(|(rank, first)| self.earlier(&rank, &first));
         let mut state = self.state();
         let earlier = earlier.filter(|earlier| state.tried != Some(earlier.number));
         state.tried = earlier.as_ref().map(|earlier| earlier.number);
-        match Group::take(&state.waiting, earlier) {
+        match Group::take(&state.waiting, earlier, now) {
             Some(group) => {
                 state.is_stale = false;
                 state.left = None;

@@ -179,6 +179,35 @@ async fn a_request_does_not_wait_for_the_task_of_a_runtime_that_is_not_driven() 
     runtime.shutdown_background();
 }
 
+/// Its time is over; what gets free is for those that still wait.
+#[tokio::test]
+async fn a_request_of_a_runtime_that_is_not_driven_takes_nothing_when_its_time_is_over() {
+    let store = MemoryStore::new();
+    let [short, long] = [2, 20].map(|seconds| {
+        let slots = Policy::new("p", Concurrency::new(1))
+            .wait_up_to(seconds * SECOND)
+            .max_waiting(1);
+        Limiter::new(store.clone(), slots)
+    });
+    let held = check(&long).await;
+    let waits = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.spawn(async move { short.acquire("k").await });
+        runtime.block_on(async { sleep(SECOND / 10).await });
+        runtime
+    });
+    let runtime = waits.join().expect("no panic");
+    assert!(matches!(long.acquire("k").await, Err(AcquireError::LineFull(_))));
+    eventually("the line has room", async || {
+        timeout(SECOND / 20, long.acquire("k").into_future()).await.is_err()
+    })
+    .await;
+    drop(held.take_slots());
+    let admitted = timeout(5 * SECOND, long.acquire("k").into_future()).await;
+    assert!(matches!(admitted, Ok(Ok(_))), "{admitted:?}");
+    runtime.shutdown_background();
+}
+
 /// One of them is admitted by this process, and the other one waits on.
 #[tokio::test]
 async fn requests_wait_on_when_the_runtime_that_checks_them_ends() {

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key};
+use tower_quota::{Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key};
 
 use crate::support::{Redis, connected, patient};
 
@@ -63,6 +63,9 @@ async fn a_tenant_waits_for_one_request_of_another_tenant() {
     let requests = ["tenant: a"; 5].into_iter().chain([""; 4]);
     let admitted = times(&admitted_after(policy(), requests).await);
     assert_eq!(admitted, [0, 1, 3, 5, 7, 2, 4, 6, 8]);
+    let requests = [""; 5].into_iter().chain(["tenant: b"; 2]);
+    let admitted = times(&admitted_after(policy(), requests).await);
+    assert_eq!(admitted, [0, 1, 3, 5, 6, 2, 4]);
 
     let admitted = times(&admitted_after(ten_a_second(), ["tenant: a", "tenant: a", "tenant: b"]).await);
     assert_eq!(admitted, [0, 1, 2], "without the setting it is the order of arrival");
@@ -263,4 +266,103 @@ async fn a_request_that_leaves_while_one_of_two_keys_has_room_takes_no_turn() {
     let mut order = callers.join_all().await;
     order.sort_unstable();
     assert_eq!(order, [(10, "1"), (20, "x"), (30, "1")]);
+}
+
+/// Waits for a request of a tenant with a priority, and returns after how many tenths of a second it is admitted.
+fn admitted_with(
+    limiter: &Limiter,
+    (tenant, priority): (Option<&'static str>, i32),
+    start: Instant,
+) -> tokio::task::JoinHandle<Option<u128>> {
+    let limiter = limiter.clone();
+    tokio::spawn(async move {
+        let request = limiter.request("k").priority(priority);
+        let admitted = match tenant {
+            Some(tenant) => request.fair_by(tenant).acquire().await,
+            None => request.acquire().await,
+        };
+        admitted.ok().map(|_| start.elapsed().as_millis() / 100)
+    })
+}
+
+fn one_a_second(longest: Duration) -> Limiter {
+    let policy = Policy::new("p", TokenBucket::new(1, SECOND)).wait_up_to(longest);
+    Limiter::new(MemoryStore::new(), policy)
+}
+
+/// Those that wait would take all of its time if it came after them.
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_that_comes_before_those_which_fill_its_time() {
+    for (arrival, at) in [
+        ((Some("b"), 0), Some(20)),
+        ((Some("b"), 1), Some(10)),
+        ((Some("a"), 0), None),
+    ] {
+        let (limiter, start) = (one_a_second(10 * SECOND), Instant::now());
+        let mut calls = Vec::new();
+        for _ in 0..11 {
+            calls.push(admitted_with(&limiter, (Some("a"), 0), start));
+            sleep(SECOND / 100).await;
+        }
+        let last = admitted_with(&limiter, arrival, start);
+        assert_eq!(last.await.expect("no panic"), at, "{arrival:?}");
+    }
+}
+
+/// Its time is over as the one before it is admitted, for which it waits.
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_wait_ends_does_not_come_before_those_ahead_of_it() {
+    for ahead in [1, 3] {
+        let (limiter, start) = (one_a_second(ahead * SECOND), Instant::now());
+        assert!(limiter.check("k").await.expect("in memory").is_allowed());
+        let last = admitted_with(&limiter, (None, 0), start);
+        let mut first = Vec::new();
+        for _ in 0..ahead {
+            sleep(SECOND / 10).await;
+            first.push(admitted_with(&limiter, (None, 1), start));
+        }
+        for (call, at) in first.into_iter().zip(1..) {
+            assert_eq!(call.await.expect("no panic"), Some(10 * at), "{ahead}");
+        }
+        assert_eq!(last.await.expect("no panic"), None, "{ahead}");
+    }
+}
+
+/// While those of a higher priority take turns, a tenant of a lower one does not come after all of another.
+#[tokio::test(start_paused = true)]
+async fn each_priority_has_turns_of_its_own() {
+    let (limiter, start) = (one_a_second(60 * SECOND), Instant::now());
+    assert!(limiter.check("k").await.expect("in memory").is_allowed());
+    let mut low = Vec::new();
+    for (tenant, priority) in [(Some("a"), 1), (Some("b"), 0)] {
+        for _ in 0..6 {
+            low.push(admitted_with(&limiter, (tenant, priority), start));
+            tokio::task::yield_now().await;
+        }
+    }
+    sleep(13 * SECOND / 2).await;
+    let other = admitted_with(&limiter, (Some("c"), 0), start);
+    assert_eq!(other.await.expect("no panic"), Some(80));
+    let first = low.swap_remove(6);
+    assert_eq!(first.await.expect("no panic"), Some(70));
+}
+
+/// The second policy lets it wait for a second, and denies the request only later.
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_each_policy_as_long_as_that_lets_it() {
+    let of = |name, window, longest| Policy::new(name, SlidingLog::new(1, window)).wait_up_to(longest);
+    let store = MemoryStore::new();
+    let [a, b] = [of("a", 10 * SECOND, 60 * SECOND), of("b", 60 * SECOND, SECOND)];
+    let both = Limiter::new(store.clone(), [a.clone(), b.clone()]);
+    let [a, b] = [a, b].map(|policy| Limiter::new(store.clone(), policy));
+    let start = Instant::now();
+    assert!(a.check("k").await.expect("in memory").is_allowed());
+    let call = tokio::spawn(async move {
+        let denied = both.acquire("k").await.is_err();
+        (denied, start.elapsed().as_secs())
+    });
+    sleep(11 * SECOND / 2).await;
+    assert!(b.check("k").await.expect("in memory").is_allowed());
+    // It is checked each second.
+    assert_eq!(call.await.expect("no panic"), (true, 6));
 }
