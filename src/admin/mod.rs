@@ -332,7 +332,7 @@ impl Admin {
 
     /// Sets the number of keys for which denials are counted, for each policy of each layer and limiter; 0 counts the total only.
     ///
-    /// At most 10,000, and a larger number counts as that, since each report copies them. A key takes about 200 bytes. If a
+    /// At most 10,000, and a larger number counts as that, since each report copies them. A key takes about 300 bytes. If a
     /// layer has another router already, the number of that one applies. The default is 100.
     ///
     /// ```

@@ -1,16 +1,14 @@
 //! The denials of each key, which are counted while an [`Admin`](crate::Admin) has a router.
 
 use std::{
-    collections::HashMap,
-    hash::{BuildHasher, Hash, RandomState},
+    collections::{BTreeSet, HashMap},
+    hash::Hash,
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::SystemTime,
 };
-
-use hashbrown::HashTable;
 
 use crate::{Key, sync::lock};
 
@@ -117,107 +115,67 @@ impl Drop for DenialWatch {
 pub(crate) struct SpaceSaving<T> {
     capacity: usize,
     total: u64,
-    /// By their counts, the highest first.
-    counters: Vec<Counter<T>>,
-    /// Where the counter of each item is.
-    places: HashTable<usize>,
-    hasher: RandomState,
+    counters: HashMap<T, Counter>,
+    /// The items by their counts.
+    order: BTreeSet<(u64, T)>,
 }
 
-struct Counter<T> {
-    item: T,
-    hash: u64,
+struct Counter {
     count: u64,
     error: u64,
     last: SystemTime,
 }
 
-impl<T: Clone + Eq + Hash> SpaceSaving<T> {
+impl<T: Clone + Ord + Hash> SpaceSaving<T> {
     /// A sketch with room for so many items. Without room it has the total only.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             capacity,
             total: 0,
-            counters: Vec::new(),
-            places: HashTable::new(),
-            hasher: RandomState::new(),
+            counters: HashMap::new(),
+            order: BTreeSet::new(),
         }
     }
 
     /// Counts an item once, in a time that grows with the logarithm of the capacity.
-    pub(crate) fn count(&mut self, item: &T, at: SystemTime) {
+    pub(crate) fn count(&mut self, item: &T, last: SystemTime) {
         self.total += 1;
         if self.capacity == 0 {
             return;
         }
-        let hash = self.hasher.hash_one(item);
-        let is_item = |place: &usize| self.counters[*place].item == *item;
-        let place = match self.places.find(hash, is_item) {
-            Some(place) => *place,
-            None => self.add(hash, item.clone(), at),
-        };
-
-        let count = self.counters[place].count;
-        let first = self.counters.partition_point(|counter| counter.count > count);
-        self.swap(first, place);
-        self.counters[first].count += 1;
-        self.counters[first].last = at;
-    }
-
-    /// Makes the last counter one of a new item.
-    fn add(&mut self, hash: u64, item: T, at: SystemTime) -> usize {
-        let mut inherited = 0;
-        if self.counters.len() == self.capacity
-            && let Some(last) = self.counters.pop()
+        let (mut count, mut error) = (0, 0);
+        if let Some(counter) = self.counters.get(item) {
+            (count, error) = (counter.count, counter.error);
+            self.order.remove(&(count, item.clone()));
+        } else if self.counters.len() == self.capacity
+            && let Some((least, replaced)) = self.order.pop_first()
         {
-            let place = self.counters.len();
-            if let Ok(entry) = self.places.find_entry(last.hash, |other| *other == place) {
-                entry.remove();
-            }
-            inherited = last.count;
+            (count, error) = (least, least);
+            self.counters.remove(&replaced);
         }
-        let place = self.counters.len();
-        self.counters.push(Counter {
-            item,
-            hash,
-            count: inherited,
-            error: inherited,
-            last: at,
-        });
-        self.places
-            .insert_unique(hash, place, |place| self.counters[*place].hash);
-        place
-    }
-
-    fn swap(&mut self, a: usize, b: usize) {
-        if a == b {
-            return;
-        }
-        // In between, no two entries are equal: they may be beside each other in the table.
-        for (of, from, to) in [(a, a, usize::MAX), (b, b, a), (a, usize::MAX, b)] {
-            let place = self.places.find_mut(self.counters[of].hash, |place| *place == from);
-            if let Some(place) = place {
-                *place = to;
-            }
-        }
-        self.counters.swap(a, b);
+        count += 1;
+        self.counters.insert(item.clone(), Counter { count, error, last });
+        self.order.insert((count, item.clone()));
     }
 
     pub(crate) fn summary(&self) -> Summary<T> {
-        let counts = self.counters.iter().map(|counter| Count {
-            item: counter.item.clone(),
-            count: counter.count,
-            error: counter.error,
-            last: counter.last,
+        let counts = self.order.iter().rev().filter_map(|(count, item)| {
+            let counter = self.counters.get(item)?;
+            Some(Count {
+                item: item.clone(),
+                count: *count,
+                error: counter.error,
+                last: counter.last,
+            })
         });
-        let last = self.counters.last().map_or(0, |counter| counter.count);
+        let least = self.order.first().map_or(0, |(count, _)| *count);
         Summary {
             total: self.total,
             counts: counts.collect(),
             most_of_others: match self.capacity {
                 0 => self.total,
                 capacity if self.counters.len() < capacity => 0,
-                _ => last,
+                _ => least,
             },
         }
     }
@@ -295,7 +253,7 @@ mod tests {
         let mut sketch = SpaceSaving::new(capacity);
         for (item, counted) in stream.iter().zip(1..) {
             sketch.count(item, SystemTime::UNIX_EPOCH + Duration::from_secs(counted));
-            assert_eq!(sketch.places.len(), sketch.counters.len());
+            assert_eq!(sketch.order.len(), sketch.counters.len());
             assert_eq!(sketch.total, counted);
         }
         sketch.summary()

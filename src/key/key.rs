@@ -35,7 +35,7 @@ use crate::ConfigError;
 /// ```
 ///
 /// [`Debug`](fmt::Debug) does not show the components, so that they do not get into a log by accident.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use]
 pub struct Key {
     // Printable ASCII.

@@ -42,9 +42,8 @@ pub(super) struct Backend {
     pub(super) client: RedisClient,
     /// That in which the store was built, and its connections are.
     pub(super) runtime: Handle,
-    /// Whether it has ended, and the task that tells.
-    has_ended: Arc<AtomicBool>,
-    _ends: AbortOnDrop<()>,
+    /// A task that ends with it.
+    lifetime: AbortOnDrop<()>,
     pub(super) scripts: &'static Scripts,
     pub(super) key_format: KeyFormat,
     pub(super) deadline: Deadline,
@@ -68,17 +67,10 @@ const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 impl Backend {
     pub(super) fn new(client: RedisClient, settings: &RedisStoreBuilder) -> Self {
-        let has_ended: Arc<AtomicBool> = Arc::default();
-        let ended = has_ended.clone();
-        let ends = OnDrop::new(move || ended.store(true, Ordering::Relaxed));
         Self {
             client,
             runtime: Handle::current(),
-            has_ended,
-            _ends: AbortOnDrop(tokio::spawn(async move {
-                pending::<()>().await;
-                drop(ends);
-            })),
+            lifetime: AbortOnDrop(tokio::spawn(pending())),
             scripts: settings.scripts,
             key_format: KeyFormat::new(&settings.prefix, settings.secret.clone()),
             deadline: Deadline::new(settings.deadline),
@@ -97,7 +89,7 @@ impl Backend {
     /// Runs a task that several callers depend on: not in the runtime of a caller, which may be blocked, or end. If that of the store has
     /// ended, each call fails at once wherever it is made.
     pub(super) fn spawn(&self, future: impl Future<Output: Send + 'static> + Send + 'static) {
-        match self.has_ended.load(Ordering::Relaxed) {
+        match self.lifetime.0.is_finished() {
             false => spawn_on(&self.runtime, future),
             true => try_spawn(future),
         }
@@ -123,7 +115,6 @@ impl Backend {
         let key = key();
         let node = self.client.node(|| slot_of(key.as_deref().unwrap_or_default()));
         self.client.health().failed_without_call(&node, checks as u64, &error);
-        // The task of the probes may have ended with its runtime.
         self.ensure_probe(breaker, || key);
         Err(error.recorded())
     }
@@ -223,14 +214,16 @@ impl Backend {
 
     /// Starts a task that probes Redis, if the breaker is open and no such task runs.
     fn ensure_probe(self: &Arc<Self>, breaker: &Arc<Breaker>, key: impl FnOnce() -> Option<Bytes>) {
-        if let Some(id) = breaker.start_probe(Instant::now(), self.probe_lease()) {
-            self.spawn(probe(Arc::downgrade(self), breaker.clone(), key(), id));
+        if breaker.start_probe() {
+            let (backend, breaker) = (Arc::downgrade(self), breaker.clone());
+            let probed = breaker.clone();
+            let ends = OnDrop::new(move || probed.end_probe());
+            let probing = probe(backend, breaker, key());
+            self.spawn(async move {
+                probing.await;
+                drop(ends);
+            });
         }
-    }
-
-    /// A probe that has not renewed its lease for this time has ended.
-    fn probe_lease(&self) -> Duration {
-        2 * (PROBE_PAUSE + self.deadline.duration())
     }
 
     /// Logs a refusal, at most once a minute.
@@ -273,18 +266,17 @@ impl Backend {
     }
 }
 
-/// Sends calls without requests until Redis replies or the store is dropped.
-async fn probe(backend: Weak<Backend>, breaker: Arc<Breaker>, key: Option<Bytes>, id: u32) {
+/// Sends calls without requests until Redis replies to one, or to a request, or the store is dropped.
+async fn probe(backend: Weak<Backend>, breaker: Arc<Breaker>, key: Option<Bytes>) {
     let call = ScriptCall::probe(key);
     // A lost connection is replaced in a few milliseconds.
     let mut pause = PROBE_PAUSE / 16;
     loop {
         sleep(pause).await;
         pause = PROBE_PAUSE.min(2 * pause);
-        let Some(backend) = backend.upgrade() else { return };
-        if !breaker.renew_probe(id, Instant::now(), backend.probe_lease()) {
+        let Some(backend) = backend.upgrade().filter(|_| breaker.is_open()) else {
             return;
-        }
+        };
         match backend.run_call(&call).await {
             Err(failure) if failure.is_no_reply() => {}
             _ => breaker.record_reply(),

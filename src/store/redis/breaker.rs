@@ -1,6 +1,4 @@
-use std::{sync::PoisonError, time::Duration};
-
-use tokio::time::Instant;
+use std::sync::PoisonError;
 
 use super::failure::Failure;
 use crate::{
@@ -8,7 +6,7 @@ use crate::{
     observe::{breaker_closed, breaker_opened},
     sync::{
         Mutex,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -22,15 +20,8 @@ pub(super) struct Breaker {
     failures: AtomicU32,
     /// That of requests while it is open, with the last failure as its source.
     error: Mutex<Option<StoreError>>,
-    probe: Mutex<Option<Probe>>,
-    probes: AtomicU32,
-}
-
-/// The task that probes. Since it may end with its runtime, it has a lease that it must renew.
-#[derive(Debug)]
-struct Probe {
-    id: u32,
-    until: Instant,
+    /// Whether a task probes.
+    is_probed: AtomicBool,
 }
 
 /// The number of calls in a row without a reply that opens the breaker. One slow moment does not open it.
@@ -74,38 +65,15 @@ impl Breaker {
         }
     }
 
-    /// Starts a probe if the breaker is open and no probe runs, and returns its id.
-    ///
-    /// A probe counts as running while it calls [`renew_probe`](Self::renew_probe) within each `lease`.
+    /// Whether a task has to begin to probe, which is to end with [`end_probe`](Self::end_probe).
     #[must_use]
-    pub(super) fn start_probe(&self, now: Instant, lease: Duration) -> Option<u32> {
-        if !self.is_open() {
-            return None;
-        }
-        let mut probe = self.probe.lock().unwrap_or_else(PoisonError::into_inner);
-        if probe.as_ref().is_some_and(|probe| probe.until > now) {
-            return None;
-        }
-        let id = self.probes.fetch_add(1, Ordering::Relaxed);
-        *probe = Some(Probe { id, until: now + lease });
-        Some(id)
+    pub(super) fn start_probe(&self) -> bool {
+        self.is_open() && !self.is_probed.swap(true, Ordering::AcqRel)
     }
 
-    /// Renews the lease of a probe. Returns false if the probe has to end: the breaker is closed, or another probe has replaced
-    /// it.
-    ///
-    /// The test and the end of the probe are one step, so that a breaker that opens after the test starts a new probe.
-    pub(super) fn renew_probe(&self, id: u32, now: Instant, lease: Duration) -> bool {
-        let mut probe = self.probe.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(own) = probe.as_mut().filter(|probe| probe.id == id) else {
-            return false;
-        };
-        own.until = now + lease;
-        let open = self.is_open();
-        if !open {
-            *probe = None;
-        }
-        open
+    /// A breaker that has opened meanwhile is probed from the next request on.
+    pub(super) fn end_probe(&self) {
+        self.is_probed.store(false, Ordering::Release);
     }
 }
 
@@ -120,8 +88,6 @@ impl Drop for Breaker {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    pub(super) const LEASE: Duration = Duration::from_millis(400);
 
     pub(super) fn open() -> Breaker {
         let breaker = Breaker::default();
@@ -140,7 +106,7 @@ mod tests {
             assert!(!breaker.is_open());
             breaker.record_reply();
         }
-        assert_eq!(breaker.start_probe(Instant::now(), LEASE), None);
+        assert!(!breaker.start_probe());
 
         for _ in 0..10 {
             breaker.record_failure(&Failure::Timeout);
@@ -152,45 +118,12 @@ mod tests {
 
     #[test]
     fn one_probe_runs_at_a_time() {
-        let (breaker, now) = (open(), Instant::now());
-        let probe = breaker.start_probe(now, LEASE).expect("no probe runs");
-        assert_eq!(breaker.start_probe(now, LEASE), None);
-        assert!(breaker.renew_probe(probe, now + LEASE / 2, LEASE));
-        assert_eq!(breaker.start_probe(now + LEASE, LEASE), None);
-    }
+        let breaker = open();
+        assert!(breaker.start_probe());
+        assert!(!breaker.start_probe());
 
-    #[test]
-    fn a_probe_whose_lease_is_over_is_replaced() {
-        let (breaker, now) = (open(), Instant::now());
-        let slow = breaker.start_probe(now, LEASE).expect("no probe runs");
-        let next = breaker
-            .start_probe(now + LEASE, LEASE)
-            .expect("the lease of the first one is over");
-
-        // The first one was only slow: one of both ends.
-        assert!(!breaker.renew_probe(slow, now + LEASE, LEASE));
-        assert!(breaker.renew_probe(next, now + LEASE, LEASE));
-    }
-
-    #[test]
-    fn a_breaker_that_opens_again_has_a_probe() {
-        let (breaker, now) = (open(), Instant::now());
-        let probe = breaker.start_probe(now, LEASE).expect("no probe runs");
-        breaker.record_reply();
-        // It opens before the probe has seen that it was closed: the probe continues.
-        for _ in 0..FAILURES {
-            breaker.record_failure(&Failure::Timeout);
-        }
-        assert_eq!(breaker.start_probe(now, LEASE), None);
-        assert!(breaker.renew_probe(probe, now, LEASE));
-
-        // It opens after the probe has seen it: a new one starts.
-        breaker.record_reply();
-        assert!(!breaker.renew_probe(probe, now, LEASE));
-        for _ in 0..FAILURES {
-            breaker.record_failure(&Failure::Timeout);
-        }
-        assert!(breaker.start_probe(now, LEASE).is_some());
+        breaker.end_probe();
+        assert!(breaker.start_probe());
     }
 }
 
@@ -198,10 +131,7 @@ mod tests {
 mod threads {
     use loom::{model, sync::Arc, thread::spawn};
 
-    use super::{
-        tests::{LEASE, open},
-        *,
-    };
+    use super::{tests::open, *};
 
     #[test]
     fn failures_of_several_threads_are_all_counted() {
@@ -237,14 +167,14 @@ mod threads {
     #[test]
     fn several_threads_start_one_probe() {
         model(|| {
-            let (breaker, now) = (Arc::new(open()), Instant::now());
+            let breaker = Arc::new(open());
             let thread = spawn({
                 let breaker = breaker.clone();
-                move || breaker.start_probe(now, LEASE)
+                move || breaker.start_probe()
             });
-            let own = breaker.start_probe(now, LEASE);
+            let own = breaker.start_probe();
             let other = thread.join().expect("no panic");
-            assert_eq!(own.iter().chain(&other).count(), 1);
+            assert_ne!(own, other);
         });
     }
 }
