@@ -142,9 +142,11 @@ pub struct StoreError {
 pub enum ErrorKind {
     /// There was no reply within the deadline. The request may have been counted.
     Timeout,
-    /// There is no connection, or it was lost. A request that was already sent may have been counted.
+    /// There is no connection, or it was lost: a request that was already sent may have been counted. Or a breaker is open, whatever has
+    /// opened it, and nothing was sent.
     Unreachable,
-    /// The server replied with an error, such as `OOM` or `NOPERM`.
+    /// The server replied with an error, such as `OOM` or `NOPERM`. Or what is asked for is not possible, such as for a policy that does
+    /// not exist, and nothing was sent.
     Refused,
     /// The reply cannot be decoded, or does not have one outcome for each request.
     Protocol,

@@ -42,7 +42,7 @@ use crate::{RateLimitLayer, ResponseBody, decide::PendingCheck};
 /// A check holds the readiness of the inner service, such as the permit of a `tower::limit::ConcurrencyLimit`, until the store
 /// replies; a denial gives it back. A [`MemoryStore`](crate::MemoryStore) replies at once. With a
 /// [`RedisStore`](crate::RedisStore) the check takes at most two [deadlines](crate::RedisStore#deadlines), 200 ms by default, and
-/// in a cluster two for each slot of the keys of the request; while the breaker is open it fails at once. A request that
+/// in a cluster two for each slot of the keys of the request, and more for refunds and slots that move; while the breaker is open it fails at once. A request that
 /// [waits](crate::Policy::wait_up_to) gives it back, and waits for the service when it is admitted.
 #[derive(Clone)]
 pub struct RateLimit<S> {

@@ -144,7 +144,7 @@ impl Peer {
 /// The error for a request without a peer.
 pub(super) const NO_PEER: &str = "no peer address on the request; axum 0.8 needs \
     `into_make_service_with_connect_info::<SocketAddr>()` and the feature `axum` of tower-quota, tonic the feature `tonic`, or \
-    `tonic-tls` with TLS, and other servers, such as axum 0.7, a `tower_quota::key::PeerAddr` in the extensions of the request";
+    `tonic-tls` with TLS, and other servers, such as axum 0.7, a `tower_quota::key::PeerAddr` in the extensions of the request, or on a Unix socket a `UnixPeer`";
 
 /// The networks whose addresses share a key.
 #[derive(Clone, Debug)]

@@ -72,8 +72,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// Uses another extractor for requests that have no key here.
     ///
     /// The alternative applies after `Ok(None)` and after every error except a [malformed](KeyError::malformed) key: a caller
-    /// could otherwise send a malformed key to choose the alternative. If what the first key reads was in none of the first 1,000
-    /// requests, such as since its layer is inside of this one, that is logged.
+    /// could otherwise send a malformed key to choose the alternative. If the server has provided what the first key reads to none of
+    /// the first 1,000 requests, such as an extension whose layer is inside of this one, that is logged.
     ///
     /// ```
     /// use http::Request;

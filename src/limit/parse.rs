@@ -96,9 +96,9 @@ fn sliding_log(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> 
 
 /// The other settings, and for how long units are taken ahead, which is the last one.
 fn split_prefetch<'a, 'b>(options: &'a [&'b str]) -> Result<(&'a [&'b str], Duration), ConfigError> {
-    match options {
-        [others @ .., "prefetch", time] => Ok((others, length(time, PREFETCH)?)),
-        _ => Ok((options, Duration::ZERO)),
+    match options.iter().position(|word| *word == "prefetch") {
+        Some(at) => Ok((&options[..at], length(&options[at + 1..].concat(), PREFETCH)?)),
+        None => Ok((options, Duration::ZERO)),
     }
 }
 
@@ -330,6 +330,13 @@ mod tests {
                 "concurrency 3",
             ),
             (&["concurrency 1_000 lease minute"], "concurrency 1000 lease 1min"),
+            (
+                &[
+                    "token-bucket 10000/s prefetch 10 ms",
+                    "token-bucket 10000 per s prefetch  10ms",
+                ],
+                "token-bucket 10000/s prefetch 10ms",
+            ),
             (&[" unlimited "], "unlimited"),
             #[cfg(feature = "calendar")]
             (

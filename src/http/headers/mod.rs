@@ -18,7 +18,7 @@ type Custom = Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>;
 /// Rate limit fields of responses.
 ///
 /// They are on the responses to admitted and to denied requests, apart from redirects, and from responses that shared caches are
-/// to store and would send to other callers: with `public` or `s-maxage` in `Cache-Control`, or `max-age` in `CDN-Cache-Control`. Add
+/// to store and would send to other callers: with `public` or `s-maxage` in `Cache-Control`, or one of these or `max-age` in `CDN-Cache-Control`. Add
 /// `private` to others that a cache may store, as with `max-age` alone. Those that count only one policy have
 /// the one that matters most: the one with the longest wait if the request was denied, else the one with the least left for
 /// its limit. The default is [`Draft08`](Self::Draft08).
@@ -79,8 +79,8 @@ pub enum Headers {
     /// `RateLimit` and `RateLimit-Policy` as in the IETF drafts -08 to -11 of *RateLimit header fields for HTTP*.
     ///
     /// `q` is the quota and `w` its window in seconds; `r` is what remains, 0 in a denial unless the cost is above
-    /// the limit; `t` is the time until all of it is restored, in a denial the wait, in seconds, rounded up. Several policies are
-    /// members of one list.
+    /// the limit; `t` is the time until all of it is restored, in a denial the wait, in seconds, rounded up. Slots have
+    /// `qu="concurrent-requests"` and no `w`. Several policies are members of one list.
     #[default]
     Draft08,
     /// `RateLimit` and `RateLimit-Policy` as in draft -07.

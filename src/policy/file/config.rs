@@ -100,9 +100,14 @@ impl TryFrom<FileFields> for Config {
 }
 
 impl Config {
-    /// The names of all policies, in alphabetical order.
+    /// The names of the policies outside of plans, in alphabetical order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.places().filter(|place| !is_of_plan(place))
+    }
+
+    /// The names of all policies.
+    pub(super) fn all_names(&self) -> BTreeSet<&str> {
+        self.places().map(policy_at).collect()
     }
 
     /// Where the file describes policies.
@@ -113,8 +118,7 @@ impl Config {
     /// What the policies of the plan of a place are for that are for some requests only, apart from those that are for the others.
     fn scopes_of_plan(&self, place: &str) -> Vec<Scope> {
         let plan = place.strip_suffix(policy_at(place)).unwrap_or_default();
-        let names: BTreeSet<&str> = self.places().map(policy_at).collect();
-        let scopes = names.into_iter().filter_map(|name| {
+        let scopes = self.all_names().into_iter().filter_map(|name| {
             let place = format!("{plan}{name}");
             Some(self.policies.get(self.nearest(&place)?)?.scope())
         });

@@ -161,7 +161,8 @@ use crate::{ConfigError, key};
 /// matched none, or either has a rest such as `/files/{*rest}`, or the template is one of several in the matched one, such as
 /// `/users/root` in `/users/{id}`, the path is compared too: `{id}` is a segment. In gRPC it is `/shop.Accounts/SignIn`, also for a
 /// layer around one service. A template that matches none of the paths it looks like, such as `/users/:id` or `/admin/*`, is an error.
-/// `others` are the requests that no other policy of their plan, in this file, with `routes` or `methods` is for.
+/// `others` are the requests that no other policy of their plan, in this file, with `routes` or `methods` is for; one that is for it
+/// in some spellings only, as below, is counted by both.
 ///
 /// A path is compared as written, decoded, and in normal form: without trailing slashes, `//`, dot segments, `%2F`, `\`,
 /// parameters (`;v=1`) and upper case. A policy or `[block]` applies if one of these matches, and `[skip]` if all do. So `/login/`
@@ -208,7 +209,7 @@ use crate::{ConfigError, key};
 /// | field of `[client-ip]` | value | default |
 /// | --- | --- | --- |
 /// | `header` | the one header in which the proxies record the client: `x-forwarded-for`, `forwarded`, or one that holds a single address, such as `cf-connecting-ip` or `x-real-ip` | required |
-/// | `trusted` | a list of the networks of the proxies, whose header is read: `["10.0.0.0/8", "fd00::/8"]`; `"unix-peer"` for a proxy on a Unix socket; or `"any-peer"`, for a server that only its proxy can reach | required |
+/// | `trusted` | a list of the networks of the proxies, whose header is read: `["10.0.0.0/8", "fd00::/8"]`; `"unix-peer"` for a proxy on a Unix socket, with [`UnixPeer`](crate::key::UnixPeer) in the extensions except on tonic; or `"any-peer"`, for a server that only its proxy can reach | required |
 /// | `hops` | with `x-forwarded-for`, the number of proxies: the client is the n-th entry from the right | none: the client is the first entry from the right that is not trusted |
 ///
 /// # Reloads
@@ -323,7 +324,7 @@ impl Policies {
         state.take_up(&self.file, name, ((), false))
     }
 
-    /// The names of all policies of the last load, in alphabetical order.
+    /// The names of all policies of the last load, also of those that only plans have, in alphabetical order.
     ///
     /// ```
     /// use tower_quota::Policies;
@@ -336,7 +337,13 @@ impl Policies {
     /// ```
     #[must_use]
     pub fn names(&self) -> Vec<String> {
-        self.file.state().config.names().map(str::to_owned).collect()
+        self.file
+            .state()
+            .config
+            .all_names()
+            .into_iter()
+            .map(str::to_owned)
+            .collect()
     }
 
     /// The rule for the address of the client: that of `[client-ip]`, or [`key::ip`](crate::key::ip()) if the file has no such table.

@@ -11,8 +11,9 @@ use super::{
 
 /// Policies that limit nothing.
 impl Policies {
-    /// The names of the policies of the last load that neither [`get`](Self::get), [`unkeyed`](Self::unkeyed) nor [`layer`](Self::layer) of this
-    /// value or a clone of it has returned: they are configured, and limit nothing. Look at it when all layers are built.
+    /// The names of the policies of the last load that this value and its clones have returned to nothing, by [`get`](Self::get),
+    /// [`layer`](Self::layer), [`plans`](Self::plans) or their variants for limiters; `pro/api` for the policy `api` of the plan `pro`:
+    /// they are configured, and limit nothing. Look at it when all layers are built.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policies};
