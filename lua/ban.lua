@@ -31,9 +31,9 @@ function ban.read(bans)
   return til > now
 end
 
--- The level now: one step less for each window without a ban.
-local function decayed(bans)
-  local span = now - bans.til
+-- The level at a time: one step less for each window without a ban.
+local function decayed(bans, at)
+  local span = at - bans.til
   return math.max(0, bans.level - (span - span % bans.x) / bans.x)
 end
 
@@ -55,7 +55,7 @@ function ban.deny(bans)
     bans.since = now
   end
   if bans.denials >= bans.quota then
-    local level = decayed(bans)
+    local level = decayed(bans, now)
     local length = math.min(bans.z, bans.y * 2 ^ level)
     bans.since, bans.denials, bans.til = now, 0, now + length
     bans.level = length < bans.z and level + 1 or level
@@ -67,7 +67,8 @@ end
 function ban.begin(bans, length)
   local til = now + math.min(length, bans.z)
   if til > bans.til then
-    bans.level = bans.til <= now and decayed(bans) or bans.level
+    -- The window that has begun undoes a step too, so that the next ban after denials is no longer for this one.
+    bans.level = bans.til <= now and decayed(bans, til + bans.x - 1) or bans.level
     bans.since, bans.denials, bans.til = now, 0, til
   end
   store(bans)

@@ -164,6 +164,9 @@ local function log_wait(charge, cost, total, first, header, budget, newest)
   local need = cost and total + cost - charge.quota
   if need and total == 0 then
     wait = window
+  elseif need and need <= 0 then
+    -- More has expired since the requests were judged.
+    wait = 1
   elseif need then
     need = need < total and need or total
     local at = now

@@ -123,7 +123,8 @@ local function precise_wait(charge, cost, log)
   local window, total, wait = charge.x, log.total, 0
   local need = cost and math.min(total + cost - charge.quota, total)
   if need and need <= 0 then
-    wait = window
+    -- More has expired since the requests were judged, if anything counts.
+    wait = total > 0 and 1 or window
   elseif need then
     local most = reads < BUDGET and 7 or MOST_EXPIRED - (log.first - log.stored)
     local number, at = pass(charge.key, log, math.huge, need, most)

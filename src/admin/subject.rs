@@ -140,7 +140,7 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
         "banned_for_seconds": banned_for.map(|rest| rest.as_secs_f64()),
         "retry_after_seconds": decided.and_then(PolicyDecision::retry_after).map(|wait| wait.as_secs_f64()),
         "reset_after_seconds": decided.map_or(0.0, |decided| decided.reset_after().as_secs_f64()),
-        "observed": policy.is_observed(),
+        "observed": policy.in_context().observes(key),
         // Why this process has counted in place of the store.
         "store_error": store_error,
     }))

@@ -247,7 +247,7 @@ impl PolicyContext {
     /// Whether the policy only observes this key.
     #[inline]
     pub(crate) fn observes(&self, key: &Key) -> bool {
-        !self.settings.enforced.contains(&self.limit.name, key)
+        !self.settings.enforced.contains(self.limit.counted_as(), key)
     }
 
     /// How long requests of this key wait. Those that are observed do not.

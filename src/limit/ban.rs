@@ -213,7 +213,11 @@ impl Ban {
                 since: now,
                 denials: 0,
                 until,
-                level: banned.decayed(now, self.window_us()),
+                // The window that has begun undoes a step too, so that the next ban after denials is no longer for this one.
+                level: match banned.until <= now {
+                    true => banned.decayed(until + self.window_us() - 1, self.window_us()),
+                    false => banned.level,
+                },
                 ..*banned
             };
         }

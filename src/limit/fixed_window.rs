@@ -122,14 +122,16 @@ impl FixedWindow {
         if let Some(fault) = fault_of(quota, Duration::from_secs(1)) {
             return Err(ConfigError::new(fault));
         }
-        let zone = TimeZone::get(zone).map_err(|_| {
+        // `Etc/Unknown` is one without a name.
+        let known = TimeZone::get(zone).ok().filter(|zone| zone.iana_name().is_some());
+        let known = known.ok_or_else(|| {
             ConfigError::new(format!(
                 "`{zone}` is not a time zone of the IANA database, such as `Europe/Berlin`"
             ))
         })?;
         Ok(Self {
             quota,
-            kind: Kind::Calendar(calendar, zone),
+            kind: Kind::Calendar(calendar, known),
             ahead_us: 0,
         })
     }

@@ -130,8 +130,8 @@ impl Policy<()> {
 /// Checks.
 impl<K> Policy<K> {
     /// Returns the first settings that cannot work together, as [`RateLimitLayer::try_new`](crate::RateLimitLayer::try_new) and
-    /// [`Limiter::try_new`](crate::Limiter::try_new) do. These also refuse settings that depend on where the policy is used: an
-    /// order or a bound of waits for which nothing waits, and in a limiter what needs an HTTP request.
+    /// [`Limiter::try_new`](crate::Limiter::try_new) do. These also refuse settings that depend on where the policy is used: in
+    /// a layer an order or a bound of waits for which nothing waits, and in a limiter what needs an HTTP request.
     ///
     /// ```
     /// use std::time::Duration;
@@ -272,7 +272,8 @@ impl<K> Policy<K> {
             return None;
         }
         let limit = overrides.limit_of(self.counted_as(), key)?;
-        self.validate_override(own, &limit).ok()?;
+        Self::validate_override(own, &limit).ok()?;
+        self.accepts_slots(&limit).ok()?;
         self.policy_limit.overriding.of(limit).ok()
     }
 
@@ -285,6 +286,11 @@ impl<K> Policy<K> {
         K: 'a,
     {
         policies.clone().try_for_each(|policy| policy.accepts_override(limit))?;
+        // It applies in place of those whose algorithm it has.
+        let known = policies.clone().flat_map(Self::known_limits);
+        let counted = known.filter(|own| own.limit != Limit::Unlimited);
+        let fits = counted.map(|own| Self::validate_override(&own.limit, limit));
+        fits.reduce(Result::or).unwrap_or(Ok(()))?;
         if policies.all(|policy| policy.limit() == Some(&Limit::Unlimited)) {
             return Err(KeyError::misconfigured(
                 "an override of a policy that is `unlimited` has no effect; give the policy a limit",
@@ -303,22 +309,18 @@ impl<K> Policy<K> {
                 self.name(),
             )));
         }
-        self.accepts_slots(limit)?;
-        // It applies in place of those whose algorithm it has.
-        let known = self.known_limits();
-        let fits = known.iter().map(|own| self.validate_override(&own.limit, limit));
-        fits.reduce(Result::or).unwrap_or(Ok(()))
+        self.accepts_slots(limit)
     }
 
     /// Whether the limit of an override applies in place of this limit. Counts of one algorithm are no counts of another.
-    fn validate_override(&self, own: &Limit, limit: &Limit) -> Result<(), KeyError> {
+    fn validate_override(own: &Limit, limit: &Limit) -> Result<(), KeyError> {
         if limit.is_counted() && own.is_counted() && limit.algorithm() != own.algorithm() {
             return Err(KeyError::misconfigured(format!(
                 "`{limit}` cannot override `{own}`: another algorithm has other counts; use the same algorithm, `unlimited` or \
                  `deny-all`"
             )));
         }
-        self.accepts_slots(limit)
+        Ok(())
     }
 }
 

@@ -206,7 +206,7 @@ impl Rule for SlidingLog {
         let (window, total) = (self.window_us(), log.total);
         let need = (total + cost).saturating_sub(self.quota).min(total);
         if need == 0 {
-            return window;
+            return if total == 0 { window } else { 1 };
         }
         let wait = (log.freed_at(need, now) + window).saturating_sub(now);
         // An entry that is further ahead is of a clock that is gone.

@@ -330,8 +330,8 @@ fn read_stamped(path: &Path) -> Reading {
 struct Changes {
     /// The last reading, and when the first one of the same ended.
     last: Option<(Reading, Instant)>,
-    /// The content that could not be applied.
-    refused: Option<Content>,
+    /// The content that could not be applied, and how many loads there had been then.
+    refused: Option<(Content, u64)>,
 }
 
 impl Changes {
@@ -350,15 +350,17 @@ impl Changes {
             self.refused = None;
             return;
         }
+        // Another load since then has cleared the fault.
+        let is_refused = matches!(&self.refused, Some((refused, at)) if refused == content && *at == loads);
         let same = last.filter(|(last, _)| *last == reading);
         let since = same.map_or_else(Instant::now, |(_, since)| since);
-        if began.saturating_duration_since(since) >= QUIET && self.refused.as_ref() != Some(content) {
+        if began.saturating_duration_since(since) >= QUIET && !is_refused {
             match policies.load(content.clone().map_err(ConfigError::new), loads) {
                 None => return,
                 Some(Ok(())) => self.refused = None,
                 Some(Err(error)) => {
                     log_refused(&error.to_string());
-                    self.refused = Some(content.clone());
+                    self.refused = Some((content.clone(), policies.file.state().loads));
                 }
             }
         }

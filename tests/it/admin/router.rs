@@ -1278,6 +1278,23 @@ async fn a_mistake_in_an_override_is_an_error_with_the_fix() {
     assert_eq!(operator.report().await["overrides"], json!([]));
 }
 
+/// The keys of `policy::enforced_share`.
+#[tokio::test(start_paused = true)]
+async fn a_key_outside_of_the_share_is_observed() {
+    let policy = Policy::new("mails", SlidingLog::per_hour(1)).enforce_share(0.5);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    let operator = Operator::of_limiter(&limiter);
+    for (key, is_observed) in [("3", false), ("1", true)] {
+        for _ in 0..2 {
+            let _ = limiter.check(key).await.expect("in memory");
+        }
+        let subject = operator.get("mails", &format!("key={key}")).await.json();
+        let count = &subject["counts"][0];
+        assert_eq!(count["allowed"], false, "{subject}");
+        assert_eq!(count["observed"], is_observed, "{subject}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_page_of_another_site_cannot_reset() {
     let layer = layer();

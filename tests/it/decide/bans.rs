@@ -50,6 +50,7 @@ each_store! {
     a_cost_that_does_not_fit_counts_as_one_denial
     only_bans_in_force_and_denials_of_their_charge_have_an_effect
     the_bans_of_a_limit_that_counts_nothing_begin_and_are_read
+    a_ban_by_hand_makes_the_next_ban_no_longer
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -614,6 +615,18 @@ async fn the_bans_of_a_limit_that_counts_nothing_begin_and_are_read(bench: Bench
         assert_eq!(bans(Duration::ZERO).await, (0, Some(seconds), seconds));
         assert_eq!(bans(HOUR).await, (0, Some(5 * MINUTE), 5 * MINUTE));
     }
+}
+
+async fn a_ban_by_hand_makes_the_next_ban_no_longer(bench: Bench) {
+    let limiter = Limiter::new(bench.store.clone(), policy("test").ban(ban()));
+    let _ = check(&limiter).await;
+    assert_eq!(provoke(&limiter).await, MINUTE);
+    bench.advance(HOUR).await;
+    limiter.ban("k", MINUTE).await.expect("the store replies");
+    bench.advance(MINUTE * 2).await;
+    let _ = check(&limiter).await;
+    // An hour without a ban would have undone the first one.
+    assert_eq!(provoke(&limiter).await, MINUTE);
 }
 
 #[tokio::test]

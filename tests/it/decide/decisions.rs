@@ -20,6 +20,7 @@ use crate::support::{BERLIN, Bench, Clock, Redis, decide, each_store};
 each_store! {
     a_flood_of_charges_beyond_the_limit_is_a_bounded_number_of_entries
     a_log_from_which_1000_entries_expire_with_a_heavy_one_admits_what_the_others_leave
+    of_a_batch_of_which_some_fit_the_others_wait_no_longer_than_they_have_to
     a_clock_set_back_after_1000_entries_expired_loses_no_entry
     a_debt_of_many_full_charges_is_clamped_and_forgotten_in_order
     one_check_removes_fewer_than_1000_of_the_entries_that_have_expired
@@ -98,6 +99,32 @@ async fn a_log_from_which_1000_entries_expire_with_a_heavy_one_admits_what_the_o
     assert!(admitted.allowed, "{admitted:?}");
     assert_eq!(remaining(&admitted), 500);
     assert_eq!(remaining(&bench.peek(&limit, 1).await), 500);
+}
+
+async fn of_a_batch_of_which_some_fit_the_others_wait_no_longer_than_they_have_to(bench: Bench) {
+    let limits: [Limit; 2] = [
+        SlidingLog::new(5_000, 10 * SECOND).precision(100_000).into(),
+        SlidingLog::new(5_000, 10 * SECOND).into(),
+    ];
+    for limit in &limits {
+        let key = limit.to_string();
+        for _ in 0..2_000 {
+            assert!(decide(&bench.store, Operation::Check, limit, &key, 2).await.allowed);
+            bench.advance(MILLISECOND / 2).await;
+        }
+        bench.advance(8 * SECOND).await;
+        assert!(decide(&bench.store, Operation::Check, limit, &key, 900).await.allowed);
+        bench.advance(3 * SECOND).await;
+
+        let charges = [Charge::new("test", limit, &Key::from(key.as_str()), 10)];
+        let requests = vec![StoreRequest::new(Operation::Check, &charges); 256];
+        let response = bench.store.decide(&requests).await.expect("the store replies");
+        let denied = response.outcomes().iter().filter(|outcome| !outcome.allowed);
+        for denied in denied {
+            let wait = denied.states()[0].retry_after;
+            assert!(wait.is_some_and(|wait| wait < SECOND), "{denied:?}");
+        }
+    }
 }
 
 async fn a_clock_set_back_after_1000_entries_expired_loses_no_entry(bench: Bench) {

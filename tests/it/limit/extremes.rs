@@ -319,6 +319,7 @@ async fn each_fixed_window_is_decided() {
         }
     }
     assert!(FixedWindow::calendar(1, Calendar::Day, "Europe/Atlantis").is_err());
+    assert!(FixedWindow::calendar(1, Calendar::Day, "Etc/Unknown").is_err());
 }
 
 #[tokio::test]

@@ -103,7 +103,7 @@ async fn only_overrides_that_can_be_applied_are_set() {
 #[tokio::test]
 async fn an_override_has_the_algorithm_of_the_limits_that_are_chosen() {
     let text = "policies.mails = { limit = 'sliding-log 10/min', key = 'header:user', plan = 'header:plan', \
-                plans.pro = 'sliding-log 100/min' }";
+                plans.pro = 'sliding-log 100/min', plans.internal = 'unlimited' }";
     let policies = Policies::from_toml(text).expect("a file");
     let of_file = policies.layer(MemoryStore::new(), ["mails"]).expect("a policy");
     let chosen = Policy::with_limit_fn("mails", |_| log_of(3)).key(key::header("user"));
@@ -127,6 +127,28 @@ async fn an_override_has_the_algorithm_of_the_limits_that_are_chosen() {
             set(limit).await.expect("it has effect");
         }
     }
+}
+
+/// Policies of one name share counts where they have one algorithm.
+#[tokio::test]
+async fn an_override_has_the_algorithm_of_one_of_the_plans() {
+    let keyed = |limit: Limit| Policy::new("mails", limit).key(key::header("user"));
+    let plans = Plans::new("free", [keyed(log_of(2).into())]).plan("pro", [keyed(TokenBucket::per_minute(100).into())]);
+    let layer = RateLimitLayer::new(
+        MemoryStore::new(),
+        plans.by(|parts| parts.headers.get("plan")?.to_str().ok()),
+    );
+    let limiter = Limiter::from(&layer);
+    let set = async |limit: Limit| {
+        limiter
+            .override_limit("mails", Key::header("user", "a"), limit, HOUR)
+            .await
+    };
+    for limit in [log_of(9).into(), TokenBucket::per_minute(1).into()] {
+        set(limit).await.expect("requests of one of the plans have it");
+    }
+    let other = set(FixedWindow::per_hour(9).into()).await;
+    assert!(other.is_err(), "{other:?}");
 }
 
 /// It applies to the requests whose limit has its algorithm.

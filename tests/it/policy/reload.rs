@@ -1099,6 +1099,24 @@ async fn a_file_whose_content_is_in_force_again_is_in_order() {
     }
 }
 
+/// Between two readings another content was applied.
+#[tokio::test(start_paused = true)]
+async fn a_content_that_is_refused_again_after_a_reload_is_a_fault_again() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    policies.reload_on_change(INTERVAL).unwrap();
+    readings(1).await;
+    file.write(&api("sliding-log 3"));
+    readings(3).await;
+    assert!(policies.fault().is_some());
+    file.write(&api("sliding-log 4/min"));
+    policies.reload().unwrap();
+    assert_eq!(policies.fault(), None);
+    file.write(&api("sliding-log 3"));
+    readings(3).await;
+    assert!(policies.fault().is_some());
+}
+
 /// Other threads reload as fast as they can: what they have read before a change is not applied after it.
 #[test]
 fn what_was_read_before_another_reload_is_not_applied_after_it() {

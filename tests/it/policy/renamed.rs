@@ -12,6 +12,7 @@ each_store! { with crate::support::Unclocked:
     replicas_with_the_old_and_the_new_name_count_together
     bans_hold_under_both_names
     slots_are_held_under_both_names
+    a_share_has_the_same_keys_under_both_names
 }
 
 const LIMIT: SlidingLog = SlidingLog::per_hour(5);
@@ -41,6 +42,20 @@ async fn replicas_with_the_old_and_the_new_name_count_together(store: Arc<impl S
 
     new.reset("k").await.expect("it answers");
     assert_eq!(old.peek("k").await.expect("it answers").remaining(), 5);
+}
+
+async fn a_share_has_the_same_keys_under_both_names(store: Arc<impl Store>) {
+    let share = |policy: Policy<()>| limiter(&store, policy.enforce_share(0.5));
+    let old = share(Policy::new("login", LIMIT));
+    let new = share(Policy::new("sign-in", LIMIT).formerly("login"));
+    for key in 0..50 {
+        let mut observed = Vec::new();
+        for limiter in [&old, &new] {
+            let decision = limiter.peek(key).await.expect("it answers");
+            observed.extend(decision.policies().map(|policy| policy.is_observed()));
+        }
+        assert_eq!(observed[0], observed[1], "{key}");
+    }
 }
 
 async fn bans_hold_under_both_names(store: Arc<impl Store>) {
