@@ -39,7 +39,7 @@ pub(crate) struct File {
 
 pub(super) struct State {
     pub(super) config: Config,
-    /// The text that it was read from.
+    /// The text of the file that was applied last.
     pub(super) text: Option<String>,
     /// The policies that the application has by their places, each as of the last load that contains it.
     pub(super) used: Used,
@@ -141,11 +141,11 @@ impl File {
         warn_of_load(&state.config, &config, &used);
         tracing::info!(policies = config.names().count(), "changed limits are applied");
         state.config = config;
-        state.text = text;
         state.used = used;
         let now = SystemTime::now();
         state.loaded_at = Some(now);
-        file_loaded(self.path.as_deref(), now, hash_file(state.text.as_deref()));
+        file_loaded(self.path.as_deref(), now, hash_file(text.as_deref()));
+        state.text = text.or(state.text.take());
         Ok(())
     }
 
@@ -220,7 +220,8 @@ impl State {
 
 /// Other policies while a service runs.
 impl Policies {
-    /// Replaces all policies, for an application that has them in its own configuration.
+    /// Replaces all policies, for an application that has them in its own configuration. A file that is followed applies again when its
+    /// content changes.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policies};

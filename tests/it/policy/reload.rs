@@ -1099,6 +1099,24 @@ async fn a_file_whose_content_is_in_force_again_is_in_order() {
     }
 }
 
+/// The file is the same as before.
+#[tokio::test(start_paused = true)]
+async fn policies_that_are_replaced_in_code_stay_until_the_file_changes() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let limit = || policies.get("api").unwrap().limit().unwrap().to_string();
+    policies.reload_on_change(INTERVAL).unwrap();
+    readings(3).await;
+    policies
+        .replace(&Policies::from_toml(&api("sliding-log 9/min")).unwrap())
+        .unwrap();
+    readings(5).await;
+    assert_eq!(limit(), "sliding-log 9/min");
+    file.write(&api("sliding-log 4/min"));
+    readings(3).await;
+    assert_eq!(limit(), "sliding-log 4/min");
+}
+
 /// Between two readings another content was applied.
 #[tokio::test(start_paused = true)]
 async fn a_content_that_is_refused_again_after_a_reload_is_a_fault_again() {
