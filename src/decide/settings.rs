@@ -171,7 +171,7 @@ impl EnforcedShare {
     pub(crate) fn new(fraction: f64) -> Result<Self, ConfigError> {
         if !(0.0..=1.0).contains(&fraction) {
             return Err(ConfigError::new(format!(
-                "{fraction} is not a share of the keys, which is from 0 to 1, as in `.enforce_share(0.1)`"
+                "{fraction} is not a share of the keys, which is from 0 to 1, such as 0.1"
             )));
         }
         Ok(Self((fraction * f64::from(WHOLE)).round() as u32))

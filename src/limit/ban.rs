@@ -103,11 +103,8 @@ impl Ban {
     }
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
-        let example = "`Ban::after(10, Duration::from_secs(3600))`";
         if self.after.is_some_and(|denials| !(1..NEVER).contains(&denials)) {
-            return Err(ConfigError::new(format!(
-                "a ban begins after 1 to 1000000 denials, as in {example}"
-            )));
+            return Err(ConfigError::new("a ban begins after 1 to 1000000 denials, such as 10"));
         }
         for (name, length) in [
             ("window", self.within),
@@ -116,14 +113,16 @@ impl Ban {
         ] {
             if !(MIN_WINDOW..=MAX_BAN).contains(&length) || length.subsec_nanos() % 1_000 > 0 {
                 return Err(ConfigError::new(format!(
-                    "the {name} of a ban is a whole number of microseconds between 1 ms and 366 days, as in {example}"
+                    "the {name} of a ban is a whole number of microseconds between 1 ms and 366 days, such as an hour"
                 )));
             }
         }
         if self.first > self.longest {
-            return Err(ConfigError::new(
-                "the first ban is longer than the longest one; set `.longest(..)` to at least `.first(..)`",
-            ));
+            return Err(ConfigError::new(format!(
+                "the first ban lasts {}, longer than the longest one of {}; set `longest` to at least `first`",
+                LengthText(self.first),
+                LengthText(self.longest)
+            )));
         }
         Ok(())
     }

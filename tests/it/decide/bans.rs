@@ -1075,7 +1075,7 @@ async fn files_have_bans_which_those_in_code_replace() {
         ("ban = { after = 10, within = \"1h\", last = \"1h\" }", "last"),
         (
             "ban = { after = 10, within = \"1h\", first = \"2d\" }",
-            "`.longest(..)`",
+            "longer than the longest one of 1d; set `longest`",
         ),
     ] {
         let error = file(wrong).expect_err(wrong).to_string();

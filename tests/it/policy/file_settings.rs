@@ -135,6 +135,13 @@ fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
         ("enforce-share = \"10%\"", "line 4", "such as 0.1"),
         ("enforce-share = 0.1\nmode = \"observe\"", "line 1", "leave out `mode`"),
         ("ban = { after = 3 }", "line 4", "such as \"1h\""),
+        ("ban = { after = 0, within = \"1h\" }", "line 4", "denials, such as 10"),
+        (
+            "ban = { after = 3, within = \"1h\", longest = \"30s\" }",
+            "line 4",
+            "lasts 1min, longer than the longest one of 30s",
+        ),
+        ("enforce-share = 2", "line 4", "from 0 to 1, such as 0.1"),
         ("formerly = \"api\"", "", "another name"),
         ("wait = 2", "line 4", "a length of time such as \"10min\""),
         ("wait = \"2 moons\"", "line 4", "one looks like `10min` or `500ms`"),
