@@ -49,7 +49,7 @@ pub(super) struct Waiter {
     pub(super) undecided: Mutex<Option<Undecided>>,
     /// The lines in which it stands, or has stood.
     lines: Mutex<SmallVec<[InLine; 1]>>,
-    /// Notified when a check has changed until when it may wait.
+    /// Notified when it is over earlier, or a check has ended when it was over.
     pub(super) is_changed: Notify,
     outcome: Mutex<Option<oneshot::Sender<Outcome>>>,
     pub(super) metrics: WaitMetrics,
@@ -269,7 +269,7 @@ impl Waiter {
         let mut lines = lock(&self.lines);
         *lock(&self.undecided) = Some(undecided);
         let until = lacking.iter().map(|lacking| self.until_of(lacking.waiting)).min();
-        *lock(&self.until) = until.unwrap_or(self.since);
+        self.wait_until(until.unwrap_or(self.since));
         let has_room = |own: &&mut InLine| !lacking.iter().any(|lacking| lacking.line == own.line.id);
         for own in lines.iter_mut().filter(|own| own.stands).filter(has_room) {
             own.leave(Exit::StepsOut);
@@ -293,16 +293,25 @@ impl Waiter {
 
     /// The same for one that is denied, and does not wait for what denies it.
     pub(super) fn stay_no_longer(&self, undecided: Undecided) {
-        *lock(&self.until) = self.since;
+        self.wait_until(self.since);
         self.stay(undecided);
+    }
+
+    /// It is over from now on at the earliest, so that its caller has the time to have it checked for the last time.
+    fn wait_until(&self, until: Instant) {
+        let until = until.max(Instant::now());
+        if mem::replace(&mut *lock(&self.until), until) > until {
+            self.is_changed.notify_one();
+        }
     }
 
     /// Leaves if its caller has left while it was being checked. One that is over stands in its places until its last check is sent.
     fn after_check(&self) {
         if self.has_left() {
             self.leave();
+        } else if Instant::now() >= self.until() {
+            self.is_changed.notify_one();
         }
-        self.is_changed.notify_one();
     }
 
     /// Takes the request, so that no line has it checked; `None` while it is being checked.
