@@ -67,8 +67,8 @@ end
 function ban.begin(bans, length)
   local til = now + math.min(length, bans.z)
   if til > bans.til then
-    -- The window that has begun undoes a step too, so that the next ban after denials is no longer for this one.
-    bans.level = bans.til <= now and decayed(bans, til + bans.x - 1) or bans.level
+    -- A window that has begun undoes a step too, so that the next ban after denials is no longer for this one.
+    bans.level = decayed(bans, til + bans.x - 1)
     bans.since, bans.denials, bans.til = now, 0, til
   end
   store(bans)

@@ -76,13 +76,8 @@ end
 -- they lead is that of the process.
 local function before(run, line, n)
   local arrived = run.waiting and run.waiting[2 * n - 1]
-  if not run.waiting and run.operation == 'wait' then
-    -- Of its own place comes before one that has just arrived what its process says.
-    return weight_before(line.places, math.huge, line.number) + line.ahead
-  elseif not arrived then
-    return weight_before(line.places, math.huge)
-  end
-  return weight_before(line.places, arrived, line.number, not line.leads and run.decided)
+  local weight = arrived and weight_before(line.places, arrived, line.number, not line.leads and run.decided)
+  return math.max(0, (weight or weight_before(line.places, math.huge)) + line.ahead)
 end
 
 -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one. At least that

@@ -146,7 +146,7 @@ pub enum ErrorKind {
     /// opened it, and nothing was sent.
     Unreachable,
     /// The server replied with an error, such as `OOM` or `NOPERM`. Or what is asked for is not possible, such as for a policy that does
-    /// not exist, and nothing was sent.
+    /// not exist, and nothing was counted.
     Refused,
     /// The reply cannot be decoded, or does not have one outcome for each request.
     Protocol,

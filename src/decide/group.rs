@@ -9,26 +9,87 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    Undecided, caught,
+    Undecided, Waiting, caught,
     check::{send, settle},
-    line::{Entry, Rank, ended, find},
+    line::{Entry, NO_LINE, Rank, ended, find},
     waiting::{Lacking, Waiter},
 };
 use crate::{
     Denial, PolicyDecision,
     limit::{Arrival, PLACE_SIZE},
-    store::{Operation, Owed, StoreError, StoreResponse},
+    store::{ChargeLine, Operation, Owed, StoreError, StoreResponse},
 };
 
 /// Tells the store where the requests that are about to be checked stand in the lines of their keys.
 #[cold]
 pub(super) fn enter_lines(undecided: &mut Undecided) {
+    let comes = undecided.comes();
     for (line, waiting, leads) in undecided.lines_mut() {
-        line.leads = leads == Some(true);
-        line.ahead = match (leads, find(line.number)) {
-            (None, Some(line)) => line.state().cost_before(waiting),
-            (None, None) | (Some(_), _) => 0,
+        line.leads = leads;
+        let ahead = comes.and_then(|comes| Some(find(line.number)?.state().ahead_of(waiting, comes)));
+        line.ahead = ahead.unwrap_or(0);
+    }
+}
+
+/// The line in which a request is checked, and the place of the process in it, in which the request is the first.
+#[derive(Clone)]
+pub(super) struct Led {
+    line: u64,
+    pub(super) waiting: SmallVec<[Arrival; 4]>,
+    /// Where it comes in the lines if it is checked for the last time.
+    last: Option<Comes>,
+}
+
+/// When a request has arrived for the store, and its number.
+#[derive(Clone, Copy)]
+pub(super) struct Comes {
+    pub(super) at: u64,
+    pub(super) number: u64,
+}
+
+impl Comes {
+    /// The number of a request that has just arrived, and comes after all that are equal.
+    pub(super) const NEW: u64 = u64::MAX;
+}
+
+impl Undecided {
+    /// The lines of its charges, how it waits there, and whether it is the first request of its process in them.
+    pub(super) fn lines_mut(&mut self) -> impl Iterator<Item = (&mut ChargeLine, Waiting, bool)> {
+        let led = self.led.as_ref().map(|led| led.line);
+        let policies = self.inner().policies.iter_mut();
+        policies.filter_map(move |policy| {
+            let counted = policy.local.as_deref_mut().unwrap_or(&mut policy.charge);
+            let line = counted.line.as_deref_mut()?;
+            let leads = led == Some(line.number);
+            Some((line, policy.waiting, leads))
+        })
+    }
+
+    /// Lets the request replace the place of the process in a line, of whose requests it is the first, with this number of equal ones.
+    pub(super) fn lead(&mut self, line: u64, waiting: &[Arrival], units: u32) {
+        self.led = Some(Box::new(Led {
+            line,
+            waiting: waiting.into(),
+            last: None,
+        }));
+        self.inner().units = units;
+    }
+
+    /// The same for a request that is checked for the last time, and leads no line.
+    pub(super) fn lead_none(&mut self, last: Comes) {
+        self.lead(NO_LINE, &[Arrival { at: last.at, weight: 0 }], 1);
+        if let Some(led) = &mut self.led {
+            led.last = Some(last);
+        }
+    }
+
+    /// Where it comes in the lines, unless it leads one: it has just arrived, after all of them, or is checked for the last time.
+    pub(super) fn comes(&self) -> Option<Comes> {
+        let new = Comes {
+            at: u64::MAX,
+            number: Comes::NEW,
         };
+        self.led.as_ref().map_or(Some(new), |led| led.last)
     }
 }
 
@@ -44,7 +105,7 @@ pub(super) struct Group {
 impl Group {
     /// Takes the first request of a line, and those behind it that are equal; before them, one that stands in the lines of other keys.
     ///
-    /// Each has arrived after those ahead of it, for the store: two processes would each wait for the first one of the other, where
+    /// None has arrived before those ahead of it, for the store: two processes would each wait for the first one of the other, where
     /// others that wait behind it have arrived earlier.
     pub(super) fn take(waiting: &BTreeMap<Rank, Entry>, earlier: Option<Arc<Waiter>>, now: Instant) -> Option<Self> {
         let mut group = Self {
@@ -53,7 +114,7 @@ impl Group {
         };
         let mut at = 0;
         let mut arrival = |waiter: &Waiter, cost| {
-            at = waiter.arrived.max(at + 1);
+            at = waiter.arrived.max(at);
             waiter.counts_from.store(at, Ordering::Relaxed);
             waiter.arrival(cost)
         };

@@ -16,7 +16,7 @@ use super::{
     Undecided, caught,
     check::{self, Check, Sent, give_back},
     failing::fail,
-    line::{Exit, LONGEST_CHECK, NO_LINE, REFRESH, ended},
+    line::{Exit, LONGEST_CHECK, REFRESH, ended},
     waiting::{Lacking, Outcome, Waiter},
 };
 use crate::{
@@ -78,7 +78,7 @@ impl Waiter {
     pub(super) async fn check_last(&self, mut undecided: Undecided, again: &Undecided) -> Result<Decision, StoreError> {
         let stands = Standing(self, again);
         undecided.follow_limits();
-        undecided.lead(NO_LINE, &[self.arrival(0)], 1);
+        undecided.lead_none(self.comes());
         undecided.renew_tickets();
         let response = check::send(Operation::Wait, &mut undecided).ok_or_else(ended)?;
         let mut check = match check::wait(response, Operation::Wait, undecided, None) {
@@ -109,8 +109,10 @@ impl Drop for Leaving {
         self.decided.close();
         self.waiter.leave();
         // It may be admitted already.
-        if let Ok(Outcome::Decided(Ok(decision))) = self.decided.try_recv() {
-            end_without_caller(&decision);
+        match self.decided.try_recv() {
+            Ok(Outcome::Decided(Ok(decision))) => end_without_caller(&decision),
+            Ok(Outcome::Expired(_)) => self.waiter.metrics.left(),
+            Ok(Outcome::Decided(Err(_))) | Err(_) => {}
         }
     }
 }

@@ -6,15 +6,12 @@ use std::{
     time::Duration,
 };
 
-use smallvec::SmallVec;
-
 use super::{
-    Decision, Inner, PolicyDecision, PolicyDecisions, Waiting, receipt::Untaken, slots::Slots, usage::Account,
+    Decision, Inner, PolicyDecision, PolicyDecisions, group::Led, receipt::Untaken, slots::Slots, usage::Account,
 };
 use crate::{
     Denial,
-    limit::Arrival,
-    store::{ChargeLine, NamedLimit, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
+    store::{NamedLimit, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
 };
 
 /// The policies that apply to a request, with its keys and costs, and what a store replies about them.
@@ -22,17 +19,11 @@ use crate::{
 /// It has the memory of the [`Decision`] that it becomes once.
 pub(crate) struct Undecided {
     decision: Decision,
-    led: Option<Box<Led>>,
+    pub(super) led: Option<Box<Led>>,
     /// Whether the request may not wait since too much waits already.
     pub(crate) is_line_full: bool,
     /// Whether it is completed as a cancelled request if its caller leaves.
     pub(crate) is_of_http: bool,
-}
-
-/// The line in which a request is checked, and the place of the process in it, in which the request is the first.
-struct Led {
-    line: u64,
-    waiting: SmallVec<[Arrival; 4]>,
 }
 
 impl Undecided {
@@ -72,7 +63,7 @@ impl Undecided {
     }
 
     #[inline]
-    fn inner(&mut self) -> &mut Inner {
+    pub(super) fn inner(&mut self) -> &mut Inner {
         Arc::get_mut(&mut self.decision.0).expect("it is not shared before it is decided")
     }
 
@@ -141,32 +132,9 @@ impl Undecided {
         }
     }
 
-    /// The lines of its charges, how it waits there, and whether it is the first request of its process in them.
-    pub(crate) fn lines_mut(&mut self) -> impl Iterator<Item = (&mut ChargeLine, Waiting, Option<bool>)> {
-        let led = self.led.as_ref().map(|led| led.line);
-        let policies = self.inner().policies.iter_mut();
-        policies.filter_map(move |policy| {
-            let counted = policy.local.as_deref_mut().unwrap_or(&mut policy.charge);
-            let line = counted.line.as_deref_mut()?;
-            let leads = led.map(|led| led == line.number);
-            Some((line, policy.waiting, leads))
-        })
-    }
-
-    /// Lets the request replace the place of the process in a line, of whose requests it is the first, with this number of equal ones.
-    pub(crate) fn lead(&mut self, line: u64, waiting: &[Arrival], units: u32) {
-        self.led = Some(Box::new(Led {
-            line,
-            waiting: waiting.into(),
-        }));
-        self.inner().units = units;
-    }
-
     /// The same for the request of another one: its units, and its line.
     pub(crate) fn in_place_of(mut self, other: &Self) -> Self {
-        if let Some(led) = &other.led {
-            self.lead(led.line, &led.waiting, 1);
-        }
+        self.led.clone_from(&other.led);
         (self.is_line_full, self.is_of_http) = (other.is_line_full, other.is_of_http);
         self.of_units(other.units())
     }

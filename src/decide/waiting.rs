@@ -22,6 +22,7 @@ use super::{
     Undecided, Waiting,
     check::{Check, Held, Sent, begin, decide},
     group::Checked,
+    group::Comes,
     leaving::{Leaving, end_without_caller, leave_at_once},
     line::{self, Exit, InLine, Line, REFRESH},
 };
@@ -245,6 +246,14 @@ impl Waiter {
         self.since + Duration::from_micros(waiting.longest_us)
     }
 
+    /// Where it comes in its lines.
+    pub(super) fn comes(&self) -> Comes {
+        Comes {
+            at: self.arrival(0).at,
+            number: self.number,
+        }
+    }
+
     /// Takes the request to be checked, if it stands in lines, is not over, and can be decided with the first one.
     pub(super) fn take(self: &Arc<Self>, first: Option<&Checked>, now: Instant) -> Option<Checked> {
         if now >= self.until() {
@@ -267,9 +276,9 @@ impl Waiter {
     ) {
         // A caller that leaves from now on waits for this lock, so that no line keeps the request.
         let mut lines = lock(&self.lines);
-        *lock(&self.undecided) = Some(undecided);
         let until = lacking.iter().map(|lacking| self.until_of(lacking.waiting)).min();
         self.wait_until(until.unwrap_or(self.since));
+        *lock(&self.undecided) = Some(undecided);
         let has_room = |own: &&mut InLine| !lacking.iter().any(|lacking| lacking.line == own.line.id);
         for own in lines.iter_mut().filter(|own| own.stands).filter(has_room) {
             own.leave(Exit::StepsOut);

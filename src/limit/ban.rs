@@ -212,11 +212,8 @@ impl Ban {
                 since: now,
                 denials: 0,
                 until,
-                // The window that has begun undoes a step too, so that the next ban after denials is no longer for this one.
-                level: match banned.until <= now {
-                    true => banned.decayed(until + self.window_us() - 1, self.window_us()),
-                    false => banned.level,
-                },
+                // A window that has begun undoes a step too, so that the next ban after denials is no longer for this one.
+                level: banned.decayed(until + self.window_us() - 1, self.window_us()),
                 ..*banned
             };
         }

@@ -30,8 +30,9 @@ pub struct ChargeLine {
     pub number: u64,
     /// How long a request that has just arrived may wait, in microseconds.
     pub longest_us: u64,
-    /// The cost of the requests that wait in this process, and come before one that has just arrived.
-    pub ahead: u64,
+    /// The cost of the requests of this process that come before one which has just arrived, or is checked for the last time, less that
+    /// of those which come before it by the place of the process.
+    pub ahead: i64,
     /// Whether this is the line in which the requests that are decided are the first of their process.
     pub leads: bool,
     /// Whether that line is in another slot of a cluster.
@@ -71,6 +72,8 @@ pub(crate) struct Standing<'a> {
     pub(crate) units: usize,
     /// Whether they are the first of this line, and not in that of another charge.
     pub(crate) leads: bool,
+    /// See [`ChargeLine::ahead`].
+    pub(crate) ahead: i64,
 }
 
 impl<'a> Standing<'a> {
@@ -96,11 +99,6 @@ impl Line {
         self.weight_of(|_, _| true)
     }
 
-    /// The weight of all that wait in other places.
-    pub(crate) fn weight_of_others(&self, own: PlaceId) -> u64 {
-        self.weight_of(|place, _| place.owner != own)
-    }
-
     fn weight_of(&self, counts: impl Fn(&Place, &Arrival) -> bool) -> u64 {
         let places = self.0.iter();
         let waiting = places.flat_map(|place| place.waiting.iter().map(move |one| (place, one)));
@@ -113,13 +111,14 @@ impl Line {
     pub(crate) fn before(&self, standing: &Standing<'_>, nth: usize) -> u64 {
         let waiting = standing.waiting.unwrap_or_default();
         let Some(own) = waiting.get(nth) else {
-            return self.weight();
+            return self.weight().saturating_add_signed(standing.ahead);
         };
-        self.weight_of(|place, one| {
+        let weight = self.weight_of(|place, one| {
             let is_own = place.owner == standing.place
                 && (standing.leads || standing.decided().iter().any(|decided| decided.at == one.at));
             one.at < own.at && !is_own
-        })
+        });
+        weight.saturating_add_signed(standing.ahead)
     }
 
     /// How many of the decided requests fit into the room, each of this cost.

@@ -38,6 +38,9 @@ impl Limiter {
     /// # }
     /// ```
     ///
+    /// Bans after denials become shorter by a step for each [window](crate::Ban::after), or part of one, by which it ends later than the
+    /// ban before.
+    ///
     /// # Errors
     ///
     /// If the store fails: the key is banned in this process then, for the time in which it counts by itself. And if no policy has

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use super::line_report::LineSubject;
 use super::{
     Undecided, Waiting,
+    group::Comes,
     waiting::{Lacking, Waiter},
 };
 use crate::{
@@ -76,9 +77,10 @@ pub(super) struct State {
     pub(super) denied: Option<(Undecided, StoreResponse, Instant)>,
     /// The last request that has left since the last check was sent. Its charges name the place to remove when no other waits.
     left: Option<Undecided>,
-    /// The last turn of each priority and key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission.
+    /// The last turn of each priority and key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission of each
+    /// priority.
     turns: HashMap<(i32, u32), u64>,
-    turn: u64,
+    admitted: HashMap<i32, u64>,
 }
 
 /// A request in a line.
@@ -192,7 +194,7 @@ impl InLine {
         let entry = state.waiting.remove(&rank);
         match exit {
             Exit::StepsOut => {}
-            Exit::Admitted => state.turn = state.turn.max(rank.1),
+            Exit::Admitted => state.admit(&rank),
             Exit::Left(_) => state.pass_on(rank, self.fair),
         }
         let Some(Entry { cost, .. }) = entry else {
@@ -227,14 +229,27 @@ impl State {
         self.waiting.len()
     }
 
-    /// The cost of the requests that come before one that arrives now.
-    pub(super) fn cost_before(&mut self, waiting: Waiting) -> u64 {
+    /// The cost of the requests that come before one, less that of those which come before it by the place in the store.
+    pub(super) fn ahead_of(&mut self, waiting: Waiting, comes: Comes) -> i64 {
         self.begin_turns(waiting.fair);
-        let rank = (Reverse(waiting.priority), self.next_turn(waiting), u64::MAX, u64::MAX);
-        match self.waiting.last_key_value() {
-            Some((last, _)) if *last > rank => self.waiting.range(..rank).map(|(_, entry)| entry.cost).sum(),
+        let entering = (
+            Reverse(waiting.priority),
+            self.next_turn(waiting),
+            comes.at,
+            comes.number,
+        );
+        let rank = match comes.number {
+            Comes::NEW => entering,
+            _ => self.rank_now(&entering),
+        };
+        let ahead = match self.waiting.last_key_value() {
+            Some((last, _)) if *last >= rank => self.waiting.range(..rank).map(|(_, entry)| entry.cost).sum(),
             _ => self.weight,
-        }
+        };
+        let in_place = self.waiting.values().take(PLACE_SIZE);
+        let before = in_place.filter(|entry| entry.waiter.arrival(0).at < comes.at);
+        let before: u64 = before.map(|entry| entry.cost).sum();
+        ahead as i64 - before as i64
     }
 
     /// Takes the turn of a request that enters.
@@ -246,9 +261,9 @@ impl State {
         }
         let most = 2 * self.waiting.len() + PLACE_SIZE;
         if self.turns.len() > most {
-            let first = self.waiting.keys().map(|rank| rank.1).min();
-            let first = self.turn.min(first.unwrap_or(self.turn));
-            self.turns.retain(|_, last| *last >= first);
+            let admitted = &self.admitted;
+            self.turns
+                .retain(|(priority, _), last| admitted.get(priority).is_none_or(|turn| *last >= *turn));
             // Where nothing is admitted, none of them is over. A key that is forgotten may have another turn.
             if self.turns.len() > most {
                 self.turns.clear();
@@ -264,13 +279,27 @@ impl State {
         if waiting.fair == 0 && self.turns.is_empty() {
             return 0;
         }
-        let priority = Reverse(waiting.priority);
-        let first = self.waiting.range((priority, 0, 0, 0)..).next();
-        let first = first
-            .filter(|(rank, _)| rank.0 == priority)
-            .map_or(self.turn, |(rank, _)| rank.1);
-        let (now, last) = (self.turn.min(first), self.turns.get(&(waiting.priority, waiting.fair)));
+        let now = self.turn_now(waiting.priority);
+        let last = self.turns.get(&(waiting.priority, waiting.fair));
         last.map_or(now, |last| now.max(last + 1))
+    }
+
+    fn turn_now(&self, priority: i32) -> u64 {
+        self.admitted.get(&priority).copied().unwrap_or_default()
+    }
+
+    /// Counts the turn of a request that is admitted.
+    fn admit(&mut self, rank: &Rank) {
+        if self.turns.is_empty() {
+            return;
+        }
+        if self.admitted.len() > self.turns.len() {
+            let turns = &self.turns;
+            self.admitted
+                .retain(|priority, _| turns.keys().any(|(other, _)| other == priority));
+        }
+        let turn = self.admitted.entry(rank.0.0).or_default();
+        *turn = rank.1.max(*turn);
     }
 
     /// Gives those that wait turns, in their order, when the first one with a key comes.
@@ -280,7 +309,10 @@ impl State {
         }
         for (rank, entry) in mem::take(&mut self.waiting) {
             let key = (rank.0.0, entry.fair);
-            let turn = self.turns.get(&key).map_or(self.turn, |last| last + 1);
+            let turn = self
+                .turns
+                .get(&key)
+                .map_or_else(|| self.turn_now(key.0), |last| last + 1);
             self.turns.insert(key, turn);
             self.waiting.insert((rank.0, turn, rank.2, rank.3), entry);
         }

@@ -169,8 +169,13 @@ impl Line {
             // The task of another line checks the first request, and changes this line when it has.
             None => {
                 state.due = is_woken.then_some(now).or(state.due);
-                state.acts_by = Some(now + REFRESH);
-                Next::WaitUntil(now + REFRESH)
+                // Or the caller of the first request does, for the last time, unless its runtime is not driven.
+                let first = state.waiting.first_key_value();
+                let overdue = first.map(|(_, entry)| entry.waiter.until() + REFRESH);
+                let until = overdue.filter(|overdue| *overdue > now).unwrap_or(now + REFRESH);
+                let until = until.min(now + REFRESH);
+                state.acts_by = Some(until);
+                Next::WaitUntil(until)
             }
         }
     }

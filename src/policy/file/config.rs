@@ -105,11 +105,6 @@ impl Config {
         self.places().filter(|place| !is_of_plan(place))
     }
 
-    /// The names of all policies.
-    pub(super) fn all_names(&self) -> BTreeSet<&str> {
-        self.places().map(policy_at).collect()
-    }
-
     /// Where the file describes policies.
     pub(super) fn places(&self) -> impl Iterator<Item = &str> {
         self.policies.keys().map(String::as_str)
@@ -118,7 +113,8 @@ impl Config {
     /// What the policies of the plan of a place are for that are for some requests only, apart from those that are for the others.
     fn scopes_of_plan(&self, place: &str) -> Vec<Scope> {
         let plan = place.strip_suffix(policy_at(place)).unwrap_or_default();
-        let scopes = self.all_names().into_iter().filter_map(|name| {
+        let names: BTreeSet<&str> = self.places().map(policy_at).collect();
+        let scopes = names.into_iter().filter_map(|name| {
             let place = format!("{plan}{name}");
             Some(self.policies.get(self.nearest(&place)?)?.scope())
         });

@@ -324,7 +324,8 @@ impl Policies {
         state.take_up(&self.file, name, ((), false))
     }
 
-    /// The names of all policies of the last load, also of those that only plans have, in alphabetical order.
+    /// The names of the policies of the last load, in alphabetical order. Those that only plans have are not among them: [`get`](Self::get)
+    /// and [`unkeyed`](Self::unkeyed) return none of these, and [`layer`](Self::layer) takes their names.
     ///
     /// ```
     /// use tower_quota::Policies;
@@ -337,13 +338,7 @@ impl Policies {
     /// ```
     #[must_use]
     pub fn names(&self) -> Vec<String> {
-        self.file
-            .state()
-            .config
-            .all_names()
-            .into_iter()
-            .map(str::to_owned)
-            .collect()
+        self.file.state().config.names().map(str::to_owned).collect()
     }
 
     /// The rule for the address of the client: that of `[client-ip]`, or [`key::ip`](crate::key::ip()) if the file has no such table.

@@ -63,6 +63,7 @@ impl<'a> AdvancedLine<'a> {
             waiting: request.waiting.as_deref(),
             units: request.units as usize,
             leads: charge.leads,
+            ahead: charge.ahead,
         };
         Self {
             line: stored.live(now),
@@ -159,18 +160,11 @@ impl<'a> Advanced<'a> {
 
     /// How long the first request waits that is not admitted, if so many are and leave this room.
     #[cold]
-    fn wait_in_line(&self, operation: Operation, admitted: u64, room: u64) -> u64 {
-        let Some(AdvancedLine {
-            line, charge, standing, ..
-        }) = &self.line
-        else {
+    fn wait_in_line(&self, admitted: u64, room: u64) -> u64 {
+        let Some(AdvancedLine { line, standing, .. }) = &self.line else {
             return 0;
         };
-        // Of its own place comes before one that has just arrived what its process says.
-        let before = match operation == Operation::Wait && standing.waiting.is_none() {
-            true => line.weight_of_others(standing.place).saturating_add(charge.ahead),
-            false => line.before(standing, admitted as usize),
-        };
+        let before = line.before(standing, admitted as usize);
         let needed = before.saturating_add(self.charge.cost());
         match self.charge.limit().time_until(self.state, self.now, room, needed) {
             0 => SOON_US,
@@ -189,7 +183,7 @@ impl<'a> Advanced<'a> {
         // When slots will be free is not known.
         let known = match self.charge.limit().is_held() {
             true => 1,
-            false => self.wait_in_line(Operation::Wait, 0, self.room),
+            false => self.wait_in_line(0, self.room),
         };
         known <= longest_us
     }
@@ -318,7 +312,7 @@ impl<'a> Advanced<'a> {
         let arrival = (self.charge.cost(), self.waits);
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
-        let known = (lacks && is_new).then(|| self.wait_in_line(operation, 0, room));
+        let known = (lacks && is_new).then(|| self.wait_in_line(0, room));
         let Some(AdvancedLine {
             stored,
             line,
@@ -346,7 +340,7 @@ impl<'a> Advanced<'a> {
         if !lacks {
             return (remaining, None);
         }
-        let wait = known.unwrap_or_else(|| self.wait_in_line(operation, admitted, room));
+        let wait = known.unwrap_or_else(|| self.wait_in_line(admitted, room));
         (remaining, Some(Duration::from_micros(wait)))
     }
 }

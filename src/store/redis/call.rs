@@ -290,10 +290,9 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
             if let Some(line) = charge.line_for(operation) {
                 write_word(buffer, "line");
                 let leads = u64::from(line.leads) + 2 * u64::from(line.leads_elsewhere);
-                write_numbers(
-                    buffer,
-                    [line.longest_us, line.ahead, line.number, limit.cycle_us(), leads],
-                );
+                write_numbers(buffer, [line.longest_us]);
+                buffer.put_f64_le(line.ahead as f64);
+                write_numbers(buffer, [line.number, limit.cycle_us(), leads]);
             }
             write_word(buffer, rule_name(limit));
             write_numbers(buffer, [charge.cost(), limit.quota()]);

@@ -627,6 +627,13 @@ async fn a_ban_by_hand_makes_the_next_ban_no_longer(bench: Bench) {
     let _ = check(&limiter).await;
     // An hour without a ban would have undone the first one.
     assert_eq!(provoke(&limiter).await, MINUTE);
+
+    // While that one is in force.
+    let longest = limiter.ban("k", 3 * MINUTE).await;
+    longest.expect("the store replies");
+    bench.advance(HOUR).await;
+    let _ = check(&limiter).await;
+    assert_eq!(provoke(&limiter).await, MINUTE);
 }
 
 #[tokio::test]

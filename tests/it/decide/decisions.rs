@@ -119,7 +119,10 @@ async fn of_a_batch_of_which_some_fit_the_others_wait_no_longer_than_they_have_t
         let charges = [Charge::new("test", limit, &Key::from(key.as_str()), 10)];
         let requests = vec![StoreRequest::new(Operation::Check, &charges); 256];
         let response = bench.store.decide(&requests).await.expect("the store replies");
-        let denied = response.outcomes().iter().filter(|outcome| !outcome.allowed);
+        let denied: Vec<_> = response.outcomes().iter().filter(|outcome| !outcome.allowed).collect();
+        // Each of them removes more, except in a script for the precise log.
+        let fits_in_part = bench.is_in_redis() && *limit == limits[0];
+        assert_eq!(denied.is_empty(), !fits_in_part);
         for denied in denied {
             let wait = denied.states()[0].retry_after;
             assert!(wait.is_some_and(|wait| wait < SECOND), "{denied:?}");

@@ -183,7 +183,7 @@ async fn a_request_does_not_wait_for_the_task_of_a_runtime_that_is_not_driven() 
 #[tokio::test]
 async fn a_request_of_a_runtime_that_is_not_driven_takes_nothing_when_its_time_is_over() {
     let store = MemoryStore::new();
-    let [short, long] = [2, 20].map(|seconds| {
+    let [short, long] = [5, 20].map(|seconds| {
         let slots = Policy::new("p", Concurrency::new(1))
             .wait_up_to(seconds * SECOND)
             .max_waiting(1);

@@ -10,7 +10,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key};
 
-use crate::support::{Redis, connected, patient};
+use crate::support::{Gated, Redis, connected, patient};
 
 type Body = http_body_util::Empty<bytes::Bytes>;
 
@@ -365,4 +365,61 @@ async fn a_request_waits_for_each_policy_as_long_as_that_lets_it() {
     assert!(b.check("k").await.expect("in memory").is_allowed());
     // It is checked each second.
     assert_eq!(call.await.expect("no panic"), (true, 6));
+}
+
+/// One that waits for two keys returns to the line of the first one with the turn that it had before.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_returns_with_an_old_turn_changes_none_of_others() {
+    let ([both, one], start) = (of_two_and_one(), Instant::now());
+    admitted(&both, "x", start).await;
+    let mut callers = JoinSet::new();
+    for (second, tenant) in [(1, "w"), (2, "1"), (3, "1"), (4, "1"), (21, "e"), (26, "c")] {
+        sleep((start + second * SECOND) - Instant::now()).await;
+        callers.spawn(admitted(if tenant == "w" { &both } else { &one }, tenant, start));
+    }
+    let mut order = callers.join_all().await;
+    order.sort_unstable();
+    assert_eq!(
+        order,
+        [(10, "1"), (20, "1"), (30, "w"), (40, "e"), (50, "c"), (60, "1")]
+    );
+}
+
+/// All of them are sent before the first reply.
+#[tokio::test(start_paused = true)]
+async fn of_a_burst_those_are_denied_at_once_that_would_wait_for_too_long() {
+    let store = Gated::new(MemoryStore::new());
+    let policy = Policy::new("p", SlidingLog::per_second(1)).wait_up_to(5 * SECOND);
+    let (limiter, start) = (Limiter::new(store.clone(), policy), Instant::now());
+    let calls: Vec<_> = (0..20).map(|_| admitted_with(&limiter, (None, 0), start)).collect();
+    tokio::task::yield_now().await;
+    store.open(1_000);
+    let denied_at_once = async {
+        sleep(SECOND / 10).await;
+        calls.iter().filter(|call| call.is_finished()).count()
+    };
+    // The first one is admitted at once, and five wait.
+    assert_eq!(denied_at_once.await, 15);
+    let mut admitted = Vec::new();
+    for call in calls {
+        admitted.extend(call.await.expect("no panic"));
+    }
+    assert_eq!(admitted, [0, 10, 20, 30, 40, 50]);
+}
+
+/// They arrive in one microsecond, and are admitted together.
+#[tokio::test(start_paused = true)]
+async fn requests_that_waited_for_two_keys_leave_no_place() {
+    let policies = ["a", "b"].map(|name| Policy::new(name, SlidingLog::per_second(3)).wait_up_to(5 * SECOND));
+    let (limiter, start) = (Limiter::new(MemoryStore::new(), policies), Instant::now());
+    let calls: Vec<_> = (0..6).map(|_| admitted_with(&limiter, (None, 0), start)).collect();
+    for (nth, call) in calls.into_iter().enumerate() {
+        assert_eq!(call.await.expect("no panic"), Some(10 * (nth as u128 / 3)));
+    }
+    sleep(SECOND + SECOND / 10).await;
+    let decision = limiter.check("k").await.expect("in memory");
+    assert_eq!(
+        decision.policies().map(|policy| policy.remaining()).collect::<Vec<_>>(),
+        [2, 2]
+    );
 }

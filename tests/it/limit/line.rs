@@ -38,7 +38,7 @@ struct Sent {
     process: usize,
     cost: u64,
     longest_us: u64,
-    ahead: u64,
+    ahead: i64,
     /// The charge whose line the requests lead.
     leads: Option<usize>,
     /// Whether they lead that of a charge in another slot.
@@ -133,7 +133,7 @@ impl Timeline {
             process,
             cost: if rng.u32(..3) > 0 { 1 } else { rng.u64(1..=3) },
             longest_us: [0, 1_000, SECOND, MOST, MOST, MOST][rng.usize(..6)],
-            ahead: if rng.u32(..6) == 0 { rng.u64(..9) } else { 0 },
+            ahead: if rng.u32(..4) == 0 { rng.i64(-9..9) } else { 0 },
             leads: None,
             leads_elsewhere: false,
             standing: None,
@@ -162,7 +162,9 @@ impl Timeline {
                 let units = if sent.leads.is_some() { units } else { units.min(1) };
                 let place = line[..line.len().min(32)].to_vec();
                 sent.standing = Some((place, units as u32));
-                sent.ahead = 0;
+                if sent.leads.is_some() || sent.leads_elsewhere {
+                    sent.ahead = 0;
+                }
                 sent
             }
             22 => {

@@ -296,7 +296,7 @@ cost = 2
 #[tokio::test]
 async fn the_plans_of_a_file_are_those_of_its_layers_and_follow_it() {
     let live = Policies::from_toml(FILE).unwrap();
-    assert_eq!(live.names(), ["exports", "requests"]);
+    assert_eq!(live.names(), ["requests"]);
     assert_eq!(live.unused(), ["pro/exports", "pro/requests", "requests"]);
     let layer = live
         .layer(Clock::new().memory_store(), ["requests", "exports"])

@@ -51,10 +51,14 @@ impl Reader<'_> {
         String::from_utf8(word.to_vec()).expect("text")
     }
 
-    fn number(&mut self) -> u64 {
+    fn double(&mut self) -> f64 {
         let (number, rest) = self.0.split_first_chunk().expect("eight bytes");
         self.0 = rest;
-        f64::from_le_bytes(*number) as u64
+        f64::from_le_bytes(*number)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.double() as u64
     }
 
     fn numbers<const N: usize>(&mut self) -> [u64; N] {
@@ -204,7 +208,8 @@ fn read_waiting(run: &mut Reader<'_>) -> Option<Vec<Arrival>> {
 fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, now: u64) -> Option<ParsedCharge> {
     let (mut algorithm, mut line) = (run.word(), None);
     if algorithm == "line" {
-        let [longest_us, ahead, number, _cycle, leads] = run.numbers();
+        let (longest_us, ahead) = (run.number(), run.double() as i64);
+        let [number, _cycle, leads] = run.numbers();
         line = Some(ChargeLine {
             number,
             longest_us,
