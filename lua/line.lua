@@ -73,7 +73,7 @@ local function weight_before(places, arrived, own, decided, most)
 end
 
 -- The weight that comes before the nth of the requests that are decided. The order of the requests of one process in the line that
--- they lead is that of the process.
+-- they lead is that of the process. `ahead` is what the process knows beyond its place.
 local function before(run, line, n)
   local arrived = run.waiting and run.waiting[2 * n - 1]
   local weight = arrived and weight_before(line.places, arrived, line.number, not line.leads and run.decided)
