@@ -9,9 +9,10 @@
 --          just arrived), and for each of them when it has arrived and its cost; and the charges
 --       charge  rule, cost, quota, x, y and z, and for a calendar five boundaries. The bans of a charge come before it, in its form,
 --               with the length of a ban to begin as the cost
---       line    before a charge for which requests may wait: `line`, the longest wait, the cost that waits in the process behind its
---               place, the number of the line, the time in which the whole quota returns (0: it is not known), and 1 where the
---               requests are the first of their process in this line, 2 where they are in one of another slot
+--       line    before a charge for which requests may wait: `line`, the longest wait, the cost that comes before it in the process beyond
+--               its place, the number of the line, the time in which the whole quota returns (0: it is not known), and 1 where the
+--               requests are the first of their process in this line, with the newest arrival in it that the process knows in
+--               place of that cost, 2 where they are in one of another slot
 --       3. in a call across slots the keys
 --       Words end with a zero byte, numbers are little-endian doubles.
 -- reply the time, then for each charge of each request: how many of its callers are admitted, remaining, the wait of the next caller
@@ -54,7 +55,7 @@ local function read_run(text)
     local rule, cost, quota, x, y, z, next_closes
     rule, cost, quota, x, y, z, position = unpack_numbers('<sddddd', text, position)
     if rule == 'line' then
-      line = { longest = cost, ahead = quota, number = x, cycle = y, leads = z == 1, waits = z > 0 }
+      line = { longest = cost, ahead = z == 1 and 0 or quota, known = quota, number = x, cycle = y, leads = z == 1, waits = z > 0 }
     else
       if rule == 'fixed' and x == 0 then
         -- The window of the calendar is one of three around the time that the caller guessed.

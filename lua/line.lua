@@ -151,6 +151,12 @@ local function settle(run, charge, admitted)
     for n = 2 * (line.lacks and admitted or run.callers) + 1, #waiting do
       kept[#kept + 1] = waiting[n]
     end
+    -- The replies to those that have arrived since are under way. One whose reply is lost does not stand there for longer.
+    for n = 1, #place, 2 do
+      if line.known < place[n] and now < place[n] + PLACE_US then
+        kept[#kept + 1], kept[#kept + 2] = place[n], place[n + 1]
+      end
+    end
   elseif waiting then
     -- In a line that they do not lead those that are denied are inserted by their arrival.
     kept = without_decided(place, waiting, run.callers)

@@ -36,6 +36,8 @@ pub(super) fn enter_lines(undecided: &mut Undecided) {
 pub(super) struct Led {
     line: u64,
     pub(super) waiting: SmallVec<[Arrival; 4]>,
+    /// See [`ChargeLine::leads`].
+    known: u64,
     /// Where it comes in the lines if it is checked for the last time.
     last: Option<Comes>,
 }
@@ -53,23 +55,24 @@ impl Comes {
 }
 
 impl Undecided {
-    /// The lines of its charges, how it waits there, and whether it is the first request of its process in them.
-    pub(super) fn lines_mut(&mut self) -> impl Iterator<Item = (&mut ChargeLine, Waiting, bool)> {
-        let led = self.led.as_ref().map(|led| led.line);
+    /// The lines of its charges, how it waits there, and what the process knows of the one that it leads.
+    pub(super) fn lines_mut(&mut self) -> impl Iterator<Item = (&mut ChargeLine, Waiting, Option<u64>)> {
+        let led = self.led.as_ref().map(|led| (led.line, led.known));
         let policies = self.inner().policies.iter_mut();
         policies.filter_map(move |policy| {
             let counted = policy.local.as_deref_mut().unwrap_or(&mut policy.charge);
             let line = counted.line.as_deref_mut()?;
-            let leads = led == Some(line.number);
+            let leads = led.filter(|(led, _)| *led == line.number).map(|(_, known)| known);
             Some((line, policy.waiting, leads))
         })
     }
 
     /// Lets the request replace the place of the process in a line, of whose requests it is the first, with this number of equal ones.
-    pub(super) fn lead(&mut self, line: u64, waiting: &[Arrival], units: u32) {
+    pub(super) fn lead(&mut self, line: u64, waiting: &[Arrival], known: u64, units: u32) {
         self.led = Some(Box::new(Led {
             line,
             waiting: waiting.into(),
+            known,
             last: None,
         }));
         self.inner().units = units;
@@ -77,7 +80,7 @@ impl Undecided {
 
     /// The same for a request that is checked for the last time, and leads no line.
     pub(super) fn lead_none(&mut self, last: Comes) {
-        self.lead(NO_LINE, &[Arrival { at: last.at, weight: 0 }], 1);
+        self.lead(NO_LINE, &[Arrival { at: last.at, weight: 0 }], 0, 1);
         if let Some(led) = &mut self.led {
             led.last = Some(last);
         }
@@ -100,6 +103,8 @@ pub(super) type Checked = (Arc<Waiter>, Undecided, Option<Owed>);
 pub(super) struct Group {
     pub(super) requests: SmallVec<[Checked; 1]>,
     pub(super) arrivals: SmallVec<[Arrival; 4]>,
+    /// See [`ChargeLine::leads`].
+    pub(super) known: u64,
 }
 
 impl Group {
@@ -107,15 +112,22 @@ impl Group {
     ///
     /// None has arrived before those ahead of it, for the store: two processes would each wait for the first one of the other, where
     /// others that wait behind it have arrived earlier.
-    pub(super) fn take(waiting: &BTreeMap<Rank, Entry>, earlier: Option<Arc<Waiter>>, now: Instant) -> Option<Self> {
+    pub(super) fn take(
+        waiting: &BTreeMap<Rank, Entry>,
+        known: u64,
+        earlier: Option<Arc<Waiter>>,
+        now: Instant,
+    ) -> Option<Self> {
         let mut group = Self {
             requests: SmallVec::new(),
             arrivals: SmallVec::new(),
+            known,
         };
-        let mut at = 0;
+        let (mut at, known) = (0, &mut group.known);
         let mut arrival = |waiter: &Waiter, cost| {
             at = waiter.arrived.max(at);
             waiter.counts_from.store(at, Ordering::Relaxed);
+            *known = at.max(waiter.counted_from.fetch_max(at, Ordering::Relaxed)).max(*known);
             waiter.arrival(cost)
         };
         let (_, first) = waiting.first_key_value()?;
@@ -143,7 +155,7 @@ impl Group {
     pub(super) async fn check(mut self, line: u64, sent_at: Instant) -> Option<Instant> {
         let units = self.requests.len() as u32;
         let (_, first, _) = self.requests.first_mut()?;
-        first.lead(line, &self.arrivals, units);
+        first.lead(line, &self.arrivals, self.known, units);
         first.renew_tickets();
         let response = send(Operation::Wait, first);
         let is_pending = response.as_ref().is_some_and(|response| response.as_ready().is_none());
@@ -165,7 +177,7 @@ impl Group {
         for nth in 0..self.requests.len() {
             // One by one, so that what panics for one of them leaves the others to `drop`.
             let (waiter, mut undecided, _owed) = self.requests.remove(0);
-            undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), 1);
+            undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), self.known, 1);
             let response = match response {
                 Ok(response) => {
                     let costs = undecided.as_slice().iter().map(|policy| policy.charge.cost);

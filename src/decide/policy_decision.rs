@@ -242,7 +242,7 @@ impl PolicyDecision {
             number: self.line_number(),
             longest_us: self.waiting.longest_us,
             ahead: 0,
-            leads: false,
+            leads: None,
             leads_elsewhere: false,
         }
     }

@@ -41,6 +41,8 @@ pub(super) struct Waiter {
     pub(super) arrived: u64,
     /// When it has arrived for the store: not before those ahead of it in the line in which it was last checked.
     pub(super) counts_from: AtomicU64,
+    /// The latest of these times.
+    pub(super) counted_from: AtomicU64,
     /// The lines of its keys, and its costs there.
     pub(super) needs: SmallVec<[(u64, u64); 1]>,
     /// Since when it waits, and until when it may.
@@ -218,6 +220,7 @@ impl Waiter {
             number,
             arrived,
             counts_from: AtomicU64::new(arrived),
+            counted_from: AtomicU64::new(arrived),
             needs: needs.collect(),
             since,
             until: Mutex::new(since),

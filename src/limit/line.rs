@@ -33,8 +33,9 @@ pub struct ChargeLine {
     /// The cost of the requests of this process that come before one which has just arrived, or is checked for the last time, less that
     /// of those which come before it by the place of the process.
     pub ahead: i64,
-    /// Whether this is the line in which the requests that are decided are the first of their process.
-    pub leads: bool,
+    /// If this is the line in which the requests that are decided are the first of their process: the newest arrival in it that the
+    /// process knows. The replies to those that stand in its place since then are under way.
+    pub leads: Option<u64>,
     /// Whether that line is in another slot of a cluster.
     pub leads_elsewhere: bool,
 }
@@ -70,8 +71,8 @@ pub(crate) struct Standing<'a> {
     pub(crate) waiting: Option<&'a [Arrival]>,
     /// How many are decided.
     pub(crate) units: usize,
-    /// Whether they are the first of this line, and not in that of another charge.
-    pub(crate) leads: bool,
+    /// See [`ChargeLine::leads`].
+    pub(crate) leads: Option<u64>,
     /// See [`ChargeLine::ahead`].
     pub(crate) ahead: i64,
 }
@@ -115,7 +116,7 @@ impl Line {
         };
         let weight = self.weight_of(|place, one| {
             let is_own = place.owner == standing.place
-                && (standing.leads || standing.decided().iter().any(|decided| decided.at == one.at));
+                && (standing.leads.is_some() || standing.decided().iter().any(|decided| decided.at == one.at));
             one.at < own.at && !is_own
         });
         weight.saturating_add_signed(standing.ahead)
@@ -146,14 +147,18 @@ impl Line {
         now: u64,
     ) -> bool {
         let before = self.place_of(standing.place);
-        match standing.waiting {
-            Some(waiting) if standing.leads => {
+        match (standing.waiting, standing.leads) {
+            (Some(waiting), Some(known)) => {
                 let left = if lacks { admitted } else { standing.units };
-                let waiting = waiting.get(left..).unwrap_or_default();
-                self.replace(standing.place, waiting, now);
+                let mut waiting: SmallVec<[Arrival; 4]> = waiting.get(left..).unwrap_or_default().into();
+                // Of which the process never learns, since the reply is lost, does not stand there for longer.
+                let is_under_way = |one: &&Arrival| known < one.at && now < one.at + PLACE_US;
+                waiting.extend(before.iter().filter(is_under_way).copied());
+                waiting.truncate(PLACE_SIZE);
+                self.replace(standing.place, &waiting, now);
                 !(before.is_empty() && waiting.is_empty())
             }
-            Some(_) => {
+            (Some(_), None) => {
                 let decided = standing.decided();
                 let mut waiting = before.clone();
                 for decided in decided {
@@ -181,7 +186,7 @@ impl Line {
                 }
                 changes
             }
-            None if lacks && waits => {
+            (None, _) if lacks && waits => {
                 let has_room = before.len() < PLACE_SIZE;
                 if has_room {
                     let mut waiting = before;
@@ -190,7 +195,7 @@ impl Line {
                 }
                 has_room
             }
-            None => false,
+            (None, _) => false,
         }
     }
 

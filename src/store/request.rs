@@ -232,7 +232,7 @@ impl Charge {
     pub(crate) fn after_check(&self, cost: u64) -> Self {
         let mut charge = Self { cost, ..self.clone() };
         if let Some(line) = &mut charge.line {
-            (line.ahead, line.leads, line.leads_elsewhere) = (0, false, false);
+            (line.ahead, line.leads, line.leads_elsewhere) = (0, None, false);
         }
         charge
     }

@@ -12,7 +12,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
     mem,
-    sync::{Arc, LazyLock, Mutex, MutexGuard},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, atomic::Ordering},
     time::Duration,
 };
 
@@ -67,6 +67,8 @@ pub(super) struct State {
     due: Option<Instant>,
     /// When the last check was sent.
     sent_at: Option<Instant>,
+    /// The newest arrival that its place may have of requests which have stood here.
+    pub(super) newest: u64,
     /// Whether the place in the store may not have the first requests of the line.
     pub(super) is_stale: bool,
     /// Until when the place is in the store.
@@ -151,6 +153,7 @@ impl Line {
         // Those behind it that have arrived before count as arrived with it, also for other processes.
         let behind = state.waiting.range(rank..).next();
         state.is_stale |= behind.is_some_and(|(behind, _)| behind.2 < rank.2);
+        state.newest = waiter.arrived.max(state.newest);
         let (waiter, fair) = (waiter.clone(), lacking.waiting.fair);
         let cost = lacking.cost;
         state.waiting.insert(rank, Entry { waiter, cost, fair });
@@ -197,12 +200,13 @@ impl InLine {
             Exit::Admitted => state.admit(&rank),
             Exit::Left(_) => state.pass_on(rank, self.fair),
         }
-        let Some(Entry { cost, .. }) = entry else {
+        let Some(Entry { waiter, cost, .. }) = entry else {
             drop(state);
             self.line.signal.change();
             return;
         };
         state.weight -= cost;
+        state.newest = waiter.counted_from.load(Ordering::Relaxed).max(state.newest);
         match exit {
             // A check in another line does not know that this place has it as arrived with one ahead of it.
             Exit::StepsOut | Exit::Admitted => {

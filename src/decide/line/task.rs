@@ -24,8 +24,8 @@ const COALESCED: Duration = Duration::from_millis(20);
 
 enum Next {
     Check(Group),
-    /// Remove the place from the store.
-    Clear(Undecided),
+    /// Remove the place from the store, without what arrives in it from now on.
+    Clear(Undecided, u64),
     WaitUntil(Instant),
     End,
     /// Another task has taken over.
@@ -63,8 +63,8 @@ async fn check_first(task: Task) {
                     state.due = due.or(Some(Instant::now()));
                 }
             }
-            Next::Clear(mut left) => {
-                left.lead(line.id, &[], 0);
+            Next::Clear(mut left, newest) => {
+                left.lead(line.id, &[], newest, 0);
                 leave_place(&left);
                 if let Some(response) = send(Operation::Wait, &mut left) {
                     drop(response.await);
@@ -130,7 +130,7 @@ impl Line {
             return match state.left.take() {
                 Some(left) if is_stored => {
                     state.sent_at = Some(now);
-                    Next::Clear(left)
+                    Next::Clear(left, state.newest)
                 }
                 _ => Next::End,
             };
@@ -156,8 +156,9 @@ impl Line {
         let mut state = self.state();
         let earlier = earlier.filter(|earlier| state.tried != Some(earlier.number));
         state.tried = earlier.as_ref().map(|earlier| earlier.number);
-        match Group::take(&state.waiting, earlier, now) {
+        match Group::take(&state.waiting, state.newest, earlier, now) {
             Some(group) => {
+                state.newest = group.known;
                 state.is_stale = false;
                 state.left = None;
                 state.sent_at = Some(now);

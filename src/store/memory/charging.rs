@@ -193,7 +193,7 @@ impl<'a> Advanced<'a> {
     fn wait(operation: Operation, charges: &mut [Self]) -> bool {
         let lines = || charges.iter().filter_map(|charge| charge.line.as_ref());
         let waits = match lines().any(|line| line.standing.waiting.is_some()) {
-            true => lines().any(|line| line.charge.leads || line.charge.leads_elsewhere),
+            true => lines().any(|line| line.charge.leads.is_some() || line.charge.leads_elsewhere),
             false => {
                 let may_wait = |charge: &Self| charge.may_wait() && !charge.is_banned();
                 operation == Operation::Wait && charges.iter().all(may_wait)
@@ -333,7 +333,7 @@ impl<'a> Advanced<'a> {
             false => matches!(operation, Operation::Refund { .. } | Operation::EndLease),
         };
         if wakes {
-            let except = (operation == Operation::Wait && charge.leads).then_some(standing.place);
+            let except = (operation == Operation::Wait && charge.leads.is_some()).then_some(standing.place);
             woken.extend(line.ready(room, except).map(|place| place.line));
         }
         let remaining = room.saturating_sub(line.weight());

@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [5, 5]);
     }
 
-    fn in_line(charge: Charge, number: u64, leads: bool) -> Charge {
+    fn in_line(charge: Charge, number: u64, leads: Option<u64>) -> Charge {
         charge.in_line(Some(ChargeLine {
             number,
             longest_us: 1,
@@ -407,7 +407,7 @@ mod tests {
             network.heal();
         };
         let [first, second] = across.clone();
-        let lines = [in_line(first, 1, true), in_line(second, 2, false)];
+        let lines = [in_line(first, 1, Some(u64::MAX >> 12)), in_line(second, 2, None)];
         let removes = [StoreRequest::new(Operation::Wait, &lines).standing(Some(&[]), 0)];
         let (removed, ()) = tokio::join!(store.decide(&removes), cut_off);
         assert!(removed.is_err(), "{removed:?}");
@@ -425,13 +425,16 @@ mod tests {
             .await;
         let admitted_at = full.expect("the network is good").server_time;
 
-        let lines = [in_line(first, 1, true), in_line(second.clone(), 2, false)];
+        let lines = [
+            in_line(first, 1, Some(u64::MAX >> 12)),
+            in_line(second.clone(), 2, None),
+        ];
         let arrived = [Arrival { at: 1, weight: 1 }];
         let waits = StoreRequest::new(Operation::Wait, &lines).standing(Some(&arrived), 1);
         let denied = store.decide(&[waits]).await.expect("the network is good");
         assert!(!denied.outcomes[0].allowed);
 
-        let second = [in_line(second, 3, false)];
+        let second = [in_line(second, 3, None)];
         assert!(
             outcome(&store, Operation::Refund { admitted_at }, &second)
                 .await

@@ -289,9 +289,9 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
             let limit = charge.limit();
             if let Some(line) = charge.line_for(operation) {
                 write_word(buffer, "line");
-                let leads = u64::from(line.leads) + 2 * u64::from(line.leads_elsewhere);
+                let leads = u64::from(line.leads.is_some()) + 2 * u64::from(line.leads_elsewhere);
                 write_numbers(buffer, [line.longest_us]);
-                buffer.put_f64_le(line.ahead as f64);
+                buffer.put_f64_le(line.leads.map_or(line.ahead as f64, |known| known as f64));
                 write_numbers(buffer, [line.number, limit.cycle_us(), leads]);
             }
             write_word(buffer, rule_name(limit));

@@ -39,7 +39,7 @@ impl StoreRequest<'_> {
     /// Another operation on some of the charges.
     pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> OwnedRequest {
         let is_whole = positions.len() == self.charge_count();
-        let leads = |charge: &Charge| charge.line.as_ref().is_some_and(|line| line.leads);
+        let leads = |charge: &Charge| charge.line.as_ref().is_some_and(|line| line.leads.is_some());
         let leads_elsewhere =
             self.charges().any(leads) && !positions.iter().any(|position| leads(self.charge(*position)));
         let charges = positions.iter().map(|position| {

@@ -411,6 +411,44 @@ async fn a_request_whose_wait_ends_during_a_check_is_not_overtaken() {
     assert!(!overtakes.load(Ordering::Relaxed));
 }
 
+/// The reply to its first check is under way when the first one of the line is checked again.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_arrives_during_the_check_of_another_one_is_not_overtaken() {
+    let store = MemoryStore::new();
+    let policy = || Policy::new("p", SlidingLog::per_second(2)).wait_up_to(60 * SECOND);
+    let other = Limiter::new(store.clone(), policy());
+    let late = Gated::new(store);
+    let limiter = Limiter::new(late.clone(), policy());
+    let acquire = || {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire("k").await })
+    };
+    assert!(
+        other
+            .request("k")
+            .cost(2)
+            .check()
+            .await
+            .expect("it replies")
+            .is_allowed()
+    );
+    late.open(1);
+    let first = acquire();
+    sleep(9 * SECOND / 10).await;
+    let second = acquire();
+    // The first one is admitted after a second, and the second one is not checked with it.
+    sleep(SECOND / 5).await;
+    assert!(
+        !check(&other).await.is_allowed(),
+        "one that arrives after both comes first"
+    );
+    late.open(100);
+    for caller in [first, second] {
+        let _ = caller.await.expect("no panic").expect("it is admitted");
+    }
+    assert!(!check(&other).await.is_allowed(), "both are admitted");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_while_the_store_fails_leaves_no_place() {
     let store = Unsteady::default();

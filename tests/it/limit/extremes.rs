@@ -79,7 +79,7 @@ impl Side {
                     number: 1,
                     longest_us: MOST,
                     ahead: 0,
-                    leads: false,
+                    leads: None,
                     leads_elsewhere: false,
                 };
                 let charges = [Charge::new("test", &self.limit, &key, cost).in_line(Some(line))];

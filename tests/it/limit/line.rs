@@ -41,6 +41,8 @@ struct Sent {
     ahead: i64,
     /// The charge whose line the requests lead.
     leads: Option<usize>,
+    /// The newest arrival that the process knows.
+    known: u64,
     /// Whether they lead that of a charge in another slot.
     leads_elsewhere: bool,
     /// The requests that stand in it, of which so many are decided.
@@ -72,7 +74,7 @@ impl World {
                 number: (1 + 10 * sent.process + number) as u64,
                 longest_us: sent.longest_us,
                 ahead: sent.ahead,
-                leads: sent.leads == Some(number),
+                leads: (sent.leads == Some(number)).then_some(sent.known),
                 leads_elsewhere: sent.leads_elsewhere,
             };
             let charge = Charge::new(NAMES[number], limit, key, sent.cost);
@@ -104,6 +106,7 @@ fn limit(rng: &mut Rng) -> Limit {
 /// A random timeline.
 struct Timeline {
     rng: Rng,
+    now: u64,
     /// What each process has in its line, in the order of arrival.
     lines: [Vec<Arrival>; PROCESSES],
     admitted: Vec<(u64, Sent)>,
@@ -135,6 +138,9 @@ impl Timeline {
             longest_us: [0, 1_000, SECOND, MOST, MOST, MOST][rng.usize(..6)],
             ahead: if rng.u32(..4) == 0 { rng.i64(-9..9) } else { 0 },
             leads: None,
+            known: self
+                .now
+                .saturating_sub([0, 0, 1, SECOND / 10, 2 * SECOND][rng.usize(..5)]),
             leads_elsewhere: false,
             standing: None,
             lease: LeaseId::random(),
@@ -233,12 +239,14 @@ async fn lines_decide_alike_in_rust_and_in_lua() {
         let world = World::new(&mut rng);
         let mut timeline = Timeline {
             rng,
+            now: 0,
             lines: Default::default(),
             admitted: Vec::new(),
         };
         let mut history = Vec::new();
         for _ in 0..STEPS {
             let now = timeline.next(clock.now());
+            timeline.now = now;
             clock.set(now);
             clock.write_to(&redis).await;
             let sent: Vec<Sent> = (0..timeline.rng.usize(1..=3)).map(|_| timeline.sent(&world)).collect();
@@ -320,7 +328,7 @@ impl Both {
     }
 }
 
-fn in_line(number: u64, leads: bool) -> Option<ChargeLine> {
+fn in_line(number: u64, leads: Option<u64>) -> Option<ChargeLine> {
     Some(ChargeLine {
         number,
         longest_us: MOST,
@@ -346,9 +354,46 @@ async fn the_wait_in_a_line_is_that_of_the_room_which_was_read() {
     both.clock.advance(Duration::from_micros(1));
     both.decide(StoreRequest::new(Operation::Charge, &of_cost(2))).await;
     both.clock.advance(Duration::from_secs(2));
-    let waits = of_cost(1_600).map(|charge| charge.in_line(in_line(1, false)));
+    let waits = of_cost(1_600).map(|charge| charge.in_line(in_line(1, None)));
     let outcome = both.decide(StoreRequest::new(Operation::Wait, &waits)).await;
     assert!(!outcome.allowed, "{outcome:?}");
+}
+
+#[tokio::test]
+async fn an_arrival_that_its_process_does_not_know_yet_stands_in_the_place_for_a_while() {
+    let both = Both::start().await;
+    let hour = Duration::from_secs(3_600);
+    let (limit, key) = (Limit::from(SlidingLog::new(2, hour)), Key::from("k"));
+    let charge = |cost, line| [Charge::new("a", &limit, &key, cost).in_line(line)];
+    both.decide(StoreRequest::new(Operation::Charge, &charge(2, None)))
+        .await;
+    let arrive = async || {
+        both.clock.advance(Duration::from_millis(1));
+        both.decide(StoreRequest::new(Operation::Wait, &charge(1, in_line(1, None))))
+            .await;
+        Arrival {
+            at: both.clock.now(),
+            weight: 1,
+        }
+    };
+    let first = [arrive().await];
+    arrive().await;
+    // Behind two requests another process waits for an hour more than behind one.
+    let second_stands = async |known: &Arrival| {
+        let leads = charge(1, in_line(1, Some(known.at)));
+        let first = StoreRequest::new(Operation::Wait, &leads).standing(Some(&first), 1);
+        assert!(!both.decide(first).await.allowed);
+        let other = charge(1, in_line(2, None));
+        let outcome = both.decide(StoreRequest::new(Operation::Peek, &other)).await;
+        outcome.states()[0].retry_after.expect("it is denied") > hour
+    };
+    assert!(second_stands(&first[0]).await);
+    both.clock.advance(Duration::from_secs(1));
+    assert!(second_stands(&first[0]).await);
+    both.clock.advance(Duration::from_millis(500));
+    assert!(!second_stands(&first[0]).await, "its reply is lost");
+    let known = arrive().await;
+    assert!(!second_stands(&known).await, "the process knows that it has left");
 }
 
 #[tokio::test]
@@ -361,7 +406,7 @@ async fn a_full_place_that_a_request_does_not_fit_into_is_not_refreshed() {
     both.decide(StoreRequest::new(Operation::Charge, &full)).await;
     for _ in 0..32 {
         both.clock.advance(Duration::from_micros(1));
-        let waits = [charge("b", in_line(2, false))];
+        let waits = [charge("b", in_line(2, None))];
         both.decide(StoreRequest::new(Operation::Wait, &waits)).await;
     }
     both.clock.advance(Duration::from_secs(1));
@@ -369,12 +414,12 @@ async fn a_full_place_that_a_request_does_not_fit_into_is_not_refreshed() {
         at: both.clock.now(),
         weight: 1,
     }];
-    let leads = [charge("a", in_line(1, true)), charge("b", in_line(2, false))];
+    let leads = [charge("a", in_line(1, Some(MOST))), charge("b", in_line(2, None))];
     let stands = StoreRequest::new(Operation::Wait, &leads).standing(Some(&waiting), 1);
     assert!(!both.decide(stands).await.allowed);
 
     both.clock.advance(Duration::from_secs(1));
-    let other = [charge("b", in_line(3, false))];
+    let other = [charge("b", in_line(3, None))];
     let outcome = both.decide(StoreRequest::new(Operation::Wait, &other)).await;
     let wait = outcome.states()[0].retry_after.expect("it is denied");
     assert!(wait < hour, "the place has expired: {wait:?}");

@@ -96,7 +96,7 @@ pub(super) async fn wait_for_a_slot(nodes: &[&Redis], store: &RedisStore, key: &
         number: 1,
         longest_us: 1_000_000,
         ahead: 0,
-        leads: false,
+        leads: None,
         leads_elsewhere: false,
     };
     for (operation, lease) in [(Operation::Check, 0), (Operation::Wait, 1), (Operation::EndLease, 0)] {

@@ -213,8 +213,8 @@ fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, now: u64) -> Option<Pars
         line = Some(ChargeLine {
             number,
             longest_us,
-            ahead,
-            leads: leads == 1,
+            ahead: if leads == 1 { 0 } else { ahead },
+            leads: (leads == 1).then_some(ahead as u64),
             leads_elsewhere: leads == 2,
         });
         algorithm = run.word();
