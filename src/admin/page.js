@@ -447,6 +447,12 @@ async function load() {
 
 const isDenied = ({ counts }) => counts.some(({ allowed, observed }) => !allowed && !observed);
 
+// Which of several limits a request has is not known: its plan or its layer decides.
+function denialOf({ policy, key, counts }) {
+  const denying = counts.filter(({ allowed, observed }) => !allowed && !observed).length;
+  return `${policy} denies ${key}${denying < counts.length ? ` by ${denying} of its ${counts.length} limits` : ""}.`;
+}
+
 function select({ policy, store }, key) {
   attempt(async () => {
     const action = ++actions;
@@ -457,7 +463,7 @@ function select({ policy, store }, key) {
     shown = selected;
     await load();
     const failure = failureOf(selected);
-    showStatus(failure ? `${selected.policy}: ${failure}.` : `${selected.policy} ${isDenied(selected) ? "denies" : "admits"} ${selected.key}.`);
+    showStatus(failure ? `${selected.policy}: ${failure}.` : isDenied(selected) ? denialOf(selected) : `${selected.policy} admits ${selected.key}.`);
     subject.focus();
   });
 }

@@ -44,7 +44,7 @@ function searchStatus(text, { instance, found: all, incomplete, failed, unknown_
 }
 
 function verdict(text, all, areAll) {
-  const denying = all.filter(isDenied).map(({ policy, key }) => `${policy} denies ${key}.`);
+  const denying = all.filter(isDenied).map(denialOf);
   if (denying.length > 0) {
     return denying.join(" ");
   }

@@ -199,7 +199,7 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-ZGEN0Gn0Sf5D4q6IBhE5jmkWvAp8Meu+BU6MNWTyKok='; \
+     script-src 'sha256-k8K/SoaXugbaHEd0MqiFn7nL1q5dfBr2P9siIyrZ5O0='; \
      style-src 'sha256-4YBbFefwxl7e5zE87VfNQ3zrTqw7Dlh4Y52hNWgTFok='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -18,8 +18,8 @@ use axum::{
 use http::{StatusCode, header};
 
 use tower_quota::{
-    Admin, Ban, Concurrency, FailureMode, Key, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, SlidingLog,
-    TokenBucket, key,
+    Admin, Ban, Concurrency, FailureMode, Key, Limiter, ManualClock, MemoryStore, Plans, Policy, RateLimitLayer,
+    SlidingLog, TokenBucket, key,
     store::{Store, StoreFuture, StoreRequest},
 };
 
@@ -190,6 +190,29 @@ async fn the_page_works_where_its_address_has_a_user_and_a_password() {
     assert_eq!(visit.tab.evaluate(relative).await, "refused");
     visit.find("42").await;
     visit.has_status("mails denies key=42.").await;
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn of_the_limits_of_plans_the_page_says_how_many_deny() {
+    let Some(tab) = Chromium::start().await else { return };
+    let mails = |quota| Policy::new("mails", SlidingLog::per_hour(quota));
+    let plans = Plans::new("free", mails(1)).plan("paid", mails(100));
+    let limiter = Limiter::new(store(), plans);
+    check(&limiter, "42", 2).await;
+    let mut visit = Visit::of(tab, page_of(&limiter, true), "").await;
+    visit.find("42").await;
+    visit.has_status("mails denies key=42 by 1 of its 2 limits.").await;
+    visit
+        .tab
+        .evaluate("document.querySelector('[role=status]').textContent = ''")
+        .await;
+    visit
+        .tab
+        .evaluate("document.querySelector('#found button').click()")
+        .await;
+    visit.has_status("mails denies key=42 by 1 of its 2 limits.").await;
     visit.end();
 }
 
