@@ -80,6 +80,11 @@ local function before(run, line, n)
   return math.max(0, (weight or weight_before(line.places, math.huge)) + line.ahead)
 end
 
+-- What remains for a request that has just arrived.
+local function remaining_behind(line, room)
+  return math.max(0, room - weight_before(line.places, math.huge) - math.max(0, line.ahead))
+end
+
 -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one. At least that
 -- of a request which fits when those before it are admitted.
 local function time_until(charge, total)
@@ -112,7 +117,7 @@ local function read_line(run, charge, fits)
       fits = fits + 1
     end
   else
-    local left = math.max(0, charge.room - weight_before(line.places, math.huge))
+    local left = remaining_behind(line, charge.room)
     fits = math.min(times, (left - left % charge.cost) / charge.cost)
   end
   line.lacks = fits < times or charge.bans and charge.bans.is_in_force
@@ -216,5 +221,5 @@ local function settle_line(run, charge, admitted)
     local nth = run.waiting and admitted + 1 or 1
     wait = line.wait or time_until(charge, before(run, line, nth) + charge.cost)
   end
-  return math.max(0, charge.room - weight_before(line.places, math.huge)), wait
+  return remaining_behind(line, charge.room), wait
 end

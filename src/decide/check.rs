@@ -102,7 +102,7 @@ impl Sent {
 /// Sends the charges to where they are counted; `None` if there are none.
 #[inline(always)]
 pub(super) fn send(operation: Operation, undecided: &mut Undecided) -> Option<StoreFuture> {
-    if operation == Operation::Wait {
+    if operation == Operation::Wait || operation.regards_lines() && undecided.has_lines() {
         group::enter_lines(undecided);
     }
     let undenied = |policy: &&PolicyDecision| policy.denial.is_none();

@@ -55,6 +55,12 @@ impl Comes {
 }
 
 impl Undecided {
+    /// Whether requests may wait for one of its charges.
+    #[inline]
+    pub(super) fn has_lines(&self) -> bool {
+        self.as_slice().iter().any(|policy| policy.charge.line.is_some())
+    }
+
     /// The lines of its charges, how it waits there, and what the process knows of the one that it leads.
     pub(super) fn lines_mut(&mut self) -> impl Iterator<Item = (&mut ChargeLine, Waiting, Option<u64>)> {
         let led = self.led.as_ref().map(|led| (led.line, led.known));

@@ -16,7 +16,7 @@ use super::{
     Undecided, caught,
     check::{self, Check, Sent, give_back},
     failing::fail,
-    line::{Exit, LONGEST_CHECK, REFRESH, ended},
+    line::{LONGEST_CHECK, REFRESH, Turn, ended},
     waiting::{Lacking, Outcome, Waiter},
 };
 use crate::{
@@ -74,32 +74,34 @@ impl Leaving {
 
 impl Waiter {
     /// Checks it for the last time: it is admitted if it fits after those before it. It leaves the lines when the check has been sent:
-    /// while it stands there, none that arrives comes before it.
+    /// while it stands there, none that arrives comes before it. What becomes of its turns is known when it is decided.
     pub(super) async fn check_last(&self, mut undecided: Undecided, again: &Undecided) -> Result<Decision, StoreError> {
-        let stands = Standing(self, again);
+        let mut leaves = LeavesLines(self, again, Turn::PassesOn);
         undecided.follow_limits();
         undecided.lead_none(self.comes());
         undecided.renew_tickets();
         let response = check::send(Operation::Wait, &mut undecided).ok_or_else(ended)?;
-        let mut check = match check::wait(response, Operation::Wait, undecided, None) {
-            Check::Decided(decided) => return decided,
-            Check::Pending(check) => check,
+        let decided = match check::wait(response, Operation::Wait, undecided, None) {
+            Check::Decided(decided) => decided,
+            Check::Pending(mut check) => match poll_fn(|cx| Poll::Ready(Pin::new(&mut check).poll(cx))).await {
+                Poll::Ready(decided) => decided,
+                Poll::Pending => {
+                    self.step_out(Some(again));
+                    check.await
+                }
+            },
         };
-        let sent = poll_fn(|cx| Poll::Ready(Pin::new(&mut check).poll(cx))).await;
-        drop(stands);
-        match sent {
-            Poll::Ready(decided) => decided,
-            Poll::Pending => check.await,
-        }
+        leaves.2 = Turn::after(&decided);
+        decided
     }
 }
 
 /// Leaves the lines when it is dropped.
-struct Standing<'a>(&'a Waiter, &'a Undecided);
+struct LeavesLines<'a>(&'a Waiter, &'a Undecided, Turn);
 
-impl Drop for Standing<'_> {
+impl Drop for LeavesLines<'_> {
     fn drop(&mut self) {
-        self.0.leave_lines(Exit::Left(self.1));
+        self.0.leave_lines(self.2, Some(self.1));
     }
 }
 

@@ -24,7 +24,7 @@ use super::{
     group::Checked,
     group::Comes,
     leaving::{Leaving, end_without_caller, leave_at_once},
-    line::{self, Exit, InLine, Line, REFRESH},
+    line::{self, InLine, Line, REFRESH, Turn},
 };
 use crate::{
     Decision, PolicyDecision,
@@ -33,6 +33,9 @@ use crate::{
     store::{Operation, OwedKind, StoreError, StoreResponse},
     sync::lock,
 };
+
+/// The shortest pause between a check that denies a request and the next one: a store may reply at once, and its clock may stand still.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// A request that waits.
 pub(super) struct Waiter {
@@ -195,7 +198,7 @@ impl Lacking {
 
     /// When the request is to be checked again, by a reply to what was sent then.
     pub(super) fn due(&self, sent_at: Instant) -> Instant {
-        sent_at + self.retry_after.min(REFRESH)
+        sent_at + self.retry_after.clamp(SHORTEST_PAUSE, REFRESH)
     }
 
     fn of_policy(policy: &PolicyDecision) -> Option<Self> {
@@ -284,7 +287,7 @@ impl Waiter {
         *lock(&self.undecided) = Some(undecided);
         let has_room = |own: &&mut InLine| !lacking.iter().any(|lacking| lacking.line == own.line.id);
         for own in lines.iter_mut().filter(|own| own.stands).filter(has_room) {
-            own.leave(Exit::StepsOut);
+            own.leave(Turn::Stays, None);
         }
         for lacking in lacking {
             match lines.iter_mut().find(|own| own.line.id == lacking.line) {
@@ -334,7 +337,7 @@ impl Waiter {
     /// Leaves the lines without its caller, unless it is being checked.
     pub(super) fn leave(&self) {
         if let Some(undecided) = self.take_undecided() {
-            self.leave_lines(Exit::Left(&undecided));
+            self.leave_lines(Turn::PassesOn, Some(&undecided));
             self.metrics.left();
         }
     }
@@ -344,28 +347,28 @@ impl Waiter {
         if now >= self.until() + REFRESH
             && let Some(undecided) = self.take_undecided()
         {
-            self.leave_lines(Exit::Left(&undecided));
+            self.leave_lines(Turn::PassesOn, Some(&undecided));
             self.send(Outcome::Expired(undecided));
         }
     }
 
-    pub(super) fn leave_lines(&self, exit: Exit<'_>) {
+    pub(super) fn leave_lines(&self, turn: Turn, unremoved: Option<&Undecided>) {
         for mut own in mem::take(&mut *lock(&self.lines)) {
-            own.leave(exit);
+            own.leave(turn, unremoved);
         }
     }
 
-    /// Stands in no line until a check has denied it again.
-    pub(super) fn step_out(&self) {
+    /// Stands in no line, and keeps its turns. `unremoved` is the request if its places in the store have it still.
+    pub(super) fn step_out(&self, unremoved: Option<&Undecided>) {
         for own in lock(&self.lines).iter_mut() {
-            own.leave(Exit::StepsOut);
+            own.leave(Turn::Stays, unremoved);
         }
     }
 
-    /// Ends the wait. If the caller has left, what was counted is given back. The request is in its places still unless the store has
-    /// admitted it.
+    /// Ends the wait. If the caller has left, what was counted is given back. `unremoved` is the request if its places in the store have
+    /// it still.
     pub(super) fn finish(&self, decided: Result<Decision, StoreError>, unremoved: Option<&Undecided>) {
-        self.leave_lines(unremoved.map_or(Exit::Admitted, Exit::Left));
+        self.leave_lines(Turn::after(&decided), unremoved);
         self.send(Outcome::Decided(decided));
     }
 

@@ -122,10 +122,17 @@ impl Line {
         weight.saturating_add_signed(standing.ahead)
     }
 
+    /// What remains of the room for a request that has just arrived: behind those that wait here, and those of its process that come
+    /// before it beyond the place.
+    pub(crate) fn remaining(&self, standing: &Standing<'_>, room: u64) -> u64 {
+        let ahead = standing.ahead.max(0);
+        room.saturating_sub(self.weight().saturating_add_signed(ahead))
+    }
+
     /// How many of the decided requests fit into the room, each of this cost.
     pub(crate) fn fitting(&self, standing: &Standing<'_>, room: u64, cost: u64) -> usize {
         if standing.waiting.is_none() {
-            let left = room.saturating_sub(self.weight()) / cost;
+            let left = self.remaining(standing, room) / cost;
             return usize::try_from(left).map_or(standing.units, |left| left.min(standing.units));
         }
         let fits = |nth: &usize| {

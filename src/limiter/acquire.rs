@@ -60,6 +60,9 @@ impl Limiter {
 impl LimiterRequest<'_> {
     /// The longest wait of [`acquire`](Self::acquire), in place of those of the [policies](crate::Policy::wait_up_to): in microseconds,
     /// rounded down, and zero for what fits at once.
+    ///
+    /// Requests of policies without waits that set none are not behind those that wait, and what they release wakes none of them
+    /// earlier than within a second. Where some requests wait, give the policy a [wait](crate::Policy::wait_up_to).
     pub fn max_wait(mut self, longest: Duration) -> Self {
         self.max_wait = Some(longest);
         self

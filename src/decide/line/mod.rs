@@ -27,6 +27,7 @@ use super::{
     waiting::{Lacking, Waiter},
 };
 use crate::{
+    Decision,
     limit::{PLACE_SIZE, PLACE_US},
     store::{ErrorKind, StoreError, StoreResponse, wakes::LineSignal},
     sync::lock,
@@ -104,19 +105,28 @@ pub(super) struct InLine {
     fair: u32,
 }
 
-/// Why a request leaves a line.
+/// What becomes of the turn of a request that leaves a line.
 #[derive(Clone, Copy)]
-pub(super) enum Exit<'a> {
-    /// The key has room, or a check does not end. The request keeps its turn, in case it returns.
-    StepsOut,
+pub(super) enum Turn {
+    /// The key has room, or a check does not end or is the last one: it may return, or be admitted.
+    Stays,
     /// It is admitted, and has had its turn.
-    Admitted,
-    /// It does not wait any longer. The place in the store has it still.
-    Left(&'a Undecided),
+    IsOver,
+    /// It is not admitted, and the next one of its key has its turn.
+    PassesOn,
 }
 
 pub(super) fn find(id: u64) -> Option<Arc<Line>> {
     lock(&LINES).get(&id).cloned()
+}
+
+impl Turn {
+    pub(super) fn after(decided: &Result<Decision, StoreError>) -> Self {
+        match decided {
+            Ok(decision) if decision.is_allowed() => Self::IsOver,
+            Ok(_) | Err(_) => Self::PassesOn,
+        }
+    }
 }
 
 impl Line {
@@ -187,18 +197,19 @@ impl Line {
 }
 
 impl InLine {
-    /// Leaves the line. If the request has stepped out before, only its turn is regarded.
-    pub(super) fn leave(&mut self, exit: Exit<'_>) {
+    /// Leaves the line. `unremoved` is the request if the place in the store has it still. If it has left the line before, only its
+    /// turn is regarded.
+    pub(super) fn leave(&mut self, turn: Turn, unremoved: Option<&Undecided>) {
         let mut state = self.line.state();
         self.stands = false;
         self.rank = state.rank_now(&self.rank);
         let rank = self.rank;
         let was_in_place = state.is_in_place(&rank);
         let entry = state.waiting.remove(&rank);
-        match exit {
-            Exit::StepsOut => {}
-            Exit::Admitted => state.admit(&rank),
-            Exit::Left(_) => state.pass_on(rank, self.fair),
+        match turn {
+            Turn::Stays => {}
+            Turn::IsOver => state.admit(&rank),
+            Turn::PassesOn => state.pass_on(rank, self.fair),
         }
         let Some(Entry { waiter, cost, .. }) = entry else {
             drop(state);
@@ -207,12 +218,10 @@ impl InLine {
         };
         state.weight -= cost;
         state.newest = waiter.counted_from.load(Ordering::Relaxed).max(state.newest);
-        match exit {
+        match unremoved {
             // A check in another line does not know that this place has it as arrived with one ahead of it.
-            Exit::StepsOut | Exit::Admitted => {
-                state.is_stale |= state.waiting.range(..rank).any(|(ahead, _)| ahead.2 > rank.2);
-            }
-            Exit::Left(left) => {
+            None => state.is_stale |= state.waiting.range(..rank).any(|(ahead, _)| ahead.2 > rank.2),
+            Some(left) => {
                 state.left = Some(left.again());
                 state.is_stale |= was_in_place;
             }

@@ -113,7 +113,7 @@ impl Line {
             .cloned()
             .collect();
         drop(state);
-        forgotten.iter().for_each(|waiter| waiter.step_out());
+        forgotten.iter().for_each(|waiter| waiter.step_out(None));
     }
 
     /// What this task of the line does next.

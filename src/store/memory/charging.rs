@@ -275,6 +275,7 @@ impl<'a> Advanced<'a> {
         let mut remaining = room;
         if self.line.is_some() {
             (remaining, retry_after) = self.decide_line(operation, admitted, room, woken);
+            retry_after = retry_after.filter(|_| denies);
         }
         if let (false, Some(saved)) = (changed, self.saved) {
             self.state.restore(saved);
@@ -336,7 +337,7 @@ impl<'a> Advanced<'a> {
             let except = (operation == Operation::Wait && charge.leads.is_some()).then_some(standing.place);
             woken.extend(line.ready(room, except).map(|place| place.line));
         }
-        let remaining = room.saturating_sub(line.weight());
+        let remaining = line.remaining(standing, room);
         if !lacks {
             return (remaining, None);
         }

@@ -24,8 +24,8 @@ use tokio::{
 };
 use tower::{Layer, Service};
 use tower_quota::{
-    AcquireError, Ban, ClientLibrary, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limiter, MemoryStore,
-    Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket,
+    AcquireError, Ban, ClientLibrary, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limiter, ManualClock,
+    MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket,
     store::{ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
@@ -92,7 +92,11 @@ async fn many_units_of_a_policy_with_waits_are_taken_at_once(store: Arc<impl Sto
     let limiter = Limiter::new(store, Policy::new("bytes", bytes).wait_up_to(2 * HOUR));
     for (asked, taken) in [(u32::MAX, u32::MAX), (u32::MAX, u32::MAX), (u32::MAX, 1_410_065_410)] {
         let decision = limiter.request("k").take_up_to(asked).await;
-        assert_eq!(decision.expect("the store answers").taken(), taken);
+        let decision = decision.expect("the store answers");
+        assert_eq!(decision.taken(), taken);
+        // Also of one that has taken less than it asked for.
+        let policy = decision.policies().next().expect("there is one");
+        assert_eq!((policy.denial(), policy.retry_after()), (None, None));
     }
 }
 
@@ -447,6 +451,29 @@ async fn a_request_that_arrives_during_the_check_of_another_one_is_not_overtaken
         let _ = caller.await.expect("no panic").expect("it is admitted");
     }
     assert!(!check(&other).await.is_allowed(), "both are admitted");
+}
+
+/// A store that replies at once says that a request is to be checked again almost at once.
+#[tokio::test]
+async fn a_request_that_waits_for_a_clock_that_stands_still_leaves_the_runtime_to_others() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let policy = Policy::new("p", TokenBucket::new(1, SECOND)).wait_up_to(10 * SECOND);
+    let limiter = Limiter::new(store, policy);
+    assert!(check(&limiter).await.is_allowed());
+    let caller = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire("k").await }
+    });
+    tokio::task::yield_now().await;
+    clock.advance(SECOND - Duration::from_micros(1));
+    // The next check comes within a second, and many after it.
+    for _ in 0..150 {
+        sleep(SECOND / 100).await;
+    }
+    assert!(!caller.is_finished());
+    clock.advance(Duration::from_micros(1));
+    assert!(caller.await.expect("no panic").is_ok());
 }
 
 #[tokio::test(start_paused = true)]

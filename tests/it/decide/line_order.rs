@@ -8,9 +8,12 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key};
+use tower_quota::{
+    AcquireError, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    store::{Store, StoreFuture, StoreRequest},
+};
 
-use crate::support::{Gated, Redis, connected, patient};
+use crate::support::{Broken, Gated, Redis, connected, patient};
 
 type Body = http_body_util::Empty<bytes::Bytes>;
 
@@ -413,4 +416,96 @@ async fn of_a_burst_those_are_denied_at_once_that_would_wait_for_too_long() {
         admitted.extend(call.await.expect("no panic"));
     }
     assert_eq!(admitted, [0, 10, 20, 30, 40, 50]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenants_take_turns_while_the_store_fails() {
+    let policy = Policy::new("p", SlidingLog::per_second(1)).wait_up_to(60 * SECOND);
+    let (limiter, start) = (Limiter::new(Broken::default(), policy), Instant::now());
+    let mut calls = Vec::new();
+    for tenant in ["a", "a", "a", "a", "a", "b"] {
+        calls.push(admitted_with(&limiter, (Some(tenant), 0), start));
+        tokio::task::yield_now().await;
+    }
+    let mut admitted = Vec::new();
+    for call in calls {
+        admitted.push(call.await.expect("no panic").expect("it is admitted"));
+    }
+    assert_eq!(admitted, [0, 10, 30, 40, 50, 20]);
+}
+
+/// All of them are checked for the last time at once.
+#[tokio::test(start_paused = true)]
+async fn tenants_take_turns_when_their_time_is_over() {
+    let policy = Policy::new("p", SlidingLog::per_second(10)).wait_up_to(SECOND);
+    let (limiter, start) = (Limiter::new(MemoryStore::new(), policy), Instant::now());
+    let taken = limiter.request("k").cost(10).check().await.expect("it replies");
+    assert!(taken.is_allowed());
+    let mut calls = Vec::new();
+    for tenant in ["a", "b"] {
+        calls.extend((0..10).map(|_| (tenant, admitted_with(&limiter, (Some(tenant), 0), start))));
+    }
+    let mut admitted = Vec::new();
+    for (tenant, call) in calls {
+        admitted.extend(call.await.expect("no panic").map(|at| (tenant, at)));
+    }
+    assert_eq!(admitted, [[("a", 10); 5], [("b", 10); 5]].concat());
+}
+
+/// A store that replies after a while.
+#[derive(Clone)]
+struct Far(MemoryStore);
+
+impl Store for Far {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        let answer = self.0.decide(requests);
+        StoreFuture::pending(async {
+            sleep(SECOND / 50).await;
+            answer.await
+        })
+    }
+}
+
+/// The place of a process in the store has the first 32 of them.
+#[tokio::test(start_paused = true)]
+async fn no_request_comes_before_those_that_wait_beyond_the_place() {
+    let policy = Policy::new("p", SlidingLog::per_second(100)).wait_up_to(60 * SECOND);
+    let (limiter, start) = (Limiter::new(Far(MemoryStore::new()), policy), Instant::now());
+    let taken = limiter.request("k").cost(100).check().await.expect("it replies");
+    assert!(taken.is_allowed());
+    let early: Vec<_> = (0..300).map(|_| admitted_with(&limiter, (None, 0), start)).collect();
+    let mut late = Vec::new();
+    while start.elapsed() < 3 * SECOND {
+        sleep(SECOND / 100).await;
+        if start.elapsed() > SECOND / 2 && late.len() < 100 {
+            late.push(admitted_with(&limiter, (None, 0), start));
+        }
+        let checked = limiter.check("k").await.expect("it replies");
+        assert!(!checked.is_allowed(), "after {:?}", start.elapsed());
+    }
+    let mut last = 0;
+    for call in early {
+        last = last.max(call.await.expect("no panic").expect("it is admitted"));
+    }
+    for call in late {
+        let admitted = call.await.expect("no panic").expect("it is admitted");
+        assert!(last <= admitted, "{admitted} before {last}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_behind_a_full_line_is_that_of_all_who_stand_there() {
+    let policy = Policy::new("p", SlidingLog::per_second(10))
+        .wait_up_to(60 * SECOND)
+        .max_waiting(500);
+    let (limiter, start) = (Limiter::new(MemoryStore::new(), policy), Instant::now());
+    let _calls: Vec<_> = (0..510).map(|_| admitted_with(&limiter, (None, 0), start)).collect();
+    sleep(SECOND / 2).await;
+    let Err(AcquireError::LineFull(denied)) = limiter.acquire("k").await else {
+        panic!("500 wait");
+    };
+    let wait = denied.decision().retry_after().expect("it is admitted later");
+    assert!((49 * SECOND..=51 * SECOND).contains(&wait), "{wait:?}");
+    let peeked = limiter.peek("k").await.expect("it replies").retry_after();
+    assert_eq!(peeked, Some(wait));
 }

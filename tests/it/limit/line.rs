@@ -47,6 +47,8 @@ struct Sent {
     leads_elsewhere: bool,
     /// The requests that stand in it, of which so many are decided.
     standing: Option<(Vec<Arrival>, u32)>,
+    /// How many have just arrived.
+    units: u32,
     lease: LeaseId,
 }
 
@@ -143,6 +145,7 @@ impl Timeline {
                 .saturating_sub([0, 0, 1, SECOND / 10, 2 * SECOND][rng.usize(..5)]),
             leads_elsewhere: false,
             standing: None,
+            units: 1,
             lease: LeaseId::random(),
         };
         let plain = |operation, sent: Sent| Sent {
@@ -179,8 +182,19 @@ impl Timeline {
                 sent.standing = Some((Vec::new(), 0));
                 sent
             }
-            23..=25 => plain(Operation::Check, sent),
-            26 => plain(Operation::Peek, sent),
+            23..=25 => {
+                // Several are not taken from slots, nor where there are bans.
+                let takes_one = world.has_slots() || world.ban.is_some() || rng.bool();
+                Sent {
+                    operation: Operation::Check,
+                    units: if takes_one { 1 } else { rng.u32(2..=6) },
+                    ..sent
+                }
+            }
+            26 => Sent {
+                operation: Operation::Peek,
+                ..sent
+            },
             27 => plain(Operation::Charge, sent),
             28 if rng.u32(..3) == 0 => plain(Operation::Reset, sent),
             _ => match self.admitted.pop() {
@@ -264,7 +278,7 @@ async fn lines_decide_alike_in_rust_and_in_lua() {
                 let request = StoreRequest::new(sent.operation, charges);
                 match &sent.standing {
                     Some((place, units)) => request.standing(Some(place), *units),
-                    None => request,
+                    None => request.standing(None, sent.units),
                 }
             });
             let requests: Vec<_> = requests.collect();
