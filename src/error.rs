@@ -134,6 +134,7 @@ pub struct StoreError {
     message: Cow<'static, str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     is_recorded: bool,
+    is_permanent: bool,
 }
 
 /// The kind of a [`StoreError`].
@@ -182,12 +183,16 @@ impl StoreError {
             message: message.into(),
             source: None,
             is_recorded: false,
+            is_permanent: false,
         }
     }
 
     /// A refusal of a request that cannot be sent as it is.
     pub(crate) fn refused(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(ErrorKind::Refused, message)
+        Self {
+            is_permanent: true,
+            ..Self::new(ErrorKind::Refused, message)
+        }
     }
 
     /// Adds the cause of the error, for [`source`](Error::source).
@@ -222,6 +227,12 @@ impl StoreError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
+    }
+
+    /// Whether what was asked for is not possible, such as for a policy or a plan that does not exist, so that it would fail again.
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        self.is_permanent
     }
 }
 

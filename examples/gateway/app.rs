@@ -17,6 +17,7 @@ use axum::{
 };
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
@@ -81,6 +82,19 @@ pub(crate) struct Gateway {
 }
 
 /// Its streams end when the sender of `stopped` is dropped.
+/// A recorder with the buckets of histograms, without which the queries and the dashboard have no values.
+pub(crate) fn prometheus() -> Result<PrometheusBuilder, BuildError> {
+    let seconds = [
+        0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
+    ];
+    let waits = [0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
+    let requests = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+    PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_duration_seconds".into()), &seconds)?
+        .set_buckets_for_metric(Matcher::Full("tower_quota_wait_duration_seconds".into()), &waits)?
+        .set_buckets_for_metric(Matcher::Suffix("_call_requests".into()), &requests)
+}
+
 pub(crate) fn gateway(store: impl Store, stopped: watch::Receiver<()>) -> Gateway {
     let limits = RateLimitLayer::new(store, plans())
         .headers(Headers::custom(fields))

@@ -5,7 +5,7 @@ mod app;
 use std::{env, error::Error, sync::Arc, time::Duration};
 
 use axum::routing::get;
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{
     net::TcpListener,
     signal::{
@@ -20,7 +20,7 @@ use tower_quota::{MemoryStore, RedisStore, store::Store};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt::init();
-    let metrics = PrometheusBuilder::new().install_recorder()?;
+    let metrics = app::prometheus()?.install_recorder()?;
     tokio::spawn(keep_up(metrics.clone()));
 
     let store: Arc<dyn Store> = match env::var("REDIS_URL") {

@@ -259,3 +259,14 @@ async fn a_signal_ends_the_streams_which_are_charged_what_they_had() {
     assert_eq!(left(&other, "sk-pro", "tokens").await, 100_000 - tokens as u64);
     assert_eq!(left(&other, "sk-pro", "streams").await, 2);
 }
+
+#[tokio::test]
+async fn operators_see_how_long_checks_take() {
+    let recorder = app::prometheus().expect("buckets").build_recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let (_running, stopped) = watch::channel(());
+    let replica = app::gateway(MemoryStore::new(), stopped).customers;
+    let _ = complete(&replica, "sk-free", json!({ "max_tokens": 1 })).await;
+    let page = recorder.handle().render();
+    assert!(page.contains("tower_quota_check_duration_seconds_bucket"), "{page}");
+}

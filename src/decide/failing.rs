@@ -70,6 +70,20 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
     Ok(decided)
 }
 
+/// Records in the span of a request that has waited how it was decided while the store failed, if no policy was counted.
+#[cold]
+pub(super) fn record_after_waiting(decided: &Result<Decision, StoreError>, undecided: &Undecided) {
+    let mut policies = undecided.as_slice().iter();
+    let (policy, outcome) = match decided {
+        Err(_) => (policies.find(|policy| closes(policy)), PolicyOutcome::Failed),
+        Ok(decision) if decision.as_slice().is_empty() => (policies.next(), PolicyOutcome::Uncounted),
+        Ok(_) => return,
+    };
+    if let Some(policy) = policy {
+        policy.context.record(outcome, Some(policy.position));
+    }
+}
+
 /// The policy as this process counts it in place of the store, if it does.
 fn counted_locally(policy: &PolicyDecision, operation: Operation) -> Option<PolicyDecision> {
     let local = policy.local_charge(operation)?;

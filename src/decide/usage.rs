@@ -25,7 +25,7 @@ pub struct Usage<'a> {
     pub policy: &'a str,
     /// The plan that the policy is of, if it is of one.
     pub plan: Option<&'a str>,
-    /// The key that the request was counted under.
+    /// The key that the request was counted under. One of more than 128 bytes is [hashed](Key::as_str): for an invoice, make keys of ids.
     pub key: &'a Key,
     /// The units: 0 if all of them were refunded. A refund or a settlement that the store has not confirmed is included.
     pub units: u64,

@@ -21,6 +21,7 @@ use super::line_report::LineSubject;
 use super::{
     Undecided, Waiting,
     check::{Check, Held, Sent, begin, decide},
+    failing::record_after_waiting,
     group::Checked,
     group::Comes,
     leaving::{Leaving, end_without_caller, leave_at_once},
@@ -171,7 +172,10 @@ fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking], sent: Sent) -
     Box::pin(async move {
         let (outcome, _waiting) = (leaving.outcome(&again).await, waiting);
         let (decision, is_counted) = match outcome {
-            Outcome::Decided(decision) => (decision?, false),
+            Outcome::Decided(decided) => {
+                record_after_waiting(&decided, &again);
+                (decided?, false)
+            }
             Outcome::Expired(undecided) => (waiter.check_last(undecided, &again).await?, true),
         };
         let waited = waiter.since.elapsed();

@@ -12,7 +12,7 @@ use axum::{
 use http::{Request, Uri};
 use tower_service::Service;
 
-use super::response::{Problem, RETRY_AFTER_FAILURE, Rejection, respond};
+use super::response::{Problem, Rejection, respond};
 use crate::{ConfigError, Decision, Denied, decide::PolicyDecisions, key::PeerAddr, store::StoreError};
 
 /// Extracts the decision of the layer around the handler.
@@ -107,11 +107,7 @@ impl IntoResponse for Denied {
 /// ```
 impl IntoResponse for StoreError {
     fn into_response(self) -> Response {
-        let failed = Rejection::Failed {
-            error: &self,
-            retry_after: RETRY_AFTER_FAILURE,
-        };
-        respond(&Problem, failed, &no_request()).map(Body::from)
+        Rejection::of_error(&self, |rejection| respond(&Problem, rejection, &no_request())).map(Body::from)
     }
 }
 

@@ -100,9 +100,8 @@ use crate::ConfigError;
 /// its slots when all of them have room. So limits of slots in any order cannot block each other. A request of a higher cost at the
 /// head of the line is not overtaken by others of a lower cost.
 ///
-/// Slots that are free without a release, such as those of an expired lease, are noticed within a second, and so are those that a
-/// request has taken which may not wait, since its policy has no wait and the request no
-/// [longest one](crate::LimiterRequest::max_wait), and those whose message is lost: [Redis](crate::guide::redis#the-user) has the permissions that messages need.
+/// Slots that are free without a release, such as those of an expired lease, are noticed within a second, and so are those of requests
+/// that could not wait (without one by policy or [request](crate::LimiterRequest::max_wait)), and those whose message is lost: [Redis](crate::guide::redis#the-user) has the permissions that messages need.
 ///
 /// # Leases
 ///

@@ -246,20 +246,16 @@ impl MemoryMetrics {
     }
 }
 
-/// Records a load of a content with this hash from a file of limits, or from the configuration of an application in place of one.
-pub(crate) fn file_loaded(path: Option<&Path>, at: SystemTime, hash: u64) {
+/// Records a load of a content with this hash from a file of limits, or of policies in place of it, whose hash is 0.
+pub(crate) fn file_loaded(path: &Path, at: SystemTime, hash: u64) {
     let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    gauge!(FILE_LOADED, "file" => text_of(path)).set(at.as_secs_f64());
-    gauge!(FILE_HASH, "file" => text_of(path)).set(exact(hash));
+    gauge!(FILE_LOADED, "file" => path.display().to_string()).set(at.as_secs_f64());
+    gauge!(FILE_HASH, "file" => path.display().to_string()).set(exact(hash));
 }
 
 /// Records whether the newest content of the same is refused.
-pub(crate) fn file_refused(path: Option<&Path>, is_refused: bool) {
-    gauge!(FILE_REFUSED, "file" => text_of(path)).set(f64::from(u8::from(is_refused)));
-}
-
-fn text_of(path: Option<&Path>) -> String {
-    path.map(|path| path.display().to_string()).unwrap_or_default()
+pub(crate) fn file_refused(path: &Path, is_refused: bool) {
+    gauge!(FILE_REFUSED, "file" => path.display().to_string()).set(f64::from(u8::from(is_refused)));
 }
 
 /// The upper 48 bits of a hash, which a recorder keeps exactly.

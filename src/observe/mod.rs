@@ -10,7 +10,11 @@
 )]
 mod metrics;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex},
+    time::Duration,
+};
 
 #[cfg(feature = "metrics")]
 use ::metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
@@ -21,6 +25,7 @@ use self::metrics::{
 };
 #[cfg(not(feature = "metrics"))]
 use self::unrecorded::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use crate::sync::lock;
 
 /// A callback of the application, if it has set one.
 pub(crate) type Observer<T> = Option<Arc<dyn Fn(&T) + Send + Sync>>;
@@ -71,6 +76,9 @@ impl PolicyOutcome {
     }
 }
 
+/// The hash of the limits of each policy that were registered last.
+static IN_FORCE: LazyLock<Mutex<HashMap<Arc<str>, u64>>> = LazyLock::new(Mutex::default);
+
 /// The metrics of one policy.
 #[derive(Clone)]
 pub(crate) struct PolicyMetrics {
@@ -100,6 +108,7 @@ impl PolicyMetrics {
 
     /// Registers the series, and records the limits as those in force.
     pub(crate) fn register(&self) {
+        lock(&IN_FORCE).insert(self.policy.clone(), self.limits_hash);
         let _ = PolicyHandles::of(self);
     }
 
@@ -137,7 +146,10 @@ impl PolicyHandles {
     #[cold]
     fn of(metrics: &PolicyMetrics) -> Self {
         let policy = || metrics.policy.to_string();
-        gauge!(LIMITS_HASH, "policy" => policy()).set(exact(metrics.limits_hash));
+        // Those of a request may be of limits before a reload.
+        if let Some(hash) = lock(&IN_FORCE).get(&metrics.policy) {
+            gauge!(LIMITS_HASH, "policy" => policy()).set(exact(*hash));
+        }
         Self {
             outcomes: PolicyOutcome::NAMES
                 .map(|outcome| counter!(DECISIONS, "policy" => policy(), "outcome" => outcome)),

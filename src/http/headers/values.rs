@@ -108,15 +108,13 @@ pub(super) fn ceil_secs(duration: Duration) -> u64 {
 /// Adds to a list, in one line, since many clients read only the first.
 ///
 /// The name is made anew from its constant, since a clone of it is a call through a table of functions.
-pub(super) fn append(headers: &mut HeaderMap, name: impl Fn() -> HeaderName, ours: HeaderValue) {
-    if headers.append(name(), ours) {
-        join(headers, &name());
-    }
+pub(super) fn append(headers: &mut HeaderMap, name: impl Fn() -> HeaderName, ours: HeaderValue) -> bool {
+    !headers.append(name(), ours) || join(headers, &name())
 }
 
-/// Makes one line of those that are there, of which the last is ours.
+/// Makes one line of those that are there, of which the last is ours. Returns whether it has ours.
 #[cold]
-fn join(headers: &mut HeaderMap, name: &HeaderName) {
+fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
     let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().cloned().collect();
     let is_list = |line: &HeaderValue| line.to_str().is_ok_and(|line| !is_dictionary(line));
     if lines.iter().all(is_list) {
@@ -125,19 +123,21 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) {
             all.delimit().bytes(line.as_bytes());
         }
         headers.insert(name, all.into());
-        return;
+        return true;
     }
 
     // What is not text, or is the dictionary of an earlier draft, is not a list: either theirs stays or ours, whole.
-    let Some(ours) = lines.pop() else { return };
+    let Some(ours) = lines.pop() else { return false };
     headers.remove(name);
-    match least_remaining(&lines).zip(least_remaining([&ours])) {
-        Some((theirs, remaining)) if remaining < theirs => lines = vec![ours],
-        _ => {}
+    let numbers = least_remaining(&lines).zip(least_remaining([&ours]));
+    let is_ours = numbers.is_some_and(|(theirs, remaining)| remaining < theirs);
+    if is_ours {
+        lines = vec![ours];
     }
     for line in lines {
         headers.append(name, line);
     }
+    is_ours
 }
 
 /// Whether it begins with a key and `=` (RFC 9651 §3.2).

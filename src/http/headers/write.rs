@@ -40,7 +40,7 @@ impl Fields {
         headers: &mut HeaderMap,
     ) -> bool {
         match dialect {
-            Headers::Draft08 => write_draft08(decision, self.partition_key.as_ref(), headers),
+            Headers::Draft08 => return write_draft08(decision, self.partition_key.as_ref(), headers),
             Headers::Draft07 => return write_draft07(foremost, headers),
             Headers::Draft06 => return write_draft06(foremost, headers),
             Headers::LegacyDelta => return write_legacy(foremost, Reset::Delta, headers),
@@ -75,9 +75,9 @@ pub(crate) fn is_for_shared_caches(headers: &HeaderMap) -> bool {
     has(CACHE_CONTROL, &["public", "s-maxage"]) || has(CDN_CACHE_CONTROL, &["public", "s-maxage", "max-age"])
 }
 
-fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &mut HeaderMap) {
+fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &mut HeaderMap) -> bool {
     append(headers, || RATELIMIT_POLICY, policies(decision, partition_key));
-    append(headers, || RATELIMIT, states(decision, partition_key));
+    append(headers, || RATELIMIT, states(decision, partition_key))
 }
 
 /// `"burst";q=2;w=1, "daily";q=100;w=86400`

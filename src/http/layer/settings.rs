@@ -245,7 +245,8 @@ impl RateLimitLayer {
     }
 
     /// Sets whether the [`Decision`](crate::Decision) is inserted into the extensions of the response to an admitted request too,
-    /// for the layers around and for clients. The default is `false`, which saves three allocations.
+    /// for the layers around and for clients. The default is `false`, which saves three allocations. One that nothing was counted for, since
+    /// no policy applies to it or the store fails and all policies are [`Open`](crate::FailureMode::Open), has it in the request alone.
     ///
     /// ```
     /// use bytes::Bytes;

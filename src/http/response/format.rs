@@ -246,6 +246,21 @@ impl Rejection<'_> {
     }
 }
 
+#[cfg(any(feature = "axum", feature = "tonic"))]
+impl Rejection<'_> {
+    /// Responds to a request whose handler has this error. What is not possible is the fault of the server, and does not become possible
+    /// by waiting.
+    pub(crate) fn of_error<R>(error: &StoreError, respond: impl FnOnce(Rejection<'_>) -> R) -> R {
+        if error.is_permanent() {
+            return respond(Rejection::Refused(&KeyError::misconfigured(error.to_string())));
+        }
+        respond(Rejection::Failed {
+            error,
+            retry_after: RETRY_AFTER_FAILURE,
+        })
+    }
+}
+
 /// A mark in the extensions of a response that a layer or a handler of this process has made in place of a service: its
 /// `Retry-After` does not come from another service.
 #[derive(Clone, Copy, Debug)]

@@ -167,7 +167,7 @@ mod tonic {
     use http::{HeaderMap, header::RETRY_AFTER};
     use tonic::{Code, Status, metadata::MetadataMap};
 
-    use super::{super::format::RETRY_AFTER_FAILURE, GrpcStatus, Rejection};
+    use super::{GrpcStatus, Rejection};
     use crate::{Denied, http::headers::GRPC_RETRY_PUSHBACK, store::StoreError};
 
     /// The status that [`Grpc`](crate::http::response::Grpc) responds with, always with the pushback, and the rate limit fields as
@@ -184,14 +184,10 @@ mod tonic {
         }
     }
 
-    /// `UNAVAILABLE`, as [`Grpc`](crate::http::response::Grpc) responds.
+    /// `UNAVAILABLE`, as [`Grpc`](crate::http::response::Grpc) responds; `INTERNAL` if what was asked for is not possible.
     impl From<StoreError> for Status {
         fn from(error: StoreError) -> Self {
-            let failed = Rejection::Failed {
-                error: &error,
-                retry_after: RETRY_AFTER_FAILURE,
-            };
-            let mut status = status(GrpcStatus::new(failed), HeaderMap::new());
+            let mut status = status(Rejection::of_error(&error, GrpcStatus::new), HeaderMap::new());
             status.set_source(Arc::new(error));
             status
         }
@@ -277,5 +273,13 @@ mod tests {
         assert_eq!(pushback(Some(Duration::from_nanos(1_234_500_000))), "1235");
         assert_eq!(pushback(Some(Duration::MAX)), "2147483647");
         assert_eq!(pushback(None), "-1", "GR-25");
+    }
+
+    #[cfg(feature = "tonic")]
+    #[test]
+    fn what_never_becomes_possible_is_not_to_be_retried() {
+        let status = ::tonic::Status::from(crate::store::StoreError::refused("the limiter has no plan `none`"));
+        assert_eq!(status.code(), ::tonic::Code::Internal);
+        assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "-1");
     }
 }

@@ -82,9 +82,9 @@ impl File {
     pub(super) fn new(config: Config, file: Option<(PathBuf, String)>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let (path, text) = file.unzip();
-        if path.is_some() {
-            file_loaded(path.as_deref(), SystemTime::now(), hash_file(text.as_deref()));
-            file_refused(path.as_deref(), false);
+        if let Some(path) = &path {
+            file_loaded(path, SystemTime::now(), hash_file(text.as_deref()));
+            file_refused(path, false);
         }
         Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
@@ -144,7 +144,9 @@ impl File {
         state.used = used;
         let now = SystemTime::now();
         state.loaded_at = Some(now);
-        file_loaded(self.path.as_deref(), now, hash_file(text.as_deref()));
+        if let Some(path) = &self.path {
+            file_loaded(path, now, hash_file(text.as_deref()));
+        }
         state.text = text.or(state.text.take());
         Ok(())
     }
@@ -175,7 +177,9 @@ impl File {
     pub(super) fn note(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state();
         change(&mut state);
-        file_refused(self.path.as_deref(), state.fault().is_some());
+        if let Some(path) = &self.path {
+            file_refused(path, state.fault().is_some());
+        }
     }
 
     /// The last load, if it was refused, or why changes are not seen.

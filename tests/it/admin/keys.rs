@@ -254,6 +254,15 @@ async fn a_search_finds_the_policies_whose_keys_can_be_made_of_a_value() {
             "ip=2001:db8:1:2::3",
             &["by-network ip=2001:db8:1::/56", "by-either ip=2001:db8:1:2::/64"],
         ),
+        // A network of many keys is none of them.
+        ("ip=203.0.113.0/24", &[]),
+        ("ip=10.0.0.0/8", &[]),
+        ("ip=2001:db8::/32", &[]),
+        ("ip=2001:db8:1:2::/60", &["by-network ip=2001:db8:1::/56"]),
+        (
+            "ip=203.0.113.7/32",
+            &["by-network ip=203.0.113.7", "by-either ip=203.0.113.7"],
+        ),
         (
             " 203.0.113.7 | /Login ",
             &[

@@ -211,6 +211,7 @@ async fn only_the_fields_that_no_inner_layer_has_added_are_read() {
     };
     let legacy = &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "7")][..];
     let theirs = &[("ratelimit", "\"a\";r=0;t=7")][..];
+    let earlier = &[("ratelimit", "limit=9, remaining=0, reset=7")][..];
     let redirect = &[("ratelimit", "\"a\";r=0;t=7"), ("location", "/")][..];
     for (layers, status, fields, seconds) in [
         ([layer(), none()], 429, &[][..], Some(1)),
@@ -240,6 +241,9 @@ async fn only_the_fields_that_no_inner_layer_has_added_are_read() {
             legacy,
             None,
         ),
+        // Their field stays, since it is the dictionary of an earlier draft.
+        ([roomy(Headers::Draft08), none()], 200, earlier, Some(7)),
+        ([roomy(Headers::Draft07), none()], 200, earlier, Some(7)),
     ] {
         let case = format!("{status} {fields:?} {layers:?}");
         let [middle, inner] = layers;

@@ -209,6 +209,21 @@ async fn a_request_without_its_header_is_refused_and_costs_nothing() {
     assert!(store.is_empty());
 }
 
+/// The handler responds with the error of what it has asked for.
+#[tokio::test]
+async fn what_never_becomes_possible_is_not_to_be_asked_for_again() {
+    let layer = RateLimitLayer::new(MemoryStore::new(), say_hi()).block(|_: &Parts| true);
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    let peek = async move |request: Request<Body>| layer.peek(&request.into_parts().0).await.map(drop);
+    let check = async move || limiter.request("42").plan("none").check().await.map(drop);
+    let app = Router::new().route("/peek", get(peek)).route("/check", get(check));
+    for path in ["/peek", "/check"] {
+        let failed = send(&app, get_from("127.0.0.1", path)).await;
+        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR, "{path}");
+        failed.assert_silent();
+    }
+}
+
 #[tokio::test]
 async fn a_request_without_a_peer_address_is_refused_and_the_log_names_the_fix() {
     let log = Log::capture();

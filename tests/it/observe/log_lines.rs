@@ -1,12 +1,16 @@
 //! What is logged about requests and changes of state.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
 
 use axum::{Router, routing::get as route};
 use http::{StatusCode, request::Parts};
 use tokio::time::sleep;
 use tower_quota::{
     ClientLibrary, Decision, FailureMode, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+    store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
 };
 use tracing::{Instrument, field::Empty};
 
@@ -115,6 +119,46 @@ async fn a_decision_is_in_the_fields_of_the_span_around_it() {
         .and_then(|wait| wait.parse().ok())
         .expect("seconds");
     assert!((1.0..=60.0).contains(&wait), "{wait}");
+}
+
+/// A store that fails after two calls.
+#[derive(Default)]
+struct FailsLater {
+    store: MemoryStore,
+    calls: AtomicUsize,
+}
+
+impl Store for FailsLater {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        match self.calls.fetch_add(1, Ordering::Relaxed) < 2 {
+            true => self.store.decide(requests),
+            false => StoreFuture::ready(Err(StoreError::new(ErrorKind::Timeout, "no reply"))),
+        }
+    }
+}
+
+/// The task of the line has it checked.
+#[tokio::test(start_paused = true)]
+async fn what_is_not_decided_of_a_request_that_waited_is_in_the_fields_of_its_span() {
+    for (mode, fields) in [
+        (
+            FailureMode::Closed,
+            r#"{rate_limit.outcome="failed" rate_limit.policy="api"}"#,
+        ),
+        (
+            FailureMode::Open,
+            r#"{rate_limit.outcome="uncounted" rate_limit.policy="api"}"#,
+        ),
+        (
+            FailureMode::Local,
+            r#"{rate_limit.outcome="admitted_locally" rate_limit.policy="api" rate_limit.limit=1"#,
+        ),
+    ] {
+        let policy = policy(1).wait_up_to(Duration::from_secs(90)).failure_mode(mode);
+        let lines = spans(RateLimitLayer::new(FailsLater::default(), policy), &["/", "/"]).await;
+        let shown = lines[1].strip_prefix("request").expect("a span");
+        assert!(shown.starts_with(fields), "{fields}: {}", lines[1]);
+    }
 }
 
 #[tokio::test]

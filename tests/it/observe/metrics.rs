@@ -862,6 +862,42 @@ async fn replicas_with_the_same_limits_have_the_same_hash() {
     }
 }
 
+/// Those that a request waits by, whose metrics of the other policy are made when it is decided.
+#[tokio::test(start_paused = true)]
+async fn a_request_of_before_a_reload_leaves_the_hash_of_the_limits_in_force() {
+    let metrics = Metrics::install();
+    let text = |quota| {
+        format!(
+            "policies.waits = {{ limit = 'sliding-log 1/s', key = 'constant:all', wait = '9 s' }}
+             policies.api = {{ limit = 'sliding-log {quota}/min', key = 'constant:all' }}"
+        )
+    };
+    let file = Policies::from_toml(&text(10)).expect("policies");
+    let store = MemoryStore::new();
+    let [all, one] = [&["waits", "api"][..], &["waits"]]
+        .map(|names| app(file.layer(store.clone(), names.iter().copied()).expect("a layer")));
+    send_to(&one, &["/"]).await;
+    let waits = tokio::spawn(async move { send_to(&all, &["/"]).await });
+    tokio::task::yield_now().await;
+    let (before, newest) = (metrics.value(HASH), Policies::from_toml(&text(20)).expect("policies"));
+    file.replace(&newest).expect("it is applied");
+    let after = metrics.value(HASH);
+    assert_ne!(before, after);
+    waits.await.expect("no panic");
+    assert_eq!(metrics.value(HASH), after);
+}
+
+#[test]
+fn policies_of_no_file_have_no_series_of_a_file() {
+    let metrics = Metrics::install();
+    let policies = |quota| Policies::from_toml(&format!("policies.api = {{ limit = 'sliding-log {quota}/min' }}"));
+    let file = policies(10).expect("policies");
+    file.replace(&policies(20).expect("policies")).expect("it is applied");
+    let of_files = metrics.series();
+    let of_files: Vec<_> = of_files.keys().filter(|name| name.contains("_file_")).collect();
+    assert!(of_files.is_empty(), "{of_files:?}");
+}
+
 #[test]
 fn the_hash_is_that_of_the_limits_of_all_plans() {
     let hash = |text: &str| {
