@@ -57,6 +57,11 @@ local function decide(charge, callers, fits, keys, place, reply, room, a, b, c, 
   return fits
 end
 
+-- Redis without memory says so until a script has written something; after that it would add keys without a bound. An empty text is not
+-- written.
+local answer = redis.pcall('SETRANGE', KEYS[1] .. ':', '0', '')
+local full = type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM', 1, true) and answer.err
+
 local keys, last, reply, errors, passed, nth = KEYS, #ARGV, { pack('<d', now) }, nil, 0, 0
 
 -- Decides what is left of a run.
@@ -64,6 +69,11 @@ local function decide_rest(charge, size, callers, requests, count, keys, reply)
   local cost = charge.cost
   for left = nth, count - 1 do
     local times, place = callers > 0 and callers or unpack_numbers('<d', requests, 8 * left + 17), passed + size * left + 1
+    for added = place, full and place + size - 1 or 0 do
+      if call('PTTL', keys[added]) == -2 then
+        error(full, 0)
+      end
+    end
     if size > 1 then
       decide(charge, times, times, keys, place, reply)
     else

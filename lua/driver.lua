@@ -208,10 +208,21 @@ local function reset(run)
   end
 end
 
+-- See `checks.lua`. A request of one key adds it or nothing.
+local answer = (last_run > 0 or #KEYS > 1) and redis.pcall('SETRANGE', KEYS[1] .. ':', '0', '')
+local full = type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM', 1, true) and answer.err
+
 -- Decides the nth request of a run.
 local function decide_nth(run, nth)
   if run.spans == 1 then
     find_keys(run)
+  end
+  local adds = run.operation == 'check' or run.operation == 'wait' or run.operation == 'charge'
+  for n = 1, full and adds and run.size or 0 do
+    local charge = run.charges[n]
+    if charge.rule ~= ban and call('PTTL', charge.key) == -2 then
+      error(full, 0)
+    end
   end
   if run.operation == 'reset' then
     reset(run)

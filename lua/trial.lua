@@ -3,7 +3,7 @@
 
 local key, expires = ARGV[1] or KEYS[1], expiry(now)
 for _, command in ipairs({
-  { 'UNLINK', key },
+  -- The first one is refused if there is no memory.
   { 'SET', key, '0', 'PXAT', expires },
   { 'SETRANGE', key, '0', '1' },
   { 'GET', key },

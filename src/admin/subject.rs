@@ -162,7 +162,10 @@ fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Unde
     Undecided::new(SmallVec::from_buf([undecided]))
 }
 
-async fn perform(operation: Operation, undecided: Undecided) -> Result<Decision, StoreError> {
+async fn perform(operation: Operation, mut undecided: Undecided) -> Result<Decision, StoreError> {
+    if operation == Operation::Peek {
+        undecided.enter_lines();
+    }
     match decide::begin(operation, undecided) {
         Check::Decided(decision) => decision,
         Check::Pending(check) => check.await,

@@ -13,7 +13,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::Instant};
 
-use super::{Settlement, Undecided, composite, failing, failing::fail, group, leaving, release_unknown, waiting};
+use super::{Settlement, Undecided, composite, failing, failing::fail, leaving, release_unknown, waiting};
 use crate::{
     Decision, PolicyDecision,
     store::{Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
@@ -102,8 +102,8 @@ impl Sent {
 /// Sends the charges to where they are counted; `None` if there are none.
 #[inline(always)]
 pub(super) fn send(operation: Operation, undecided: &mut Undecided) -> Option<StoreFuture> {
-    if operation == Operation::Wait || operation.regards_lines() && undecided.has_lines() {
-        group::enter_lines(undecided);
+    if operation == Operation::Wait {
+        undecided.enter_lines();
     }
     let undenied = |policy: &&PolicyDecision| policy.denial.is_none();
     let store = undecided.as_slice().iter().find(undenied)?.store();

@@ -20,17 +20,6 @@ use crate::{
     store::{ChargeLine, Operation, Owed, StoreError, StoreResponse},
 };
 
-/// Tells the store where the requests that are about to be checked stand in the lines of their keys.
-#[cold]
-pub(super) fn enter_lines(undecided: &mut Undecided) {
-    let comes = undecided.comes();
-    for (line, waiting, leads) in undecided.lines_mut() {
-        line.leads = leads;
-        let ahead = comes.and_then(|comes| Some(find(line.number)?.state().ahead_of(waiting, comes)));
-        line.ahead = ahead.unwrap_or(0);
-    }
-}
-
 /// The line in which a request is checked, and the place of the process in it, in which the request is the first.
 #[derive(Clone)]
 pub(super) struct Led {
@@ -55,10 +44,15 @@ impl Comes {
 }
 
 impl Undecided {
-    /// Whether requests may wait for one of its charges.
-    #[inline]
-    pub(super) fn has_lines(&self) -> bool {
-        self.as_slice().iter().any(|policy| policy.charge.line.is_some())
+    /// Tells the store where the requests that are about to be checked stand in the lines of their keys, or would stand.
+    #[cold]
+    pub(crate) fn enter_lines(&mut self) {
+        let comes = self.comes();
+        for (line, waiting, leads) in self.lines_mut() {
+            line.leads = leads;
+            let ahead = comes.and_then(|comes| Some(find(line.number)?.state().ahead_of(waiting, comes)));
+            line.ahead = ahead.unwrap_or(0);
+        }
     }
 
     /// The lines of its charges, how it waits there, and what the process knows of the one that it leads.

@@ -117,6 +117,7 @@ pub(super) fn begin_at_a_full_line(mut undecided: Undecided) -> Check {
     if let Some(known) = known_denial(&undecided) {
         return decide(&Ok(known), Operation::Check, undecided, None, None);
     }
+    undecided.enter_lines();
     begin(Operation::Check, undecided)
 }
 

@@ -310,9 +310,10 @@ impl Enforcer {
         let undecided = self.undecided(parts, Operation::Peek).map_err(|refused| {
             StoreError::refused(refused.map_or("the request is blocked".to_owned(), |error| error.to_string()))
         });
-        let Some(undecided) = undecided? else {
+        let Some(mut undecided) = undecided? else {
             return Ok(Decision::empty());
         };
+        undecided.enter_lines();
         let decision = match decide::begin(Operation::Peek, undecided) {
             Check::Decided(decision) => decision,
             Check::Pending(check) => check.await,

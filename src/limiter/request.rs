@@ -349,6 +349,9 @@ impl LimiterRequest<'_> {
         keys.chain([&mut self.key]).for_each(Key::bound);
         let mut undecided = undecided_by(&self.limiter.policies.newest(), operation, &self)?;
         undecided.is_of_http = false;
+        if operation.regards_lines() {
+            undecided.enter_lines();
+        }
         Ok((operation, decide::begin(operation, undecided)))
     }
 }

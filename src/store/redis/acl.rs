@@ -99,9 +99,9 @@ impl Refusal {
         let user = acl_line(prefix, false, &more);
         let user = format!("; a user with all permissions of the store: `{user}` (Redis replied: {error})");
         match self.command.as_deref() {
-            _ if error.starts_with("MOVED ") => format!(
-                "Redis is one node of a cluster, and the others have other keys; use the URL `redis-cluster://..` with the \
-                 feature `cluster` (Redis replied: {error})"
+            _ if error.starts_with("CROSSSLOT") => format!(
+                "Redis is a node of a cluster, which refuses keys of several slots together; use the URL `redis-cluster://..` \
+                 with the feature `cluster` (Redis replied: {error})"
             ),
             _ if error.contains("cluster support disabled") => {
                 format!("Redis is no cluster; use the URL `redis://..` (Redis replied: {error})")

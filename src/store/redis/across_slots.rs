@@ -149,7 +149,7 @@ impl<'a> Progress<'a> {
                     }
                 }
                 // The request is denied and its charges are refunded, whether or not this slot replies.
-                Err(_) if !self.allowed => {}
+                Err(_) if !self.allowed && of_request != Operation::Peek => {}
                 Err(error) if matches!(operation, Operation::Check | Operation::Wait | Operation::Peek) => {
                     // The failure mode decides now, and a request that waits is checked again.
                     self.allowed = false;
@@ -348,6 +348,26 @@ mod tests {
         let (denied, ()) = tokio::join!(outcome(&store, Operation::Check, &across), cut_off);
         assert!(!denied.allowed);
         assert!(denied.states[0].retry_after.is_some() && denied.states[1].retry_after.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peek_fails_if_one_slot_does() {
+        let network = Network::new(0, true);
+        let store = RedisStore::new(CommitQueues::new(simulated_backend(network.clone())));
+        let limit = Limit::from(SlidingLog::per_hour(1));
+        let keys = ["a", "b"].map(Key::from);
+        let across = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
+        assert!(outcome(&store, Operation::Check, &across).await.allowed);
+
+        let (calls, peek) = (network.calls(), [StoreRequest::new(Operation::Peek, &across)]);
+        let cut_off = async {
+            while network.calls() == calls {
+                tokio::time::sleep(Duration::from_micros(1)).await;
+            }
+            network.cut_off();
+        };
+        let (peeked, ()) = tokio::join!(store.decide(&peek), cut_off);
+        assert!(peeked.is_err(), "{peeked:?}");
     }
 
     #[tokio::test(start_paused = true)]

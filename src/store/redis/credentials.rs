@@ -292,13 +292,13 @@ impl Authenticator {
         *self.due.borrow()
     }
 
-    /// Authenticates the connection again whenever that is due.
+    /// Authenticates the connection again whenever that is due, by a function that returns whether the server has seen the credentials.
     pub(super) fn keep_authenticated<Fut>(
         self: Arc<Self>,
         authenticate: impl Fn(Credentials) -> Fut + Send + Sync + 'static,
     ) -> AbortOnDrop<()>
     where
-        Fut: Future<Output = Result<(), String>> + Send,
+        Fut: Future<Output = Result<bool, String>> + Send,
     {
         AbortOnDrop(tokio::spawn(
             async move { self.authenticate_when_due(authenticate).await },
@@ -307,7 +307,7 @@ impl Authenticator {
 
     async fn authenticate_when_due<Fut>(&self, authenticate: impl Fn(Credentials) -> Fut)
     where
-        Fut: Future<Output = Result<(), String>>,
+        Fut: Future<Output = Result<bool, String>>,
     {
         let mut due = self.due.subscribe();
         let mut fails = false;
@@ -319,8 +319,11 @@ impl Authenticator {
             }
             let authenticated = async {
                 let credentials = self.source.latest(CALL_TIMEOUT).await?;
-                self.source.used();
-                authenticate(credentials.clone()).await.map(|()| credentials)
+                let is_sent = authenticate(credentials.clone()).await;
+                if is_sent != Ok(false) {
+                    self.source.used();
+                }
+                is_sent.map(|_| credentials)
             };
             match authenticated.await {
                 Ok(credentials) => {

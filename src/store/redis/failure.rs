@@ -83,6 +83,13 @@ impl Failure {
         matches!(self, Self::Refused(error) if is_other(error))
     }
 
+    /// Whether the server may reply so while it starts or is replaced, whatever it is asked for.
+    pub(super) fn is_passing(&self) -> bool {
+        const CODES: [&str; 4] = ["MOVED ", "CLUSTERDOWN", "BUSY", "LOADING"];
+
+        matches!(self, Self::Refused(error) if CODES.iter().any(|code| error.starts_with(code)))
+    }
+
     /// Whether the key holds what is not of this crate.
     pub(super) fn is_of_key(&self) -> bool {
         matches!(self, Self::Refused(error) if error.starts_with("WRONGTYPE"))

@@ -4,7 +4,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
@@ -22,8 +21,9 @@ pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
     if !backend.client.is_clustered() {
         let together = ScriptCall::trial(ONE_SERVER.map(key), None);
         return match run_trial_at(backend, together).await {
+            // It is a node of a cluster, perhaps the only one.
             Err(Failure::Refused(error)) if error.starts_with("CROSSSLOT") => {
-                try_each_quarter(backend, ONE_SERVER.map(key)).await
+                Err(Failure::Forbidden(Refusal::new(error)))
             }
             tried => tried,
         };
@@ -38,21 +38,8 @@ pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
     tried
 }
 
-/// Hash tags in each quarter of the slots: a node of a cluster refuses their keys together.
+/// Hash tags of keys in each quarter of the slots, which a node of a cluster refuses together.
 const ONE_SERVER: [u32; 4] = [0, 1, 2, 3];
-
-/// Refuses a node of a cluster that does not have all slots. A proxy of several servers may refuse keys together too.
-async fn try_each_quarter(backend: &Backend, keys: [Bytes; 4]) -> Result<(), Failure> {
-    for key in keys {
-        match run_trial_at(backend, ScriptCall::trial([key], None)).await {
-            Err(Failure::Refused(error)) if error.starts_with("MOVED ") => {
-                return Err(Failure::Forbidden(Refusal::new(error)));
-            }
-            tried => tried?,
-        }
-    }
-    Ok(())
-}
 
 async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure> {
     let reply = match backend.run_long_call(&call).await {
@@ -83,7 +70,7 @@ async fn teach(backend: &Backend, trial: &ScriptCall) -> Result<(), Refusal> {
 /// Finds whether the script can use keys of several slots of each node of a cluster, of which only one is declared. Without that,
 /// each call contains requests of one slot.
 async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
-    // The slots of the keys may be moving.
+    // The slots of the keys may be moving, or others than those that are known.
     const TRIALS: usize = 3;
 
     if !backend.client.is_clustered() {
@@ -97,7 +84,12 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
                 return Ok(());
             }
             Err(failure) if failure.is_no_reply() => return Err(failure),
-            Err(failure) => refused = Some(failure),
+            Err(failure) => {
+                if failure.is_passing() {
+                    sleep(2 * TRIAL_PAUSES[1]).await;
+                }
+                refused = Some(failure);
+            }
         }
     }
     backend.set_reaches_several_slots(false);

@@ -1,3 +1,6 @@
+#[cfg(feature = "cluster")]
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
 use super::client::{BUILT_IN, ClientLibrary};
 use crate::ConfigError;
 
@@ -73,6 +76,9 @@ impl<'a> Url<'a> {
             query,
         };
 
+        if tls && kind == ServerKind::UnixSocket {
+            return Err(ConfigError::new("a Unix socket has no TLS: `redis+unix:///path`"));
+        }
         // Without TLS built in, fred would connect in plain text.
         if tls && cfg!(not(feature = "tls")) {
             return Err(ConfigError::new(format!(
@@ -197,15 +203,16 @@ impl<'a> Url<'a> {
     }
 
     /// The name of the primary that sentinels know.
-    pub(super) fn sentinel_service(&self) -> Option<&'a str> {
-        self.parameter("sentinelServiceName")
-            .filter(|_| self.kind == ServerKind::Sentinel)
+    pub(super) fn sentinel_service(&self) -> Option<String> {
+        let name = self.parameter("sentinelServiceName");
+        name.filter(|_| self.kind == ServerKind::Sentinel).map(decoded)
     }
 
     fn sentinel_credentials(&self) -> Option<String> {
         let (user, password) = (self.parameter("sentinelUsername"), self.parameter("sentinelPassword")?);
-        // In a query, `+` is a space.
-        Some(format!("{}:{password}", user.unwrap_or_default()).replace('+', "%20"))
+        let [user, password] = [user.unwrap_or_default(), password].map(decoded);
+        let encoded = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
+        Some(format!("{}:{}", encoded(&user), encoded(&password)))
     }
 
     /// The URL of the server; for Sentinel and a cluster, the settings of connections to a server.
@@ -239,8 +246,9 @@ impl<'a> Url<'a> {
         };
         let more = self.parameters().filter(|(name, _)| *name == "node");
         std::iter::once(self.host)
-            .chain(more.map(|(_, node)| node))
-            .map(move |node| self.url_of(node, credentials.as_deref(), path))
+            .map(str::to_owned)
+            .chain(more.map(|(_, node)| decoded(node)))
+            .map(move |node| self.url_of(&node, credentials.as_deref(), path))
     }
 
     fn url_of(&self, host: &str, credentials: Option<&str>, path: &str) -> String {
@@ -253,6 +261,13 @@ impl<'a> Url<'a> {
         };
         format!("{scheme}://{credentials}{at}{host}{port}{path}")
     }
+}
+
+/// The value of a parameter, in which `+` is a space.
+#[cfg(feature = "cluster")]
+fn decoded(value: &str) -> String {
+    let value = value.replace('+', " ");
+    percent_decode_str(&value).decode_utf8_lossy().into_owned()
 }
 
 /// Of two credentials one may be out of date.
@@ -319,6 +334,7 @@ mod tests {
             ("redis://:6379", "has no host"),
             ("redis-sentinel://127.0.0.1", "?sentinelServiceName=name"),
             ("redis://:secret@127.0.0.1#insecure", "always verified"),
+            ("rediss+unix:///run/redis.sock", "`redis+unix:///path`"),
         ] {
             let error = parse(url).err().expect(url).to_string();
             assert!(error.contains(fix), "{url}: {error}");
@@ -453,6 +469,22 @@ mod tests {
         let url = "redis-sentinel://u:p@a:1/3?sentinelServiceName=s&node=[::1]&node=b&sentinelPassword=x+y";
         let sentinels = ["a:1", "[::1]:26379", "b:26379"].map(|node| format!("redis://:x%20y@{node}"));
         assert_eq!(urls_in(url), ("redis://u:p@a:1/3".into(), sentinels.into()));
+    }
+
+    #[test]
+    #[cfg(feature = "cluster")]
+    fn the_values_of_parameters_are_decoded() {
+        let url = "redis-sentinel://a:1?sentinelServiceName=my%20main&node=b%3A2&sentinelPassword=x%2Fy%3F";
+        let sentinels = ["a:1", "b:2"].map(|node| format!("redis://:x%2Fy%3F@{node}"));
+        assert_eq!(urls_in(url).1, sentinels);
+        assert_eq!(
+            parse(url).expect("a good URL").sentinel_service().as_deref(),
+            Some("my main")
+        );
+        assert_eq!(
+            urls_in("redis-cluster://a:1?node=b%3A2").1,
+            ["redis://a:1", "redis://b:2"]
+        );
     }
 
     #[test]

@@ -276,6 +276,10 @@ async fn a_url_of_another_kind_of_server_is_refused_by_name(library: ClientLibra
             .iter()
             .map(|primary| (primary.url(), "`redis-cluster://..`")),
     );
+    // Each key alone can be used on the only node of a cluster.
+    let only = Redis::start_with(&["--cluster-enabled", "yes"]);
+    only.command::<()>("CLUSTER", ["ADDSLOTSRANGE", "0", "16383"]).await;
+    wrong.push((only.url(), "`redis-cluster://..`"));
     for (url, words) in wrong {
         let error = patient().client_library(library).url(&url).connect().await.unwrap_err();
         assert!(error.to_string().contains(words), "{url}: {error}");

@@ -25,6 +25,7 @@ each_client! {
     a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout
     a_redis_that_never_replies_is_an_error_after_the_connect_timeout
     a_redis_that_cannot_write_yet_is_waited_for
+    a_redis_without_memory_cannot_be_used
     a_redis_that_starts_within_the_connect_timeout_is_waited_for
     a_lazy_store_logs_a_refusal_once
     a_lazy_store_logs_that_redis_is_unreachable
@@ -174,6 +175,15 @@ async fn connect_in_vain(library: ClientLibrary, url: &str) -> (ConnectError, Du
         }
         timeout *= 2;
     }
+}
+
+async fn a_redis_without_memory_cannot_be_used(library: ClientLibrary) {
+    let redis = Redis::start();
+    redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
+    let (error, _) = connect_in_vain(library, &redis.url()).await;
+    assert!(cause(&error).contains("OOM"), "{}", cause(&error));
+    redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
+    assert!(answers(&connect(library, &redis.url()).await).await);
 }
 
 async fn a_setting_that_evicts_counts_is_logged_once(library: ClientLibrary) {

@@ -82,10 +82,8 @@ async fn call_checks(redis: &Redis, limit: &str, keys: &[&str]) -> Result<Vec<[i
     words.extend(keys.iter().map(|key| key.as_bytes().to_vec()));
     words.push(packed(&vec![format!("1 1 {numbers}"); keys.len()].join(" ")));
     let reply: Result<Value, fred::error::Error> = redis.try_command_of_bytes("EVAL", words).await;
-    let reply = reply
-        .map_err(|error| error.to_string())?
-        .into_bytes()
-        .expect("packed numbers");
+    let mut texts = reply.map_err(|error| error.to_string())?.into_array().into_iter();
+    let reply = texts.next().and_then(Value::into_bytes).expect("packed numbers");
     let numbers = reply.chunks(8).skip(1);
     let numbers = numbers.map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")) as i64);
     let numbers: Vec<_> = numbers.collect();
@@ -754,6 +752,33 @@ async fn without_memory_each_request_that_would_add_fails_and_the_others_are_ans
         assert_eq!(replies[1].admitted(), 0, "{limit}");
         assert_eq!(replies[3].verdict()[0], 5, "{limit}");
         assert_eq!(redis.command::<u32>("EXISTS", ["a", "b"]).await, 0, "{limit}");
+    }
+}
+
+/// A log of a key that exists is written before, after which Redis would let the others pass.
+#[tokio::test]
+async fn without_memory_no_key_is_added_beside_one_that_exists() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        call(&redis, limit, &[("check 1 1", &["known"])]).await;
+        redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
+
+        let runs: [(&str, &[&str]); 3] = [
+            ("check 1 1", &["known", "a"]),
+            ("charge 1 1", &["b"]),
+            ("check 1 1", &["known c"]),
+        ];
+        let replies = call(&redis, limit, &runs).await;
+        let checks = call_checks(&redis, limit, &["known", "d"]).await;
+        redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
+
+        for failed in [1, 2, 3] {
+            let error = replies[failed].error();
+            assert!(error.starts_with("OOM command not allowed"), "{limit}: {error}");
+        }
+        assert!(checks.expect("a reply")[1][0] < 0, "{limit}");
+        assert_eq!(redis.command::<u32>("EXISTS", ["a", "b", "c", "d"]).await, 0, "{limit}");
     }
 }
 

@@ -298,10 +298,10 @@ pub(super) fn rotate_sentinels(config: &mut Config, by: usize) {
 }
 
 /// Authenticates the connection, if there is one. The next one is authenticated when it is made.
-async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials: Credentials) -> Result<(), String> {
+async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials: Credentials) -> Result<bool, String> {
     let client = match &*state.borrow() {
         ConnectionState::Connected(client, _) => client.clone(),
-        ConnectionState::Connecting | ConnectionState::Failed(_) => return Ok(()),
+        ConnectionState::Connecting | ConnectionState::Failed(_) => return Ok(false),
     };
     let deadline = Deadline::new(AUTH_TIMEOUT);
     let command = CustomCommand::new_static("AUTH", ClusterHash::Random, false);
@@ -309,7 +309,7 @@ async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials
     let arguments = vec![String::from(credentials.user), credentials.password.into()];
     match deadline.wait(client.custom_raw(command, arguments)).await {
         Some(Ok(Resp3Frame::SimpleError { data, .. })) => Err(shortened(data)),
-        Some(Ok(_)) => Ok(()),
+        Some(Ok(_)) => Ok(true),
         Some(Err(_)) | None => Err("Redis does not reply".to_owned()),
     }
 }

@@ -1,10 +1,12 @@
 use std::{
     convert::Infallible,
+    future::poll_fn,
     io,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -103,16 +105,19 @@ impl ServerConnections {
 
     /// Waits until there is a connection, or a refusal.
     pub(super) async fn connected_or_refused(&self) {
-        let Some(managed) = self.connections.first() else {
-            return;
-        };
-        let mut state = managed.state.clone();
-        let settled = state.wait_for(|state| match state {
-            ConnectionState::Connected(_) => true,
-            ConnectionState::Failed(failure) => matches!(failure, Failure::Forbidden(_)),
-            ConnectionState::Connecting => false,
-        });
-        let _ = settled.await; // an error means that the store is dropped
+        let mut settled: Vec<_> = self
+            .connections
+            .iter()
+            .map(ManagedConnection::settled)
+            .map(Box::pin)
+            .collect();
+        poll_fn(
+            |cx| match settled.iter_mut().any(|one| one.as_mut().poll(cx).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            },
+        )
+        .await;
     }
 }
 
@@ -145,17 +150,30 @@ impl ManagedConnection {
     }
 }
 
-/// Authenticates the connection, if there is one. The next one is authenticated when it is made.
-async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials: Credentials) -> Result<(), String> {
+impl ManagedConnection {
+    /// Waits until it is connected, or refused.
+    async fn settled(&self) {
+        let mut state = self.state.clone();
+        let settled = state.wait_for(|state| match state {
+            ConnectionState::Connected(_) => true,
+            ConnectionState::Failed(failure) => matches!(failure, Failure::Forbidden(_)),
+            ConnectionState::Connecting => false,
+        });
+        let _ = settled.await; // an error means that the store is dropped
+    }
+}
+
+/// Authenticates the connection, and returns whether there is one. The next one is authenticated when it is made.
+async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials: Credentials) -> Result<bool, String> {
     let connection = match &*state.borrow() {
         ConnectionState::Connected(connection) => connection.clone(),
-        ConnectionState::Connecting | ConnectionState::Failed(_) => return Ok(()),
+        ConnectionState::Connecting | ConnectionState::Failed(_) => return Ok(false),
     };
     let mut command = redis::cmd("AUTH");
     command.arg(&*credentials.user).arg(&*credentials.password);
     match timeout(CONNECT_TIMEOUT, connection.send(&command, false)).await {
         Ok(Ok(Value::ServerError(error))) => Err(error_text(error.code(), error.details())),
-        Ok(Ok(_)) => Ok(()),
+        Ok(Ok(_)) => Ok(true),
         Ok(Err(_)) | Err(_) => Err("Redis does not reply".to_owned()),
     }
 }

@@ -77,8 +77,8 @@ impl RedisRsClient {
             Some(service) => {
                 let sentinels: Vec<_> = url.node_urls().map(parse).collect::<Result<_, _>>()?;
                 let sentinels = sentinels.iter().map(without_library_name).collect();
-                let sentinels = Sentinels::new(sentinels, service.to_owned(), server);
-                (service.to_owned(), Endpoint::SentinelPrimary(sentinels))
+                let sentinels = Sentinels::new(sentinels, service.clone(), server);
+                (service, Endpoint::SentinelPrimary(sentinels))
             }
         };
         Ok(Self::SingleServer(Server::new(address, endpoint, settings)))
