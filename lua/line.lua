@@ -150,16 +150,18 @@ end
 -- Ends a decision about requests that wait: those that are admitted leave the line. Those that are denied stand in it if this key
 -- lacks room for them, except at their last check, which leads no line. Returns whether other requests stand in the place then.
 local function settle(run, charge, admitted)
-  local line, waiting, kept = charge.line, run.waiting, {}
+  local line, waiting, kept, held_from = charge.line, run.waiting, {}, now
   local place = place_of(line)
   if waiting and line.leads then
     for n = 2 * (line.lacks and admitted or run.callers) + 1, #waiting do
       kept[#kept + 1] = waiting[n]
     end
-    -- The replies to those that have arrived since are under way. One whose reply is lost does not stand there for longer.
+    -- The replies to those that have arrived since are under way. One whose reply is lost is not held for longer.
+    local own = #kept
     for n = 1, #place, 2 do
       if line.known < place[n] and now < place[n] + PLACE_US then
         kept[#kept + 1], kept[#kept + 2] = place[n], place[n + 1]
+        held_from = own > 0 and now or math.min(place[n], now)
       end
     end
   elseif waiting then
@@ -186,7 +188,7 @@ local function settle(run, charge, admitted)
     place[n] = number
   end
   if changes or refreshes then
-    place.process, place.til = run.process, now + PLACE_US
+    place.process, place.til = run.process, held_from + PLACE_US
     write_places(line.key, line.places)
   end
   return changes

@@ -81,7 +81,6 @@ pub(crate) struct Gateway {
     pub(crate) operators: Router,
 }
 
-/// Its streams end when the sender of `stopped` is dropped.
 /// A recorder with the buckets of histograms, without which the queries and the dashboard have no values.
 pub(crate) fn prometheus() -> Result<PrometheusBuilder, BuildError> {
     let seconds = [
@@ -95,6 +94,7 @@ pub(crate) fn prometheus() -> Result<PrometheusBuilder, BuildError> {
         .set_buckets_for_metric(Matcher::Suffix("_call_requests".into()), &requests)
 }
 
+/// Its streams end when the sender of `stopped` is dropped.
 pub(crate) fn gateway(store: impl Store, stopped: watch::Receiver<()>) -> Gateway {
     let limits = RateLimitLayer::new(store, plans())
         .headers(Headers::custom(fields))

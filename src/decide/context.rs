@@ -11,9 +11,7 @@ use super::{OnSettled, Waiting, outcome::record_in_span, per_thread::Apart, sett
 use crate::{
     Ban, ConfigError, Key, Limit,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{
-        ErrorKind, Failover, LostSettlements, NamedLimit, Outstanding, Overrides, PerStore, Store, StoreError, StoreId,
-    },
+    store::{Failover, LostSettlements, NamedLimit, Outstanding, Overrides, PerStore, Store, StoreError, StoreId},
     sync::lock,
 };
 
@@ -166,8 +164,7 @@ impl CheckContext {
     /// The overrides of the store, to set one.
     pub(crate) fn require_overrides(&self) -> Result<&Overrides, StoreError> {
         self.overrides.as_ref().ok_or_else(|| {
-            StoreError::new(
-                ErrorKind::Refused,
+            StoreError::refused(
                 "the store has no overrides; set `.overrides(true)` of `RedisStore::builder()`, or return the \
                  store that is wrapped from `Store::inner`",
             )

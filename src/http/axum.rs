@@ -95,7 +95,8 @@ impl IntoResponse for Denied {
     }
 }
 
-/// `503 Service Unavailable` with `Retry-After`, in the format [`Problem`].
+/// `503 Service Unavailable` with `Retry-After`, in the format [`Problem`]; of what is [not possible](StoreError::is_permanent) the
+/// response of the layer to such a request, or `500`.
 ///
 /// ```
 /// use axum::response::IntoResponse;

@@ -16,7 +16,7 @@ use crate::Decision;
 /// the rate limit fields and a body. The format and the fields are those of the [`Limiter`](crate::Limiter::format) or the
 /// [`RateLimitLayer`](crate::RateLimitLayer::format) that decided.
 ///
-/// With the feature `axum` it is a response, and so is a [`StoreError`](crate::store::StoreError), with `503`:
+/// With the feature `axum` it is a response, and so is a [`StoreError`](crate::store::StoreError), mostly with `503`:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

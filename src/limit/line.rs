@@ -158,11 +158,16 @@ impl Line {
             (Some(waiting), Some(known)) => {
                 let left = if lacks { admitted } else { standing.units };
                 let mut waiting: SmallVec<[Arrival; 4]> = waiting.get(left..).unwrap_or_default().into();
-                // Of which the process never learns, since the reply is lost, does not stand there for longer.
                 let is_under_way = |one: &&Arrival| known < one.at && now < one.at + PLACE_US;
-                waiting.extend(before.iter().filter(is_under_way).copied());
+                let under_way = before.iter().filter(is_under_way).copied();
+                // One whose reply is lost is not held for longer.
+                let held_from = match waiting.is_empty() {
+                    true => under_way.clone().next_back().map_or(now, |last| last.at.min(now)),
+                    false => now,
+                };
+                waiting.extend(under_way);
                 waiting.truncate(PLACE_SIZE);
-                self.replace(standing.place, &waiting, now);
+                self.replace(standing.place, &waiting, held_from);
                 !(before.is_empty() && waiting.is_empty())
             }
             (Some(_), None) => {

@@ -109,7 +109,7 @@ impl PolicyMetrics {
     /// Registers the series, and records the limits as those in force.
     pub(crate) fn register(&self) {
         lock(&IN_FORCE).insert(self.policy.clone(), self.limits_hash);
-        let _ = PolicyHandles::of(self);
+        let _ = PolicyHandles::of(self, self.limits_hash);
     }
 
     #[inline]
@@ -138,18 +138,20 @@ impl PolicyMetrics {
 
     #[inline]
     fn record(&self, record: impl FnOnce(&Arc<PolicyHandles>)) {
-        self.handles.record(|| Arc::new(PolicyHandles::of(self)), record);
+        let handles = || {
+            // Those of a request may be of limits before a reload.
+            let in_force = lock(&IN_FORCE).get(&self.policy).copied();
+            Arc::new(PolicyHandles::of(self, in_force.unwrap_or(self.limits_hash)))
+        };
+        self.handles.record(handles, record);
     }
 }
 
 impl PolicyHandles {
     #[cold]
-    fn of(metrics: &PolicyMetrics) -> Self {
+    fn of(metrics: &PolicyMetrics, limits_hash: u64) -> Self {
         let policy = || metrics.policy.to_string();
-        // Those of a request may be of limits before a reload.
-        if let Some(hash) = lock(&IN_FORCE).get(&metrics.policy) {
-            gauge!(LIMITS_HASH, "policy" => policy()).set(exact(*hash));
-        }
+        gauge!(LIMITS_HASH, "policy" => policy()).set(exact(limits_hash));
         Self {
             outcomes: PolicyOutcome::NAMES
                 .map(|outcome| counter!(DECISIONS, "policy" => policy(), "outcome" => outcome)),

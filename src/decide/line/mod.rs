@@ -201,8 +201,9 @@ impl InLine {
     /// turn is regarded.
     pub(super) fn leave(&mut self, turn: Turn, unremoved: Option<&Undecided>) {
         let mut state = self.line.state();
-        self.stands = false;
-        self.rank = state.rank_now(&self.rank);
+        if mem::replace(&mut self.stands, false) {
+            self.rank = state.rank_now(&self.rank);
+        }
         let rank = self.rank;
         let was_in_place = state.is_in_place(&rank);
         let entry = state.waiting.remove(&rank);
@@ -219,8 +220,12 @@ impl InLine {
         state.weight -= cost;
         state.newest = waiter.counted_from.load(Ordering::Relaxed).max(state.newest);
         match unremoved {
-            // A check in another line does not know that this place has it as arrived with one ahead of it.
-            None => state.is_stale |= state.waiting.range(..rank).any(|(ahead, _)| ahead.2 > rank.2),
+            // A check in another line does not know that this place has it as arrived with one ahead of it. Others follow into the place
+            // of one that is admitted.
+            None => {
+                let follows = matches!(turn, Turn::IsOver) && state.waiting.len() >= PLACE_SIZE;
+                state.is_stale |= follows || state.waiting.range(..rank).any(|(ahead, _)| ahead.2 > rank.2);
+            }
             Some(left) => {
                 state.left = Some(left.again());
                 state.is_stale |= was_in_place;
@@ -348,13 +353,12 @@ impl State {
             turn = rank.1;
             self.is_stale = true;
         }
-        // One that has stepped out keeps its later turn.
+        // The key has one turn less. Those that have stepped out keep theirs.
         let key = (priority.0, key);
-        if self.turns.get(&key) == Some(&turn) {
-            match turn.checked_sub(1) {
-                Some(last) => self.turns.insert(key, last),
-                None => self.turns.remove(&key),
-            };
+        match self.turns.get(&key).map(|last| last.checked_sub(1)) {
+            Some(Some(last)) => drop(self.turns.insert(key, last)),
+            Some(None) => drop(self.turns.remove(&key)),
+            None => {}
         }
     }
 

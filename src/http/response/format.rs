@@ -1,4 +1,4 @@
-use std::{mem, time::Duration};
+use std::{error::Error, fmt, mem, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -248,18 +248,36 @@ impl Rejection<'_> {
 
 #[cfg(any(feature = "axum", feature = "tonic"))]
 impl Rejection<'_> {
-    /// Responds to a request whose handler has this error. What is not possible is the fault of the server, and does not become possible
-    /// by waiting.
+    /// Responds to a request whose handler has this error. What is not possible does not become possible by waiting.
     pub(crate) fn of_error<R>(error: &StoreError, respond: impl FnOnce(Rejection<'_>) -> R) -> R {
-        if error.is_permanent() {
-            return respond(Rejection::Refused(&KeyError::misconfigured(error.to_string())));
-        }
-        respond(Rejection::Failed {
-            error,
-            retry_after: RETRY_AFTER_FAILURE,
-        })
+        let source = error.source().filter(|_| error.is_permanent());
+        let impossible;
+        let rejection = if let Some(refused) = source.and_then(|source| source.downcast_ref()) {
+            Rejection::Refused(refused)
+        } else if source.is_some_and(<dyn Error>::is::<Blocked>) {
+            Rejection::Blocked
+        } else if error.is_permanent() {
+            impossible = KeyError::misconfigured(error.to_string());
+            Rejection::Refused(&impossible)
+        } else {
+            let retry_after = RETRY_AFTER_FAILURE;
+            Rejection::Failed { error, retry_after }
+        };
+        respond(rejection)
     }
 }
+
+/// Why what remains for a request is not read.
+#[derive(Debug)]
+pub(crate) struct Blocked;
+
+impl fmt::Display for Blocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the request is blocked")
+    }
+}
+
+impl Error for Blocked {}
 
 /// A mark in the extensions of a response that a layer or a handler of this process has made in place of a service: its
 /// `Retry-After` does not come from another service.

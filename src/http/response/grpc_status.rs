@@ -184,7 +184,8 @@ mod tonic {
         }
     }
 
-    /// `UNAVAILABLE`, as [`Grpc`](crate::http::response::Grpc) responds; `INTERNAL` if what was asked for is not possible.
+    /// `UNAVAILABLE`, as [`Grpc`](crate::http::response::Grpc) responds; of what is [not possible](StoreError::is_permanent) the
+    /// status of the layer for such a call, or `INTERNAL`.
     impl From<StoreError> for Status {
         fn from(error: StoreError) -> Self {
             let mut status = status(Rejection::of_error(&error, GrpcStatus::new), HeaderMap::new());

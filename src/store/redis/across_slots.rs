@@ -63,8 +63,7 @@ async fn decide_one(
     let slots = by_slot(request);
     let is_across = slots.len() > 1;
     if request.is_check() && request.units > 1 && is_across {
-        return Err(StoreError::new(
-            ErrorKind::Refused,
+        return Err(StoreError::refused(
             "the units of a request are counted in one slot of the cluster; give the policies the same key",
         ));
     }

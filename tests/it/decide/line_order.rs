@@ -9,7 +9,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    AcquireError, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    AcquireError, Concurrency, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
     store::{Store, StoreFuture, StoreRequest},
 };
 
@@ -464,6 +464,72 @@ impl Store for Far {
             answer.await
         })
     }
+}
+
+/// Their last checks are under way at once.
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_denied_together_take_no_turns() {
+    let policy = Policy::new("p", Concurrency::new(1)).wait_up_to(60 * SECOND);
+    let limiter = Limiter::new(Far(MemoryStore::new()), policy);
+    let acquire = |tenant: &'static str, longest| {
+        let limiter = limiter.clone();
+        async move {
+            let request = limiter.request("k").fair_by(tenant).max_wait(longest);
+            request.acquire().await.map(|_| tenant)
+        }
+    };
+    let held = limiter.acquire("k").await.expect("there is a slot");
+    let mut calls = vec![tokio::spawn(acquire("b", 60 * SECOND))];
+    sleep(SECOND).await;
+    let denied: Vec<_> = (0..10).map(|_| tokio::spawn(acquire("a", SECOND))).collect();
+    for call in denied {
+        assert!(call.await.expect("no panic").is_err(), "the slot is held");
+    }
+    let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
+    for tenant in ["a", "b", "b", "b", "b"] {
+        calls.push(tokio::spawn(acquire(tenant, 60 * SECOND)));
+        sleep(SECOND / 10).await;
+    }
+    drop(held);
+    for call in calls {
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            let _ = sender.send(call.await.expect("no panic").expect("it is admitted"));
+        });
+    }
+    drop(sender);
+    let mut tenants = Vec::new();
+    while let Some(tenant) = order.recv().await {
+        tenants.push(tenant);
+    }
+    assert_eq!(tenants, ["b", "a", "b", "b", "b", "b"]);
+}
+
+/// Those behind it follow into the place, of which a part is admitted.
+#[tokio::test(start_paused = true)]
+async fn no_request_comes_before_those_that_follow_into_the_place() {
+    let policy = || Policy::new("p", SlidingLog::per_second(40)).wait_up_to(60 * SECOND);
+    let (store, start) = (MemoryStore::new(), Instant::now());
+    let (limiter, other) = (
+        Limiter::new(Far(store.clone()), policy()),
+        Limiter::new(store, policy()),
+    );
+    let take = async |cost| other.request("k").cost(cost).check().await.expect("it replies");
+    assert!(take(31).await.is_allowed());
+    sleep(SECOND / 2).await;
+    let refunded = take(9).await;
+    assert!(refunded.is_allowed());
+    let early: Vec<_> = (0..42).map(|_| admitted_with(&limiter, (None, 0), start)).collect();
+    // After a second 31 are admitted, which are all of the place but one.
+    sleep(7 * SECOND / 10).await;
+    refunded.take_receipt().refund().await.expect("it replies");
+    let checked = limiter.check("k").await.expect("it replies");
+    assert!(!checked.is_allowed(), "it comes before those that wait");
+    let mut admitted = Vec::new();
+    for call in early {
+        admitted.extend(call.await.expect("no panic"));
+    }
+    assert_eq!(admitted, [[10; 31].as_slice(), &[12; 9], &[20; 2]].concat());
 }
 
 /// The place of a process in the store has the first 32 of them.

@@ -212,14 +212,16 @@ async fn a_request_without_its_header_is_refused_and_costs_nothing() {
 /// The handler responds with the error of what it has asked for.
 #[tokio::test]
 async fn what_never_becomes_possible_is_not_to_be_asked_for_again() {
-    let layer = RateLimitLayer::new(MemoryStore::new(), say_hi()).block(|_: &Parts| true);
+    let per_user = Policy::new("per-user", SlidingLog::per_minute(1)).key(key::header("x-user-id"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), per_user).block(|parts: &Parts| parts.uri.path() == "/blocked");
     let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
     let peek = async move |request: Request<Body>| layer.peek(&request.into_parts().0).await.map(drop);
     let check = async move || limiter.request("42").plan("none").check().await.map(drop);
-    let app = Router::new().route("/peek", get(peek)).route("/check", get(check));
-    for path in ["/peek", "/check"] {
+    let app = Router::new().route("/check", get(check)).fallback(peek);
+    // As the layer responds, and where it could not.
+    for (path, status) in [("/peek", 400), ("/blocked", 403), ("/check", 500)] {
         let failed = send(&app, get_from("127.0.0.1", path)).await;
-        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR, "{path}");
+        assert_eq!(failed.status.as_u16(), status, "{path}");
         failed.assert_silent();
     }
 }

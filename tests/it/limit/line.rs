@@ -411,6 +411,32 @@ async fn an_arrival_that_its_process_does_not_know_yet_stands_in_the_place_for_a
 }
 
 #[tokio::test]
+async fn an_arrival_that_its_process_never_learns_of_is_held_no_longer_alone() {
+    let both = Both::start().await;
+    let hour = Duration::from_secs(3_600);
+    let (limit, key) = (Limit::from(SlidingLog::new(1, hour)), Key::from("k"));
+    let charge = |line| [Charge::new("a", &limit, &key, 1).in_line(line)];
+    both.decide(StoreRequest::new(Operation::Charge, &charge(None))).await;
+    both.decide(StoreRequest::new(Operation::Wait, &charge(in_line(1, None))))
+        .await;
+    both.clock.advance(Duration::from_millis(1_400));
+    // The last request that the process knows of leaves.
+    both.clock.write_to(&both.redis).await;
+    let clears = charge(in_line(1, Some(0)));
+    let clears = [StoreRequest::new(Operation::Wait, &clears).standing(Some(&[]), 0)];
+    let (in_memory, in_redis) = tokio::join!(both.memory.decide(&clears), both.shared.decide(&clears));
+    assert!(in_memory.is_ok() && in_redis.is_ok());
+    let is_behind = async || {
+        let other = charge(in_line(2, None));
+        let outcome = both.decide(StoreRequest::new(Operation::Peek, &other)).await;
+        outcome.states()[0].retry_after.expect("it is denied") > hour
+    };
+    assert!(is_behind().await);
+    both.clock.advance(Duration::from_millis(100));
+    assert!(!is_behind().await, "its reply is lost");
+}
+
+#[tokio::test]
 async fn a_full_place_that_a_request_does_not_fit_into_is_not_refreshed() {
     let both = Both::start().await;
     let hour = Duration::from_secs(3_600);

@@ -865,26 +865,28 @@ async fn replicas_with_the_same_limits_have_the_same_hash() {
 /// Those that a request waits by, whose metrics of the other policy are made when it is decided.
 #[tokio::test(start_paused = true)]
 async fn a_request_of_before_a_reload_leaves_the_hash_of_the_limits_in_force() {
+    // Tests in one process share what is in force by a name.
     let metrics = Metrics::install();
+    let hash = || metrics.value("tower_quota_limits_hash{policy=\"tariff\"}");
     let text = |quota| {
         format!(
             "policies.waits = {{ limit = 'sliding-log 1/s', key = 'constant:all', wait = '9 s' }}
-             policies.api = {{ limit = 'sliding-log {quota}/min', key = 'constant:all' }}"
+             policies.tariff = {{ limit = 'sliding-log {quota}/min', key = 'constant:all' }}"
         )
     };
     let file = Policies::from_toml(&text(10)).expect("policies");
     let store = MemoryStore::new();
-    let [all, one] = [&["waits", "api"][..], &["waits"]]
+    let [all, one] = [&["waits", "tariff"][..], &["waits"]]
         .map(|names| app(file.layer(store.clone(), names.iter().copied()).expect("a layer")));
     send_to(&one, &["/"]).await;
     let waits = tokio::spawn(async move { send_to(&all, &["/"]).await });
     tokio::task::yield_now().await;
-    let (before, newest) = (metrics.value(HASH), Policies::from_toml(&text(20)).expect("policies"));
+    let (before, newest) = (hash(), Policies::from_toml(&text(20)).expect("policies"));
     file.replace(&newest).expect("it is applied");
-    let after = metrics.value(HASH);
+    let after = hash();
     assert_ne!(before, after);
     waits.await.expect("no panic");
-    assert_eq!(metrics.value(HASH), after);
+    assert_eq!(hash(), after);
 }
 
 #[test]
