@@ -22,8 +22,7 @@ use super::{
     Undecided, Waiting,
     check::{Check, Held, Sent, begin, decide},
     failing::record_after_waiting,
-    group::Checked,
-    group::Comes,
+    group::{Checked, Comes},
     leaving::{Leaving, end_without_caller, leave_at_once},
     line::{self, InLine, Line, REFRESH, Turn},
 };
@@ -149,8 +148,10 @@ pub(super) fn keep_denial(undecided: &Undecided, reply: &Result<StoreResponse, S
 
 /// The first line of a key of a request.
 fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
-    let mut policies = undecided.as_slice().iter();
-    policies.find_map(|policy| line::find(policy.line()?))
+    undecided
+        .as_slice()
+        .iter()
+        .find_map(|policy| line::find(policy.line()?))
 }
 
 /// Waits until a request is admitted, or until it may not wait any longer. It stands in the lines from now on.
