@@ -96,7 +96,8 @@ fn limits(selected: &Selected) -> Vec<(&WatchedPolicy, &Arc<NamedLimit>)> {
     for policy in selected.sharing() {
         for limit in &policy.limits {
             let is_same = |(other, known): &(&WatchedPolicy, &Arc<NamedLimit>)| {
-                known.limit == limit.limit && other.ban() == policy.ban() && other.is_observed() == policy.is_observed()
+                let observes = |policy: &WatchedPolicy| policy.in_context().observes(&selected.key);
+                known.limit == limit.limit && other.ban() == policy.ban() && observes(other) == observes(policy)
             };
             if !limits.iter().any(is_same) {
                 limits.push((policy, limit));

@@ -24,7 +24,7 @@ use super::{
     failing::record_after_waiting,
     group::{Checked, Comes},
     leaving::{Leaving, end_without_caller, leave_at_once},
-    line::{self, InLine, Line, REFRESH, Turn},
+    line::{self, InLine, Line, REFRESH, SHORTEST_PAUSE, Turn},
 };
 use crate::{
     Decision, PolicyDecision,
@@ -33,9 +33,6 @@ use crate::{
     store::{Operation, OwedKind, StoreError, StoreResponse},
     sync::lock,
 };
-
-/// The shortest pause between a check that denies a request and the next one: a store may reply at once, and its clock may stand still.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// A request that waits.
 pub(super) struct Waiter {
@@ -148,10 +145,8 @@ pub(super) fn keep_denial(undecided: &Undecided, reply: &Result<StoreResponse, S
 
 /// The first line of a key of a request.
 fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
-    undecided
-        .as_slice()
-        .iter()
-        .find_map(|policy| line::find(policy.line()?))
+    let mut policies = undecided.as_slice().iter();
+    policies.find_map(|policy| line::find(policy.line()?))
 }
 
 /// Waits until a request is admitted, or until it may not wait any longer. It stands in the lines from now on.

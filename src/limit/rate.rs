@@ -357,8 +357,8 @@ impl TryFrom<f64> for TokenBucket {
                 "a rate of {per_second} tokens a second is not above 0; `DenyAll` admits nothing"
             )));
         }
-        let (tokens, window) = if per_second < 1.0 {
-            (1, Duration::from_micros((1e6 / per_second).round() as u64))
+        let (tokens, window, burst) = if per_second < 1.0 {
+            (1, Duration::from_micros((1e6 / per_second).round() as u64), 1)
         } else {
             // The tokens of so many seconds have six digits, which zeros follow if the rate has more.
             let digits = per_second.min(MAX_QUOTA as f64).log10() as u32;
@@ -368,12 +368,10 @@ impl TryFrom<f64> for TokenBucket {
             );
             let tokens = (per_second * seconds as f64 / zeros as f64).round() as u64;
             let divisor = gcd(tokens, seconds);
-            (
-                (tokens / divisor).saturating_mul(zeros),
-                Duration::from_secs(seconds / divisor),
-            )
+            let (tokens, seconds) = ((tokens / divisor).saturating_mul(zeros), seconds / divisor);
+            (tokens, Duration::from_secs(seconds), tokens.div_ceil(seconds))
         };
-        Self::try_from((tokens, window))?.try_burst(per_second.ceil() as u64)
+        Self::try_from((tokens, window))?.try_burst(burst)
     }
 }
 
@@ -394,8 +392,9 @@ mod tests {
             }
         }
         for (rate, text) in [
-            (123_456_789.0, "token-bucket 123457000/s burst 123456789"),
-            (1e8 / 3.0, "token-bucket 33333300/s burst 33333334"),
+            (123_456_789.0, "token-bucket 123457000/s"),
+            (1e8 / 3.0, "token-bucket 33333300/s"),
+            (3.000_000_000_000_000_4, "token-bucket 3/s"),
             (1.234_567_89, "token-bucket 123457/100000s burst 2"),
             (999_999.6, "token-bucket 1000000/s"),
             (0.75, "token-bucket 1/1333333us"),

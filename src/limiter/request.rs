@@ -1,9 +1,9 @@
 use std::{borrow::Cow, time::Duration};
 
-use super::{Limiter, undecided::undecided_by, unknown, unknown_plan};
+use super::{Limiter, undecided, unknown, unknown_plan};
 use crate::{
     Decision, Key,
-    decide::{self, Check, Waiting},
+    decide::{self, Check, PolicyContext, Waiting},
     policy::Basis,
     store::{ErrorKind, Operation, StoreError},
 };
@@ -269,15 +269,9 @@ impl LimiterRequest<'_> {
     ///
     /// As [`check`](Self::check). And if a policy has slots or bans, or keys of its own that lie in several slots of a Redis cluster.
     pub async fn take_up_to(mut self, units: u32) -> Result<Decision, StoreError> {
-        let counts = {
-            let basis = self.limiter.policies.newest();
-            let mut policies = basis.context.policies.iter();
-            policies.all(|policy| policy.ban.is_none() && !policy.limit.limit.is_held())
-        };
-        if !counts {
-            return Err(StoreError::refused(
-                "units are taken one by one from policies with slots or bans; use `check`",
-            ));
+        let takes_one = |policy: &PolicyContext| policy.ban.is_some() || policy.limit.limit.is_held();
+        if self.limiter.policies.newest().context.policies.iter().any(takes_one) {
+            return Err(undecided::one_by_one());
         }
         let operation = match units {
             0 => Operation::Peek,
@@ -347,7 +341,7 @@ impl LimiterRequest<'_> {
         let operation = self.operation(operation);
         let keys = self.of_policies.iter_mut().filter_map(|of| of.key.as_mut());
         keys.chain([&mut self.key]).for_each(Key::bound);
-        let mut undecided = undecided_by(&self.limiter.policies.newest(), operation, &self)?;
+        let mut undecided = undecided::undecided_by(&self.limiter.policies.newest(), operation, &self)?;
         undecided.is_of_http = false;
         if operation.regards_lines() {
             undecided.enter_lines();
@@ -386,6 +380,9 @@ impl LimiterRequest<'_> {
     /// The position of its plan. Refuses a name that no plan or none of the policies has.
     #[inline]
     pub(super) fn plan_of(&self, Basis { context, plans, .. }: &Basis) -> Result<usize, StoreError> {
+        if context.policies.is_empty() {
+            return Ok(0); // limits are turned off
+        }
         let position = |name| plans.as_ref().and_then(|plans| plans.position(name));
         let plan = self.plan.as_deref().map_or(Ok(0), |name| {
             position(name).ok_or_else(|| unknown_plan(name, plans.as_deref()))

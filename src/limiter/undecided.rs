@@ -45,7 +45,17 @@ pub(super) fn undecided_by(
         }
         applies
     });
-    Ok(Undecided::new(applying.collect()).of_units(request.units))
+    let undecided = Undecided::new(applying.collect());
+    // Slots of an override.
+    match request.units > 1 && undecided.has_leases() {
+        true => Err(one_by_one()),
+        false => Ok(undecided.of_units(request.units)),
+    }
+}
+
+#[cold]
+pub(super) fn one_by_one() -> StoreError {
+    StoreError::refused("units are taken one by one from policies with slots or bans; use `check`")
 }
 
 /// All counts of a key that are known, each once: of the policies of each plan, by their own limits and by those that override these.

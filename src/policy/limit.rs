@@ -313,7 +313,7 @@ impl<K> Policy<K> {
     }
 
     /// Refuses units that are taken ahead where each request is decided by Redis.
-    fn validate_prefetch(&self, limit: &Limit) -> Result<(), ConfigError> {
+    pub(super) fn validate_prefetch(&self, limit: &Limit) -> Result<(), ConfigError> {
         let settings = self.all_settings();
         let decided_by_redis = settings.waits() || settings.bans().is_some();
         match limit.prefetch_time() {

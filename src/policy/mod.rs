@@ -288,7 +288,7 @@ impl<K> Policy<K> {
         policies.clone().try_for_each(|policy| policy.accepts_override(limit))?;
         // It applies in place of those whose algorithm it has.
         let known = policies.clone().flat_map(Self::known_limits);
-        let counted = known.filter(|own| own.limit != Limit::Unlimited);
+        let counted = known.filter(|own| own.limit.is_counted());
         let fits = counted.map(|own| Self::validate_override(&own.limit, limit));
         fits.reduce(Result::or).unwrap_or(Ok(()))?;
         if policies.all(|policy| policy.limit() == Some(&Limit::Unlimited)) {
@@ -309,6 +309,8 @@ impl<K> Policy<K> {
                 self.name(),
             )));
         }
+        let valid = self.validate_prefetch(limit);
+        valid.map_err(|error| KeyError::misconfigured(error.to_string()))?;
         self.accepts_slots(limit)
     }
 

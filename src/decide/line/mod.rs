@@ -36,6 +36,9 @@ use crate::{
 /// The longest time after which the first request of a line is checked again.
 pub(super) const REFRESH: Duration = Duration::from_secs(1);
 
+/// The shortest time after a check that denies the first request: a store may reply at once, and its clock may stand still.
+pub(super) const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+
 /// After this time a check is taken never to end. It takes a few deadlines, which are far shorter unless they are set.
 pub(super) const LONGEST_CHECK: Duration = Duration::from_secs(30);
 

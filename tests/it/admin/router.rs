@@ -1295,6 +1295,20 @@ async fn a_key_outside_of_the_share_is_observed() {
     }
 }
 
+/// Two layers or limiters enforce a policy for other shares of the keys.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_one_of_two_shares_has_is_denied() {
+    let (store, policy) = (MemoryStore::new(), || Policy::new("mails", SlidingLog::per_hour(1)));
+    let [part, whole] = [0.5, 1.0].map(|share| Limiter::new(store.clone(), policy().enforce_share(share)));
+    let admin = Admin::new().limiter(&part).limiter(&whole);
+    let operator = Operator(admin.router_behind_authentication());
+    let _ = whole.check("1").await.expect("in memory");
+    let subject = operator.get("mails", "key=1").await.json();
+    let counts = subject["counts"].as_array().expect("a list");
+    let observed: Vec<_> = counts.iter().map(|count| &count["observed"]).collect();
+    assert_eq!(observed, [true, false], "{subject}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_page_of_another_site_cannot_reset() {
     let layer = layer();

@@ -155,7 +155,7 @@ async fn an_override_has_the_algorithm_of_one_of_the_plans() {
 #[tokio::test]
 async fn an_override_has_one_of_the_algorithms_that_are_chosen() {
     let text = "policies.mails = { limit = 'sliding-log 10/min', key = 'header:user', plan = 'header:plan', \
-                plans.pro = 'token-bucket 100/min' }";
+                plans = { pro = 'token-bucket 100/min', blocked = 'deny-all' } }";
     let policies = Policies::from_toml(text).expect("a file");
     let limiter = Limiter::from(&policies.layer(MemoryStore::new(), ["mails"]).expect("a policy"));
     let key = || Key::header("user", "a");
@@ -167,6 +167,36 @@ async fn an_override_has_one_of_the_algorithms_that_are_chosen() {
         .override_limit("mails", key(), FixedWindow::per_hour(9), HOUR)
         .await;
     assert!(other.is_err());
+}
+
+#[tokio::test]
+async fn an_override_is_refused_units_that_its_policy_is_refused() {
+    let banning = Policy::new("mails", SlidingLog::per_day(5)).ban(Ban::by_hand());
+    let limiter = Limiter::new(MemoryStore::new(), [banning, Policy::new("jobs", Limit::DenyAll)]);
+    let ahead: Limit = "sliding-log 100/min prefetch 10ms".parse().expect("a limit");
+    let error = limiter.override_limit("mails", "a", ahead, HOUR).await;
+    let error = error.expect_err("Redis decides each request of a policy with bans");
+    assert!(error.to_string().contains("`prefetch`"), "{error}");
+
+    // A lease is of the slots of one request.
+    let jobs = Limiter::new(MemoryStore::new(), Policy::new("jobs", Limit::DenyAll));
+    let slots = jobs.override_limit("jobs", "a", Concurrency::new(5), HOUR).await;
+    slots.expect("the policy has no counts");
+    let error = jobs.request("a").take_up_to(3).await.expect_err("several units");
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(jobs.peek("a").await.expect("it replies").remaining(), 5);
+}
+
+/// The code names plans and policies still.
+#[tokio::test]
+async fn an_empty_list_of_policies_admits_what_names_a_plan_or_a_policy() {
+    let off = Limiter::new(MemoryStore::new(), Vec::<Policy<()>>::new());
+    for decided in [
+        off.request("a").plan("pro").check().await,
+        off.request("a").cost_of("bytes", 3).check().await,
+    ] {
+        assert!(decided.expect("limits are off").is_allowed());
+    }
 }
 
 #[tokio::test]
