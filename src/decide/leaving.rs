@@ -76,7 +76,11 @@ impl Waiter {
     /// Checks it for the last time: it is admitted if it fits after those before it. It leaves the lines when the check has been sent:
     /// while it stands there, none that arrives comes before it. What becomes of its turns is known when it is decided.
     pub(super) async fn check_last(&self, mut undecided: Undecided, again: &Undecided) -> Result<Decision, StoreError> {
-        let mut leaves = LeavesLines(self, again, Turn::PassesOn);
+        let mut standing = Standing {
+            waiter: self,
+            again,
+            turn: Turn::PassesOn,
+        };
         undecided.follow_limits();
         undecided.lead_none(self.comes());
         undecided.renew_tickets();
@@ -91,17 +95,21 @@ impl Waiter {
                 }
             },
         };
-        leaves.2 = Turn::after(&decided);
+        standing.turn = Turn::after(&decided);
         decided
     }
 }
 
 /// Leaves the lines when it is dropped.
-struct LeavesLines<'a>(&'a Waiter, &'a Undecided, Turn);
+struct Standing<'a> {
+    waiter: &'a Waiter,
+    again: &'a Undecided,
+    turn: Turn,
+}
 
-impl Drop for LeavesLines<'_> {
+impl Drop for Standing<'_> {
     fn drop(&mut self) {
-        self.0.leave_lines(self.2, Some(self.1));
+        self.waiter.leave_lines(self.turn, Some(self.again));
     }
 }
 

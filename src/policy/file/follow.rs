@@ -15,7 +15,7 @@ use arc_swap::{ArcSwap, Guard};
 use super::{
     Policies,
     config::{Config, FilePolicy, FromFile},
-    warnings::warn_of_load,
+    warnings::{warn_of_load, warn_of_overrides},
 };
 use crate::{
     ConfigError,
@@ -135,6 +135,7 @@ impl File {
         for (basis, live) in renewed.collect::<Result<Vec<_>, ConfigError>>()? {
             basis.context.register_metrics();
             basis.context.log_conflict();
+            warn_of_overrides(&basis);
             live.basis.store(Arc::new(basis));
         }
 

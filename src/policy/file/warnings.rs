@@ -1,6 +1,6 @@
 //! Warnings of what a file describes that no layer or limiter has, and of what a load removes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Policies,
@@ -8,6 +8,7 @@ use super::{
     follow::Used,
     plans::{is_of_plan, policy_at},
 };
+use crate::{Limit, Policy, policy::Basis};
 
 /// Policies that limit nothing.
 impl Policies {
@@ -110,5 +111,31 @@ pub(super) fn warn_of_load(before: &Config, config: &Config, used: &Used) {
             );
         }
         log_unused(&never.join(", "));
+    }
+}
+
+/// Logs the overrides that have no effect by the limits of a load, or admit nothing by its costs.
+pub(super) fn warn_of_overrides(basis: &Basis) {
+    let Some(overrides) = &basis.context.overrides else {
+        return;
+    };
+    let mut unfit = BTreeMap::<&str, usize>::new();
+    for one in overrides.list() {
+        let policies = basis
+            .policies
+            .iter()
+            .filter(|policy| policy.counted_as() == &*one.policy && policy.limit() != Some(&Limit::Unlimited));
+        if let Some(policy) = policies.clone().next()
+            && Policy::accept_override(policies, &one.limit).is_err()
+        {
+            *unfit.entry(policy.name()).or_default() += 1;
+        }
+    }
+    for (policy, overrides) in unfit {
+        tracing::warn!(
+            policy,
+            overrides,
+            "overrides do not fit the changed limit of their policy; set them again"
+        );
     }
 }

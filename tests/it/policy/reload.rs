@@ -495,6 +495,34 @@ async fn a_policy_that_vanished_keeps_its_last_numbers_with_a_warning() {
 }
 
 #[tokio::test]
+async fn overrides_that_a_load_puts_out_of_effect_or_makes_deny_are_a_warning() {
+    let mails = |limit: &str, cost: u32| format!("[policies.mails]\nlimit = \"{limit}\"\ncost = {cost}\n");
+    let file = File::new(&mails("sliding-log 3/h", 1));
+    let policies = file.watch();
+    let limiter = Limiter::new(MemoryStore::new(), policies.unkeyed("mails").expect("a policy"));
+    for (key, quota) in [("a", 20), ("b", 30)] {
+        let set = limiter.override_limit("mails", key, SlidingLog::per_hour(quota), Duration::from_secs(60));
+        set.await.expect("it fits");
+    }
+    let log = Log::capture();
+    for (text, unfit) in [
+        (mails("sliding-log 300/h", 2), None),
+        (mails("token-bucket 4/h", 1), Some("overrides=2")),
+        (mails("sliding-log 300/h", 25), Some("overrides=1")),
+        // While limits are turned off, none is needed.
+        (format!("enabled = false\n{}", mails("sliding-log 300/h", 1)), None),
+    ] {
+        let before = log.text().len();
+        file.write(&text);
+        policies.reload().expect("it is applied");
+        let lines = log.text()[before..].to_owned();
+        let warning = lines.lines().find(|line| line.contains("do not fit the changed limit"));
+        assert_eq!(warning.is_some(), unfit.is_some(), "{text}: {lines}");
+        assert!(unfit.is_none_or(|unfit| lines.contains(unfit)), "{text}: {lines}");
+    }
+}
+
+#[tokio::test]
 async fn the_switches_of_a_file_turn_policies_off_and_on() {
     let on = api("sliding-log 3/min");
     let file = File::new(&on);
