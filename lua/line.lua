@@ -156,7 +156,7 @@ local function settle(run, charge, admitted)
     for n = 2 * (line.lacks and admitted or run.callers) + 1, #waiting do
       kept[#kept + 1] = waiting[n]
     end
-    -- The replies to those that have arrived since are under way. One whose reply is lost is not held for longer.
+    -- The replies to those that have arrived since are under way. If one is lost, its request is not held for longer.
     local own = #kept
     for n = 1, #place, 2 do
       if line.known < place[n] and now < place[n] + PLACE_US then

@@ -101,7 +101,7 @@ use crate::ConfigError;
 /// head of the line is not overtaken by others of a lower cost.
 ///
 /// Slots that are free without a release, such as those of an expired lease, are noticed within a second, and so are those of requests
-/// that could not wait, and those whose message is lost: [Redis](crate::guide::redis#the-user) has the permissions that messages need.
+/// that could not wait, and those of a lost message: [Redis](crate::guide::redis#the-user) has the permissions that messages need.
 ///
 /// # Leases
 ///

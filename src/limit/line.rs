@@ -160,7 +160,7 @@ impl Line {
                 let mut waiting: SmallVec<[Arrival; 4]> = waiting.get(left..).unwrap_or_default().into();
                 let is_under_way = |one: &&Arrival| known < one.at && now < one.at + PLACE_US;
                 let under_way = before.iter().filter(is_under_way).copied();
-                // One whose reply is lost is not held for longer.
+                // If its reply is lost, a request is not held for longer.
                 let held_from = match waiting.is_empty() {
                     true => under_way.clone().next_back().map_or(now, |last| last.at.min(now)),
                     false => now,

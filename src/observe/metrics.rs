@@ -246,7 +246,7 @@ impl MemoryMetrics {
     }
 }
 
-/// Records a load of a content with this hash from a file of limits, or of policies in place of it, whose hash is 0.
+/// Records a load of a content with this hash from a file of limits, or of policies in place of it, which have the hash 0.
 pub(crate) fn file_loaded(path: &Path, at: SystemTime, hash: u64) {
     let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     gauge!(FILE_LOADED, "file" => path.display().to_string()).set(at.as_secs_f64());

@@ -248,7 +248,7 @@ impl Rejection<'_> {
 
 #[cfg(any(feature = "axum", feature = "tonic"))]
 impl Rejection<'_> {
-    /// Responds to a request whose handler has this error. What is not possible does not become possible by waiting.
+    /// Responds to a request with this error of its handler. What is not possible does not become possible by waiting.
     pub(crate) fn of_error<R>(error: &StoreError, respond: impl FnOnce(Rejection<'_>) -> R) -> R {
         let source = error.source().filter(|_| error.is_permanent());
         let impossible;

@@ -327,30 +327,15 @@ mod tests {
         assert_eq!(left[0].remaining, 5);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_request_is_denied_although_a_slot_after_the_one_that_denies_fails() {
-        let network = Network::new(0, true);
-        let backend = simulated_backend(network.clone());
-        let store = RedisStore::new(CommitQueues::new(backend));
-        let limit = Limit::from(SlidingLog::per_hour(1));
-        let keys = ["a", "b"].map(Key::from);
-        let across = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
-        assert!(outcome(&store, Operation::Check, &across).await.allowed);
-
-        let calls = network.calls();
-        let cut_off = async {
-            while network.calls() == calls {
-                tokio::time::sleep(Duration::from_micros(1)).await;
-            }
-            network.cut_off();
-        };
-        let (denied, ()) = tokio::join!(outcome(&store, Operation::Check, &across), cut_off);
-        assert!(!denied.allowed);
-        assert!(denied.states[0].retry_after.is_some() && denied.states[1].retry_after.is_none());
+    /// Waits until there have been so many calls.
+    async fn until_calls(network: &Network, calls: usize) {
+        while network.calls() < calls {
+            tokio::time::sleep(Duration::from_micros(1)).await;
+        }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peek_fails_if_one_slot_does() {
+    async fn if_a_slot_after_the_one_that_denies_fails_a_request_is_denied_and_a_peek_fails() {
         let network = Network::new(0, true);
         let store = RedisStore::new(CommitQueues::new(simulated_backend(network.clone())));
         let limit = Limit::from(SlidingLog::per_hour(1));
@@ -358,15 +343,21 @@ mod tests {
         let across = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
         assert!(outcome(&store, Operation::Check, &across).await.allowed);
 
-        let (calls, peek) = (network.calls(), [StoreRequest::new(Operation::Peek, &across)]);
-        let cut_off = async {
-            while network.calls() == calls {
-                tokio::time::sleep(Duration::from_micros(1)).await;
-            }
-            network.cut_off();
+        let decided = async |operation| {
+            let calls = network.calls();
+            let cut_off = async {
+                until_calls(&network, calls + 1).await;
+                network.cut_off();
+            };
+            let request = [StoreRequest::new(operation, &across)];
+            let (decided, ()) = tokio::join!(store.decide(&request), cut_off);
+            network.heal();
+            decided
         };
-        let (peeked, ()) = tokio::join!(store.decide(&peek), cut_off);
-        assert!(peeked.is_err(), "{peeked:?}");
+        let denied = decided(Operation::Check).await.expect("the first slot denies it");
+        let states = denied.outcomes()[0].states();
+        assert!(states[0].retry_after.is_some() && states[1].retry_after.is_none());
+        assert!(decided(Operation::Peek).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
@@ -383,9 +374,7 @@ mod tests {
         let calls = network.calls();
         network.cut_off();
         let heal = async {
-            while network.calls() == calls {
-                tokio::time::sleep(Duration::from_micros(1)).await;
-            }
+            until_calls(&network, calls + 1).await;
             network.heal();
         };
         let (failed, ()) = tokio::join!(store.decide(&check), heal);
@@ -416,13 +405,9 @@ mod tests {
         // The second slot does not reply.
         let calls = network.calls();
         let cut_off = async {
-            while network.calls() <= calls {
-                tokio::time::sleep(Duration::from_micros(1)).await;
-            }
+            until_calls(&network, calls + 1).await;
             network.cut_off();
-            while network.calls() < calls + 2 {
-                tokio::time::sleep(Duration::from_micros(1)).await;
-            }
+            until_calls(&network, calls + 2).await;
             network.heal();
         };
         let [first, second] = across.clone();

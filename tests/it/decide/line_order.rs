@@ -560,7 +560,7 @@ async fn no_request_comes_before_those_that_wait_beyond_the_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_wait_behind_a_full_line_is_that_of_all_who_stand_there() {
+async fn the_wait_behind_a_full_line_is_that_of_all_requests_there() {
     let policy = Policy::new("p", SlidingLog::per_second(10))
         .wait_up_to(60 * SECOND)
         .max_waiting(500);

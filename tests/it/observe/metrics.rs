@@ -862,7 +862,7 @@ async fn replicas_with_the_same_limits_have_the_same_hash() {
     }
 }
 
-/// Those that a request waits by, whose metrics of the other policy are made when it is decided.
+/// The metrics of the second policy are made when the request that waits for the first one is decided.
 #[tokio::test(start_paused = true)]
 async fn a_request_of_before_a_reload_leaves_the_hash_of_the_limits_in_force() {
     // Tests in one process share what is in force by a name.
