@@ -17,7 +17,8 @@ impl Limiter {
     /// policies of the same name whose [longest](crate::Ban::longest) ban is shorter. The time is in microseconds, rounded down. A
     /// ban that lasts longer stays. Denials before a ban by hand no longer count, and the next ban after denials is no longer for
     /// it. A [`reset`](Self::reset) ends it. A policy whose limit is [`Unlimited`](crate::Limit::Unlimited), such as while limits
-    /// are off in a file, or that of an override of the key, admits the requests of a banned key; the ban applies when the policy has a limit again.
+    /// are off in a file, or that of an override of the key, admits the requests of a banned key; the ban applies when the policy has a
+    /// limit again.
     ///
     /// ```
     /// use std::time::Duration;
