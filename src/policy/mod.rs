@@ -286,6 +286,11 @@ impl<K> Policy<K> {
         K: 'a,
     {
         policies.clone().try_for_each(|policy| policy.accepts_override(limit))?;
+        // A key is of one plan.
+        let (of_plans, of_all): (Vec<_>, Vec<_>) = policies.clone().partition(|policy| policy.plan.is_some());
+        of_all.iter().try_for_each(|policy| policy.affords(limit))?;
+        let affordable = of_plans.iter().map(|policy| policy.affords(limit));
+        affordable.reduce(Result::or).unwrap_or(Ok(()))?;
         // It applies in place of those whose algorithm it has.
         let known = policies.clone().flat_map(Self::known_limits);
         let counted = known.filter(|own| own.limit.is_counted());
@@ -302,16 +307,19 @@ impl<K> Policy<K> {
     /// Whether a key of the policy can have this limit, as far as the limits of the policy are known.
     fn accepts_override(&self, limit: &Limit) -> Result<(), KeyError> {
         let valid = limit.validate();
-        valid.map_err(|error| KeyError::misconfigured(error.to_string()))?;
-        if let Some(cost) = self.cost_above(limit) {
-            return Err(KeyError::misconfigured(format!(
-                "`{limit}` admits no request of the policy `{}`, each of which costs {cost}; use a larger limit, or `deny-all`",
-                self.name(),
-            )));
-        }
-        let valid = self.validate_prefetch(limit);
+        let valid = valid.and_then(|()| self.validate_prefetch(limit));
         valid.map_err(|error| KeyError::misconfigured(error.to_string()))?;
         self.accepts_slots(limit)
+    }
+
+    /// Whether the limit admits a request of the policy.
+    fn affords(&self, limit: &Limit) -> Result<(), KeyError> {
+        self.cost_above(limit).map_or(Ok(()), |cost| {
+            Err(KeyError::misconfigured(format!(
+                "`{limit}` admits no request of the policy `{}`, each of which costs {cost}; use a larger limit, or `deny-all`",
+                self.name(),
+            )))
+        })
     }
 
     /// Whether the limit of an override applies in place of this limit. Counts of one algorithm are no counts of another.

@@ -170,6 +170,35 @@ async fn an_override_has_one_of_the_algorithms_that_are_chosen() {
 }
 
 #[tokio::test]
+async fn an_override_affords_the_cost_of_one_of_the_plans() {
+    let costing = |cost, quota| Policy::new("mails", SlidingLog::per_day(quota)).cost(cost);
+    let plans = || Plans::new("free", costing(1, 10)).plan("batch", costing(100, 1000));
+    let set = async |limiter: Limiter, quota| {
+        let limit = SlidingLog::per_day(quota);
+        let set = limiter.override_limit("mails", "a", limit, HOUR).await;
+        set.map_err(|error| error.to_string())
+    };
+    let of_plans = Limiter::new(MemoryStore::new(), plans());
+    set(of_plans.clone(), 20).await.expect("of a caller of the plan `free`");
+    assert!(
+        of_plans
+            .request("a")
+            .plan("free")
+            .check()
+            .await
+            .expect("it replies")
+            .is_allowed()
+    );
+
+    let of_all = Limiter::new(MemoryStore::new(), costing(100, 1000));
+    let of_one_plan = Limiter::new(MemoryStore::new(), Plans::new("batch", costing(100, 1000)));
+    for costly in [of_all, of_one_plan] {
+        let error = set(costly, 20).await.expect_err("no request would be admitted");
+        assert!(error.contains("each of which costs 100"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn an_override_is_refused_units_that_its_policy_is_refused() {
     let banning = Policy::new("mails", SlidingLog::per_day(5)).ban(Ban::by_hand());
     let limiter = Limiter::new(MemoryStore::new(), [banning, Policy::new("jobs", Limit::DenyAll)]);

@@ -537,6 +537,45 @@ async fn a_node_that_has_left_the_cluster_is_called_no_more() {
     .await;
 }
 
+/// A node that has left the cluster goes on with its connections, and gets no messages of the others.
+#[tokio::test]
+async fn wakes_are_not_received_from_a_node_that_has_left_the_cluster() {
+    let cluster = Cluster::start().await;
+    let (leaving, mut subscribed) = (&cluster.primaries[1], Vec::new());
+    let subscriptions = async || {
+        let mut subscriptions = 0;
+        for node in &cluster.primaries {
+            subscriptions += node.wake_subscriptions().await;
+        }
+        subscriptions
+    };
+    // Each subscribes to one of the nodes.
+    while leaving.wake_subscriptions().await == 0 {
+        let store = store(&cluster).await;
+        store.receive_wakes();
+        subscribed.push(store);
+        eventually("it is subscribed", async || {
+            subscriptions().await == subscribed.len() as u64
+        })
+        .await;
+    }
+
+    let id = cluster.id(1).await;
+    leaving.command::<()>("CLUSTER", ["RESET", "SOFT"]).await;
+    for node in [0, 2] {
+        cluster.primaries[node].command::<()>("CLUSTER", ["FORGET", &id]).await;
+    }
+    let key = &cluster.keys().await[1];
+    for store in &subscribed {
+        // The reply says that the node has left.
+        let _ = try_decide(store, Operation::Peek, &limit(1), key, 1).await;
+    }
+    eventually("all are subscribed to other nodes", async || {
+        leaving.wake_subscriptions().await == 0 && subscriptions().await == subscribed.len() as u64
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_receipt_for_several_slots_refunds_each_of_them() {
     let cluster = Cluster::start().await;

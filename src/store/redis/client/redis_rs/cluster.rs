@@ -117,6 +117,15 @@ impl Cluster {
         Some(at(&self.shared.template, host, port))
     }
 
+    /// Whether it is a primary: a node that has left the cluster goes on with the connections that it has.
+    pub(super) fn has_node(&self, server: &ConnectionInfo) -> bool {
+        let nodes = lock(&self.shared.slots);
+        nodes
+            .nodes
+            .keys()
+            .any(|(host, port)| at(&self.shared.template, host.clone(), *port).addr() == server.addr())
+    }
+
     /// Sends a command to the primary of this key. It follows redirections, which prove that nothing was executed, or returns
     /// them.
     pub(super) async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {

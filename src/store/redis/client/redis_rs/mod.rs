@@ -153,7 +153,7 @@ impl RedisRsClient {
             Self::Cluster(cluster) => cluster.settings().authenticator(),
         };
         let subscribing = self.subscribed(channel, authenticator.as_deref());
-        let (mut connection, mut pushes) = match timeout(CONNECT_TIMEOUT, subscribing).await {
+        let (mut connection, mut pushes, server) = match timeout(CONNECT_TIMEOUT, subscribing).await {
             Ok(Ok(subscribed)) => subscribed,
             Ok(Err(failure)) => return failure,
             Err(_) => return Failure::Timeout,
@@ -171,7 +171,13 @@ impl RedisRsClient {
         }
         let ping = || {
             let mut connection = connection.clone();
-            async move { connection.send_packed_command(&redis::cmd("PING")).await }
+            let has_left = matches!(self, Self::Cluster(cluster) if !cluster.has_node(&server));
+            async move {
+                match has_left {
+                    true => Err(RedisError::from((ErrorKind::Io, "the node has left the cluster"))),
+                    false => connection.send_packed_command(&redis::cmd("PING")).await,
+                }
+            }
         };
         let lost = until(due, while_answered(pass_on(&mut pushes, receive), ping)).await;
         lost.unwrap_or_else(|| Failure::Unreachable("the credentials are due".into()))
@@ -181,7 +187,7 @@ impl RedisRsClient {
         &self,
         channel: &str,
         authenticator: Option<&Authenticator>,
-    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), Failure> {
+    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>, ConnectionInfo), Failure> {
         let server = match self {
             Self::SingleServer(server) => server.connections.endpoint.server().await,
             Self::Cluster(cluster) => cluster
@@ -199,8 +205,8 @@ impl RedisRsClient {
             connection.subscribe(channel).await?;
             Ok(connection)
         };
-        let connection = authenticated(server, authenticator, subscribe).await?;
-        Ok((connection, pushes))
+        let connection = authenticated(server.clone(), authenticator, subscribe).await?;
+        Ok((connection, pushes, server))
     }
 
     pub(in crate::store::redis) fn health(&self) -> &Arc<Health> {
