@@ -23,8 +23,7 @@ use axum::{
 };
 use tokio::net::TcpListener;
 use tower_quota::{
-    ConfigError, ConnectError, Decision, KeyExtractor, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore,
-    SlidingLog, key,
+    ConfigError, Decision, KeyExtractor, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
     response::{Problem, Rejection, ResponseFormat},
     store::{Store, StoreError},
 };
@@ -114,7 +113,7 @@ pub(crate) fn app(store: Arc<dyn Store>, file: &str) -> Result<Router, ConfigErr
 }
 
 /// The store of this URL of Redis, and without a URL one in this process.
-pub(crate) async fn store(url: Option<String>) -> Result<Arc<dyn Store>, ConnectError> {
+pub(crate) async fn store(url: Option<String>) -> Result<Arc<dyn Store>, StoreError> {
     let Some(url) = url else {
         tracing::warn!("REDIS_URL is not set: requests are counted in this process alone");
         return Ok(Arc::new(MemoryStore::new()));

@@ -73,6 +73,14 @@ local function time_rounded_down(tokens, rate, period)
   return time_of(tokens, rate, period) - (tokens * (period % rate) % rate > 0 and 1 or 0)
 end
 
+-- The time until a cost fits behind what is before it: each fill of the bucket beyond the first takes as long as the others.
+local function bucket_wait_behind(charge, before, cost, since, spent)
+  local quota, rate, period = charge.quota, charge.x, charge.y
+  local missing = math.max(0, spent + before + cost - quota)
+  local fills = math.floor(math.max(0, missing - 1) / quota)
+  return since + time_of(missing - fills * quota, rate, period) + fills * time_of(quota, rate, period) - now
+end
+
 -- If nothing was taken after these tokens, they are all that are missing. Else those that came since then may all have been theirs;
 -- one of which a part has come is not given back, and comes when it would have come.
 local function bucket_give_back(charge, at, cost, since, spent, last, expires)

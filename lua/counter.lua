@@ -58,13 +58,27 @@ end
 
 -- What only the driver needs.
 
+-- The time until a cost fits behind what is before it, or less than that: each window admits a quota at most, and the last one what the
+-- share of the window before leaves.
+local function counter_wait_behind(charge, before, cost, start, current, previous)
+  local quota, window, tick = charge.quota, charge.x, charge.y
+  local total = math.min(current, quota) + before + cost
+  local wait = (counter_wait(charge, total <= quota and before + cost or cost, start, current, previous))
+  if total <= quota then
+    return wait
+  end
+  local rest = total % quota
+  local part = rest * ((window + -window % tick) / tick)
+  return math.max(wait, start + (total - rest) / quota * window + (part - part % quota) / quota * tick - now)
+end
+
 local function counter_give_back(charge, at, cost, start, current, previous, expires)
-  if current + previous == 0 then
+  if current + previous == 0 or at + charge.x < start then
     return
   elseif at >= start then
     current = math.max(0, current - cost)
-  elseif at + charge.x >= start then
+  else
     previous = math.max(0, previous - cost)
   end
-  write(charge.key, start, current, previous, expires, start + 2 * charge.x)
+  write(charge.key, start, current, previous, expires, start + (current > 0 and 2 or 1) * charge.x)
 end

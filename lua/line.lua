@@ -85,16 +85,25 @@ local function remaining_behind(line, room)
   return math.max(0, room - weight_before(line.places, math.huge) - math.max(0, line.ahead))
 end
 
--- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more, if there is one. At least that
--- of a request which fits when those before it are admitted.
-local function time_until(charge, total)
-  local quota, cycle = charge.quota, charge.line.cycle
-  total = math.min(total, EXACT - 1)
-  local cycles = cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
-  local cost = total - cycles * quota
-  local wait = charge.room < cost and (cycle > 0 and charge.rule.wait(charge, cost, unpack(charge.state, 2, 6)) or RETRY_US) or 0
-  wait = math.min(cycles * cycle + wait, LONGEST_WAIT_US)
-  return wait > 0 and wait or SOON_US
+-- The time until a request fits behind those before it, or less than that: by default each quota beyond the first takes a cycle more,
+-- if there is one. At least that of a request which fits when those before it are admitted.
+local function time_until(charge, before)
+  local rule, quota, cycle, wait = charge.rule, charge.quota, charge.line.cycle, 0
+  before = math.min(before, MAX_TOTAL)
+  local total = before + charge.cost
+  if total <= charge.room then
+    return SOON_US
+  elseif rule.wait_behind then
+    wait = rule.wait_behind(charge, before, charge.cost, unpack(charge.state, 2, 6))
+  else
+    local cycles = cycle > 0 and (total - 1 - (total - 1) % quota) / quota or 0
+    local cost = total - cycles * quota
+    if charge.room < cost then
+      wait = cycle > 0 and rule.wait(charge, cost, unpack(charge.state, 2, 6)) or RETRY_US
+    end
+    wait = cycles * cycle + wait
+  end
+  return wait > 0 and math.min(wait, LONGEST_WAIT_US) or SOON_US
 end
 
 -- Reads the line of a charge, and finds how many of the requests fit behind it.
@@ -123,7 +132,7 @@ local function read_line(run, charge, fits)
   line.lacks = fits < times or charge.bans and charge.bans.is_in_force
   -- A request that has just arrived stands in the line only if it may wait for all that it lacks.
   if operation == 'wait' and line.lacks and not run.waiting then
-    line.wait = time_until(charge, before(run, line, 1) + charge.cost)
+    line.wait = time_until(charge, before(run, line, 1))
     -- When slots will be free is not known.
     run.may_wait = run.may_wait and line.longest >= (line.cycle > 0 and line.wait or 1)
   end
@@ -221,7 +230,7 @@ local function settle_line(run, charge, admitted)
   end
   if line.lacks then
     local nth = run.waiting and admitted + 1 or 1
-    wait = line.wait or time_until(charge, before(run, line, nth) + charge.cost)
+    wait = line.wait or time_until(charge, before(run, line, nth))
   end
   return remaining_behind(line, charge.room), wait
 end

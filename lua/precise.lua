@@ -31,7 +31,7 @@ local function pass(key, log, til, need, most)
   local bound = math.min(number + most, last)
   while number < last do
     if position > #text then
-      text, position = entries_of(key, log, number, math.min(number + size, last)), 1
+      text, position = entries_of(key, log, number, math.min(number + size, bound + 1, last)), 1
       size = 8 * size
     end
     local at, weight, _, following = unpack_numbers('<ddd', text, position)

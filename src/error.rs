@@ -110,7 +110,19 @@ macro_rules! impl_error {
         }
     };
 }
-pub(crate) use impl_error;
+/// The impl of `Debug` for a struct that shows these values.
+macro_rules! impl_debug {
+    ($name:ident $([$($parameter:tt),+])?, $this:ident => $($field:ident: $value:expr),*) => {
+        impl$(<$($parameter),+>)? std::fmt::Debug for $name$(<$($parameter),+>)? {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let $this = self;
+                let mut shown = f.debug_struct(stringify!($name));
+                $(shown.field(stringify!($field), &$value);)*
+                shown.finish_non_exhaustive()
+            }
+        }
+    };
+}
 
 impl_error!(ConfigError, error => &error.message, error.source.as_ref().map(|source| &**source as _));
 impl_error!(StoreError, error => &error.message, error.source.as_ref().map(|source| &**source as _));
@@ -172,6 +184,17 @@ impl ErrorKind {
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// That of what connects with the setting.
+#[cfg(feature = "_redis")]
+impl From<ConfigError> for StoreError {
+    fn from(ConfigError { message, source }: ConfigError) -> Self {
+        Self {
+            source,
+            ..Self::refused(message)
+        }
     }
 }
 

@@ -105,10 +105,12 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(clippy::wildcard_enum_match_arm)] // the compiler names each place that a new variant is added to
 
+#[macro_use]
+mod error;
+
 #[cfg(feature = "admin")]
 mod admin;
 mod decide;
-mod error;
 #[cfg(any(feature = "_redis", feature = "file"))]
 mod file;
 mod http;
@@ -127,9 +129,7 @@ pub use self::http::undecided_routes;
 #[cfg(feature = "serde")]
 pub use self::policy::Policies;
 #[cfg(feature = "_redis")]
-pub use self::store::redis::{
-    ApplicationClient, ClientLibrary, ConnectError, Credentials, RedisStore, RedisStoreBuilder,
-};
+pub use self::store::redis::{ApplicationClient, ClientLibrary, Credentials, RedisStore, RedisStoreBuilder};
 pub use self::{
     decide::{Completion, Decision, Denial, PolicyDecision, Receipt, Slots, Usage},
     error::ConfigError,

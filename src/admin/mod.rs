@@ -4,7 +4,7 @@ mod router;
 mod selected;
 mod subject;
 
-use std::{env, fmt, process, sync::Arc};
+use std::{env, process, sync::Arc};
 
 use http::request::Parts;
 
@@ -388,13 +388,4 @@ impl Default for Admin {
     }
 }
 
-impl fmt::Debug for Admin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Admin")
-            .field("sources", &self.watched.len())
-            .field("instance", &self.instance)
-            .field("show_keys", &self.names.show_keys)
-            .field("most_denied", &self.most_denied)
-            .finish()
-    }
-}
+impl_debug!(Admin, admin => sources: admin.watched.len(), instance: admin.instance, show_keys: admin.names.show_keys, most_denied: admin.most_denied);

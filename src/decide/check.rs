@@ -231,8 +231,14 @@ fn owed(operation: Operation, undecided: &Undecided) -> Option<Owed> {
         return undecided.owe(OwedKind::Release);
     }
     let first = undecided.as_slice().first()?;
-    let settles = operation == Operation::Wait || first.context.lost.is_some() || first.context.on_settled.is_some();
+    let settles =
+        gives_back(operation, undecided) || first.context.lost.is_some() || first.context.on_settled.is_some();
     settles.then(|| undecided.owe(OwedKind::Settlement))?
+}
+
+/// Whether what is counted for the request is given back if its caller leaves before.
+fn gives_back(operation: Operation, undecided: &Undecided) -> bool {
+    operation == Operation::Wait || undecided.is_line_full
 }
 
 impl Drop for StoreCheck {
@@ -243,7 +249,7 @@ impl Drop for StoreCheck {
             return;
         };
         let (operation, began, sent, is_of_http) = (self.operation, self.began, self.sent, undecided.is_of_http);
-        let owed = owed.due();
+        let (owed, gives_back) = (owed.due(), gives_back(operation, &undecided));
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 if let Ok(decision) = settle(&response.await, operation, undecided, Some(began)) {
@@ -252,7 +258,7 @@ impl Drop for StoreCheck {
                     if !would_wait {
                         count(operation, &decision);
                     }
-                    if is_allowed && operation == Operation::Wait {
+                    if is_allowed && gives_back {
                         give_back(&decision);
                     } else if is_allowed && is_of_http {
                         decision.cancel();

@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     panic::{self, AssertUnwindSafe},
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -288,15 +287,7 @@ pub(crate) fn grpc_status_in(fields: &HeaderMap) -> Option<i32> {
     Some(code.unwrap_or(UNKNOWN))
 }
 
-impl fmt::Debug for Completion<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completion")
-            .field("status", &self.status())
-            .field("grpc_status", &self.grpc_status())
-            .field("end", &self.end)
-            .finish()
-    }
-}
+impl_debug!(Completion['a], ended => status: ended.status(), grpc_status: ended.grpc_status(), end: ended.end);
 
 /// Runs code that may be of the application where a handler may unwind: a second panic would abort the process. The panic
 /// hook has reported it.

@@ -34,14 +34,10 @@ pub(crate) fn requests(operation: Operation, undecided: &Undecided) -> SmallVec<
     let policies = undecided.as_slice().iter().filter(|policy| is_undecided(policy));
     let (observed, enforced): (Vec<_>, Vec<_>) = policies.partition(|policy| policy.is_observed());
     // The node of a cluster that has the key of a policy which observes may fail while the others reply.
-    let is_optional = !enforced.is_empty();
-    let together = is_optional.then(|| undecided.request_for(operation, enforced));
+    let is_optional = !enforced.is_empty() && operation != Operation::Reset;
+    let together = (!enforced.is_empty()).then(|| undecided.request_for(operation, enforced));
     // Those that observe do not wait.
-    let operation = if operation == Operation::Wait {
-        Operation::Check
-    } else {
-        operation
-    };
+    let operation = operation.of_waiting(false);
     let alone = observed.into_iter().map(|policy| {
         let request = StoreRequest::new(operation, [policy.counted()]).units(undecided.units());
         request.optional(is_optional)

@@ -17,6 +17,10 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
     let Some(first) = policies.first() else {
         return Err(error);
     };
+    // The store has refused the request, and has not failed.
+    if error.is_permanent() {
+        return Err(error);
+    }
     first.context.failover.failed(&error);
     first.context.metrics.failed(error.kind());
     if operation == Operation::Reset {

@@ -29,7 +29,6 @@ mod usage;
 mod waiting;
 
 use std::{
-    fmt,
     sync::{
         Arc, LazyLock, Mutex,
         atomic::{AtomicBool, AtomicU64},
@@ -106,7 +105,8 @@ pub use self::{
 /// # }
 /// ```
 #[derive(Clone)]
-#[must_use = "a denial is not an error: check `is_allowed()`, or return the error of `require()`; dropping it releases its slots"]
+#[must_use = "a denial by `check` is not an error: look at `is_allowed()`, or return the error of `require()`; bind it as `_permit` \
+              while the work lasts, since dropping it, also by `let _ =`, releases its slots"]
 pub struct Decision(Arc<Inner>);
 
 struct Inner {
@@ -350,12 +350,4 @@ impl Decision {
     }
 }
 
-impl fmt::Debug for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Decision")
-            .field("allowed", &self.0.allowed)
-            .field("server_time", &self.0.server_time)
-            .field("policies", &self.0.policies)
-            .finish()
-    }
-}
+impl_debug!(Decision, own => allowed: own.0.allowed, server_time: own.0.server_time, policies: own.0.policies);

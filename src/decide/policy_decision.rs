@@ -315,20 +315,16 @@ impl PolicyDecision {
     }
 }
 
-impl fmt::Debug for PolicyDecision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the key, which may contain an address or a user.
-        f.debug_struct("PolicyDecision")
-            .field("name", &self.name())
-            .field("denial", &self.denial)
-            .field("observed", &self.is_observed())
-            .field("limit", &self.limit())
-            .field("remaining", &self.remaining)
-            .field("retry_after", &self.retry_after)
-            .field("reset_after", &self.reset_after)
-            .finish()
-    }
-}
+// Without the key, which may contain an address or a user.
+impl_debug!(PolicyDecision, policy =>
+    name: policy.name(),
+    denial: policy.denial,
+    observed: policy.is_observed(),
+    limit: policy.limit(),
+    remaining: policy.remaining,
+    retry_after: policy.retry_after,
+    reset_after: policy.reset_after
+);
 
 /// The reason why a policy denied a request.
 ///

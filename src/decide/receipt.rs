@@ -226,11 +226,6 @@ struct Adjustment {
 }
 
 impl PolicyDecision {
-    /// The cost that was charged.
-    fn charged(&self) -> u64 {
-        self.counted().cost()
-    }
-
     /// Whether nested layers have charged both to one key of one policy.
     fn same_count(&self, other: &Self) -> bool {
         let is_one_count = self.counts_as(other.named(), other.policy());
@@ -254,14 +249,10 @@ impl Settlement {
         for (position, charge) in charges.iter().enumerate() {
             let (earlier, later) = (&charges[..position], &charges[position + 1..]);
             let same = earlier.iter().filter(|other| other.same_count(charge));
-            let before = same.fold(0, |sum: u64, other| sum.saturating_add(other.charged()));
+            let before = same.fold(0, |sum: u64, other| sum.saturating_add(other.charge.cost()));
             let left = actual.saturating_sub(before);
             let last = !later.iter().any(|other| other.same_count(charge));
-            match charge.charged().checked_sub(left) {
-                Some(refund) => settlement.push(charge, charge.refund(), refund),
-                None if last => settlement.push(charge, Operation::Charge, left - charge.charged()),
-                None => {}
-            }
+            settlement.replace(charge, if last { left } else { left.min(charge.charge.cost()) });
         }
         settlement
     }
@@ -271,19 +262,28 @@ impl Settlement {
         let mut settlement = Self::default();
         for policy in policies {
             if policy.receipt.take() {
-                settlement.push(policy, policy.refund(), policy.charged());
+                settlement.replace(policy, 0);
             }
         }
         settlement
     }
 
-    fn push(&mut self, policy: &PolicyDecision, operation: Operation, cost: u64) {
-        if cost == 0 {
-            return;
-        }
+    /// Replaces the cost that was charged to a policy.
+    fn replace(&mut self, policy: &PolicyDecision, actual: u64) {
+        let (cost, counted) = (policy.charge.cost(), policy.counted().cost());
         if let Some(account) = &policy.account {
-            account.adjust(operation, cost);
+            account.replace(cost, actual);
         }
+        // A share of the limit counts less than the cost, if that is above it.
+        let counts = actual.min(counted) + actual.saturating_sub(cost);
+        match counted.checked_sub(counts) {
+            Some(0) => {}
+            Some(refund) => self.push(policy, policy.refund(), refund),
+            None => self.push(policy, Operation::Charge, counts - counted),
+        }
+    }
+
+    fn push(&mut self, policy: &PolicyDecision, operation: Operation, cost: u64) {
         let mut charge = policy.counted().after_check(cost);
         if policy.local.is_none() {
             charge.limit = newest_limit(policy);

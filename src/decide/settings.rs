@@ -12,7 +12,12 @@ use std::{
 use http::{HeaderMap, request::Parts};
 
 use super::completion;
-use crate::{Ban, ConfigError, Key, KeyExtractor, key::KeyError, limit::MAX_QUOTA, store::FailureMode};
+use crate::{
+    Ban, ConfigError, Key, KeyExtractor,
+    key::KeyError,
+    limit::{MAX_QUOTA, hash_bytes},
+    store::FailureMode,
+};
 
 /// A condition on requests.
 pub(crate) type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
@@ -215,16 +220,8 @@ impl Default for EnforcedShare {
 /// the policies of an application are not tried on the same callers first.
 #[inline(never)] // most policies are enforced for all keys
 fn place(name: &str, key: &Key) -> u32 {
-    // FNV-1a.
-    let bytes = name.bytes().chain([0]).chain(key.as_bytes().iter().copied());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
-    // The last step of MurmurHash3: short keys differ in the low bits of the sum alone.
-    let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    let hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    let hash = (hash ^ (hash >> 33)) >> 32;
-    ((hash * u64::from(WHOLE)) >> 32) as u32
+    let hash = hash_bytes(name.bytes().chain([0]).chain(key.as_bytes().iter().copied()));
+    (((hash >> 32) * u64::from(WHOLE)) >> 32) as u32
 }
 
 /// The priority of a request.

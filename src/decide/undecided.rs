@@ -109,7 +109,10 @@ impl Undecided {
     #[inline(always)]
     pub(crate) fn request(&self, operation: Operation) -> StoreRequest<'_> {
         match self.as_slice() {
-            [policy] => self.of_request(StoreRequest::of_one(operation, policy.counted())),
+            [policy] => self.of_request(StoreRequest::of_one(
+                operation.of_waiting(self.waits()),
+                policy.counted(),
+            )),
             policies => self.request_for(operation, policies),
         }
     }
@@ -121,7 +124,7 @@ impl Undecided {
         policies: impl IntoIterator<Item = &'a PolicyDecision>,
     ) -> StoreRequest<'a> {
         let charges = policies.into_iter().map(PolicyDecision::counted);
-        self.of_request(StoreRequest::new(operation, charges))
+        self.of_request(StoreRequest::new(operation.of_waiting(self.waits()), charges))
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@ use std::{
 use super::{CheckContext, PolicyDecision, caught};
 use crate::{
     Key,
-    store::{NamedLimit, Operation, Owed, OwedKind},
+    store::{NamedLimit, Owed, OwedKind},
 };
 
 /// The units that a policy has charged an admitted request in the end: after refunds and settlements, also if the caller has left.
@@ -74,20 +74,16 @@ impl Account {
             key: charged.charge.key.clone(),
             admitted_at: UNIX_EPOCH + charged.decided_at,
             is_local: charged.local.is_some(),
-            units: AtomicU64::new(charged.counted().cost()),
+            units: AtomicU64::new(charged.charge.cost()),
             is_void: AtomicBool::new(false),
             _owed: charged.context.outstanding.owe(OwedKind::Settlement),
         }
     }
 
-    /// A refund of so many units, or a further charge.
-    pub(super) fn adjust(&self, operation: Operation, cost: u64) {
-        let units = self.units.load(Ordering::Relaxed);
-        let adjusted = match operation == Operation::Charge {
-            true => units.saturating_add(cost),
-            false => units.saturating_sub(cost),
-        };
-        self.units.store(adjusted, Ordering::Relaxed);
+    /// Replaces a cost by what it was in fact.
+    pub(super) fn replace(&self, cost: u64, actual: u64) {
+        let others = self.units.load(Ordering::Relaxed).saturating_sub(cost);
+        self.units.store(others.saturating_add(actual), Ordering::Relaxed);
     }
 
     pub(super) fn void(&self) {

@@ -120,7 +120,8 @@ fn no_request() -> Parts {
 ///
 /// A route is a path, such as `/users/1`, for `GET`, or a method and a path, such as `POST /login`. Each is called once, without
 /// a body and from the peer `192.0.2.1`, so the handlers of these routes run; the result has the routes without a decision in
-/// their order. A route that a layer denies has one. One that is refused or blocked has none. A layer around the
+/// their order. A route that a layer denies has one. One that is refused or blocked has none, nor has one
+/// that a layer around the limit rejects, such as authentication: let the test pass it. A layer around the
 /// application inserts what keys need, such as the user: `app.layer(Extension(user))`.
 ///
 /// ```

@@ -219,6 +219,18 @@ impl Grouping {
         }
     }
 
+    /// The key of a peer, an address, or a network that has one key; a network of several keys is none of them.
+    pub(super) fn parse(&self, text: &str) -> Option<Key> {
+        if text == "unix" {
+            return Some(Key::unix_peer());
+        }
+        let address = text.parse::<IpAddr>().ok().map(IpNet::from);
+        let network = address.or_else(|| text.parse().ok())?;
+        let key = |address| self.key(self.canonical(address));
+        let (first, last) = (key(network.network()), key(network.broadcast()));
+        (first == last).then_some(first)
+    }
+
     /// The key of a canonical address.
     #[inline]
     pub(super) fn key(&self, address: IpAddr) -> Key {

@@ -30,7 +30,7 @@ pub struct Component {
 
 /// What the value of a component can be.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "operators enter values"))]
+#[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "operators enter paths"))]
 pub(super) enum Value {
     Text,
     Address(Grouping),
@@ -66,19 +66,7 @@ impl KeyForm {
     }
 }
 
-impl KeyForm {
-    /// Whether a key that code has made of a text or a number may be one of these.
-    pub(crate) fn has_plain_keys(&self) -> bool {
-        match self {
-            Self::Any => true,
-            Self::Component(_) => false,
-            Self::All(forms) | Self::First(forms) => forms.iter().any(Self::has_plain_keys),
-        }
-    }
-}
-
 /// Keys of operators.
-#[cfg(feature = "admin")]
 impl KeyForm {
     /// Whether requests can have this key.
     ///
@@ -111,7 +99,6 @@ impl KeyForm {
     }
 }
 
-#[cfg(feature = "admin")]
 impl Component {
     fn has(&self, text: &str) -> bool {
         let begin = self.without_value();
@@ -121,7 +108,7 @@ impl Component {
         match &self.value {
             Value::Text | Value::Path(_) | Value::Route | Value::Method => true,
             Value::Only(only) => value == &**only,
-            Value::Address(_) => self.key_of(value.as_bytes()).is_some_and(|key| key.as_str() == text),
+            Value::Address(grouping) => grouping.parse(value).is_some_and(|key| key.as_str() == text),
         }
     }
 }

@@ -237,6 +237,9 @@ mod tests {
             ("for=\"", vec![None]),
             ("for = 192.0.2.43", vec![None]),
             ("for=192.0.2.43 for=192.0.2.44", vec![None]),
+            ("for=192.0.2.43;ext=\"a\tb\"", vec![hop("192.0.2.43")]),
+            ("for=\"192.0.2.43:80:_x\"", vec![None]),
+            ("for=192.0.2.43;by=\"a\"b\"", vec![None]),
             // A quote without a partner does not affect the elements right of the next comma.
             ("for=\"192.0.2.43, for=192.0.2.44", vec![None, hop("192.0.2.44")]),
             ("for=192.0.2.43\\\", for=192.0.2.44", vec![None, hop("192.0.2.44")]),

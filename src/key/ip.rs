@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     net::IpAddr,
     sync::{
         Arc,
@@ -255,12 +254,13 @@ impl Ip {
 impl Key {
     /// The key that [`ip`] and [`client_ip`](super::client_ip()) make of a request from this address.
     ///
-    /// [`Ip::key_of`] makes the key of an extractor with settings.
+    /// [`Ip::key_of`] makes the key of an extractor with settings. `From<IpAddr>` makes this one.
     ///
     /// ```
+    /// use std::net::IpAddr;
     /// use tower_quota::Key;
     ///
-    /// assert_eq!(Key::ip("203.0.113.7".parse()?).to_string(), "ip=203.0.113.7");
+    /// assert_eq!(Key::from("203.0.113.7".parse::<IpAddr>()?).to_string(), "ip=203.0.113.7");
     /// assert_eq!(Key::ip("2001:db8:1:2::3".parse()?).to_string(), "ip=2001:db8:1:2::/64");
     /// # Ok::<(), std::net::AddrParseError>(())
     /// ```
@@ -278,6 +278,12 @@ impl Key {
     /// ```
     pub fn unix_peer() -> Self {
         Self::plain("ip", "unix")
+    }
+}
+
+impl From<IpAddr> for Key {
+    fn from(address: IpAddr) -> Self {
+        Self::ip(address)
     }
 }
 
@@ -378,14 +384,7 @@ impl Ip {
     }
 }
 
-impl fmt::Debug for Ip {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ip")
-            .field("proxies", &self.proxies)
-            .field("grouping", &self.grouping)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(Ip, ip => proxies: ip.proxies, grouping: ip.grouping);
 
 #[cfg(test)]
 mod tests {

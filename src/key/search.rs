@@ -115,16 +115,7 @@ impl Component {
                 Some(Key::method(&method)).filter(|key| key.as_str().starts_with("method="))
             }
             Value::Only(only) => self.fixed().filter(|_| value == bytes(only)),
-            Value::Address(_) if value == b"unix" => Some(Key::unix_peer()),
-            Value::Address(grouping) => {
-                // A network of several keys is none of them.
-                let text = text()?;
-                let address = text.parse::<IpAddr>().ok().map(IpNet::from);
-                let network = address.or_else(|| text.parse().ok())?;
-                let key = |address| grouping.key(grouping.canonical(address));
-                let (first, last) = (key(network.network()), key(network.broadcast()));
-                (first == last).then_some(first)
-            }
+            Value::Address(grouping) => grouping.parse(text()?),
         }
     }
 

@@ -106,7 +106,7 @@ use crate::ConfigError;
 /// # Leases
 ///
 /// A slot is held by a lease in the store, which expires after 10 s, or as [`lease`](Self::lease) has it. A task in each
-/// runtime renews the leases of the slots that were taken there, at least every third of that time. When a process dies, nothing
+/// runtime renews the leases of the slots that were taken there, by its timers, at least every third of that time. When a process dies, nothing
 /// renews its leases, and its slots are free again within one lease. Times are those of the clock of the store; the clocks of
 /// processes do not matter.
 ///

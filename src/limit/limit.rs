@@ -362,9 +362,17 @@ impl PartialEq for NamedLimit {
 
 impl Eq for NamedLimit {}
 
-/// The 64-bit FNV-1a hash of a text, such as the name of a policy.
+/// The 64-bit hash of a text, such as the name of a policy: the same in each process and version.
 pub(crate) fn hash_text(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+    hash_bytes(text.bytes())
+}
+
+/// The 64-bit FNV-1a hash of bytes, and the last step of MurmurHash3: short ones differ in the low bits of the sum alone.
+pub(crate) fn hash_bytes(bytes: impl Iterator<Item = u8>) -> u64 {
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    });
+    let mixed = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    mixed ^ (mixed >> 33)
 }

@@ -49,32 +49,20 @@ pub(crate) struct Line(Vec<Place>);
 
 #[derive(Clone, Debug)]
 struct Place {
-    owner: PlaceId,
+    /// The number of the line in its process.
+    owner: u64,
     until: u64,
     waiting: SmallVec<[Arrival; 4]>,
-}
-
-/// The place of a process in a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PlaceId {
-    /// The process that is woken.
-    pub(crate) process: u64,
-    /// Identifies the line in this process, and the place among all.
-    pub(crate) line: u64,
 }
 
 /// The equal requests of a process that a check decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Standing<'a> {
-    pub(crate) place: PlaceId,
+    pub(crate) charge: ChargeLine,
     /// The requests of the place that is replaced, of which the first ones are decided; `None` for one that has just arrived.
     pub(crate) waiting: Option<&'a [Arrival]>,
     /// How many are decided.
     pub(crate) units: usize,
-    /// See [`ChargeLine::leads`].
-    pub(crate) leads: Option<u64>,
-    /// See [`ChargeLine::ahead`].
-    pub(crate) ahead: i64,
 }
 
 impl<'a> Standing<'a> {
@@ -112,20 +100,20 @@ impl Line {
     pub(crate) fn before(&self, standing: &Standing<'_>, nth: usize) -> u64 {
         let waiting = standing.waiting.unwrap_or_default();
         let Some(own) = waiting.get(nth) else {
-            return self.weight().saturating_add_signed(standing.ahead);
+            return self.weight().saturating_add_signed(standing.charge.ahead);
         };
         let weight = self.weight_of(|place, one| {
-            let is_own = place.owner == standing.place
-                && (standing.leads.is_some() || standing.decided().iter().any(|decided| decided.at == one.at));
+            let is_own = place.owner == standing.charge.number
+                && (standing.charge.leads.is_some() || standing.decided().iter().any(|decided| decided.at == one.at));
             one.at < own.at && !is_own
         });
-        weight.saturating_add_signed(standing.ahead)
+        weight.saturating_add_signed(standing.charge.ahead)
     }
 
     /// What remains of the room for a request that has just arrived: behind those that wait here, and those of its process that come
     /// before it beyond the place.
     pub(crate) fn remaining(&self, standing: &Standing<'_>, room: u64) -> u64 {
-        let ahead = standing.ahead.max(0);
+        let ahead = standing.charge.ahead.max(0);
         room.saturating_sub(self.weight().saturating_add_signed(ahead))
     }
 
@@ -144,7 +132,6 @@ impl Line {
 
     /// Ends a decision that has admitted some of the requests of this cost. Those that are denied wait here if this key lacks room
     /// for them, unless they do not wait any longer, or may not. In a line that they do not lead they are inserted by their arrival.
-    /// Returns whether something has changed.
     pub(crate) fn settle(
         &mut self,
         standing: &Standing<'_>,
@@ -152,9 +139,10 @@ impl Line {
         lacks: bool,
         (cost, waits): (u64, bool),
         now: u64,
-    ) -> bool {
-        let before = self.place_of(standing.place);
-        match (standing.waiting, standing.leads) {
+    ) {
+        let place = standing.charge.number;
+        let before = self.place_of(place);
+        match (standing.waiting, standing.charge.leads) {
             (Some(waiting), Some(known)) => {
                 let left = if lacks { admitted } else { standing.units };
                 let mut waiting: SmallVec<[Arrival; 4]> = waiting.get(left..).unwrap_or_default().into();
@@ -167,8 +155,7 @@ impl Line {
                 };
                 waiting.extend(under_way);
                 waiting.truncate(PLACE_SIZE);
-                self.replace(standing.place, &waiting, held_from);
-                !(before.is_empty() && waiting.is_empty())
+                self.replace(place, &waiting, held_from);
             }
             (Some(_), None) => {
                 let decided = standing.decided();
@@ -192,32 +179,26 @@ impl Line {
                     }
                     waiting.truncate(PLACE_SIZE);
                 }
-                let changes = waiting != before;
-                if changes {
-                    self.replace(standing.place, &waiting, now);
+                if waiting != before {
+                    self.replace(place, &waiting, now);
                 }
-                changes
             }
-            (None, _) if lacks && waits => {
-                let has_room = before.len() < PLACE_SIZE;
-                if has_room {
-                    let mut waiting = before;
-                    waiting.push(Arrival { at: now, weight: cost });
-                    self.replace(standing.place, &waiting, now);
-                }
-                has_room
+            (None, _) if lacks && waits && before.len() < PLACE_SIZE => {
+                let mut waiting = before;
+                waiting.push(Arrival { at: now, weight: cost });
+                self.replace(place, &waiting, now);
             }
-            (None, _) => false,
+            (None, _) => {}
         }
     }
 
     /// The requests in the place of a process.
-    pub(crate) fn place_of(&self, owner: PlaceId) -> SmallVec<[Arrival; 4]> {
+    pub(crate) fn place_of(&self, owner: u64) -> SmallVec<[Arrival; 4]> {
         let own = self.0.iter().find(|place| place.owner == owner);
         own.map(|place| place.waiting.clone()).unwrap_or_default()
     }
 
-    fn replace(&mut self, owner: PlaceId, waiting: &[Arrival], now: u64) {
+    fn replace(&mut self, owner: u64, waiting: &[Arrival], now: u64) {
         self.0.retain(|place| place.owner != owner);
         if !waiting.is_empty() {
             self.0.push(Place {
@@ -229,7 +210,7 @@ impl Line {
     }
 
     /// The places whose first requests fit into the room, except for one.
-    pub(crate) fn ready(&self, room: u64, except: Option<PlaceId>) -> impl Iterator<Item = PlaceId> {
+    pub(crate) fn ready(&self, room: u64, except: Option<u64>) -> impl Iterator<Item = u64> {
         let others = self.0.iter().filter(move |place| Some(place.owner) != except);
         others.filter_map(move |place| {
             let first = place.waiting.first()?;

@@ -232,8 +232,8 @@ pub use self::{
 };
 pub(crate) use self::{
     ban::Banned,
-    limit::{NamedLimit, Shape, Share, hash_text},
-    line::{Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
+    limit::{NamedLimit, Shape, Share, hash_bytes, hash_text},
+    line::{Line, PLACE_SIZE, PLACE_US, SOON_US, Standing},
     rate::LengthText,
     rule::{Change, Effect, MAX_QUOTA, SLACK, Saved, State},
 };

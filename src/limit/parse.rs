@@ -29,6 +29,12 @@ impl FromStr for Limit {
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let text = text.trim();
+        if text.split_once(',').is_some_and(|(first, _)| first.contains('/')) {
+            return Err(fault(
+                format_args!("`{text}` is several limits; a policy has one, and a layer has several policies"),
+                LOG,
+            ));
+        }
         let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let rest = rest.trim_start();
         let (rate, example, limit): (_, _, fn(&Rate<'_>, &[&str]) -> _) = match name {
@@ -209,7 +215,11 @@ impl serde::Serialize for Limit {
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Limit {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserialize_text(deserializer, "a limit such as \"sliding-log 100/min\"", str::parse)
+        deserialize_text(
+            deserializer,
+            "one limit such as \"sliding-log 100/min\"; several are several policies",
+            str::parse,
+        )
     }
 }
 

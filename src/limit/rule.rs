@@ -35,6 +35,12 @@ pub(crate) trait Rule {
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
     fn wait(&self, state: &Self::State, now: u64, cost: u64) -> u64;
 
+    /// Time until `cost` fits when `before` was added, each part of it as soon as it fits, or less than that; `None` if each quota takes
+    /// a [cycle](Limit::cycle_us).
+    fn wait_behind(&self, _: &Self::State, _now: u64, _before: u64, _cost: u64) -> Option<u64> {
+        None
+    }
+
     /// Time until nothing counts, if nothing else is added.
     fn reset(&self, state: &Self::State, now: u64) -> u64;
 
@@ -210,12 +216,20 @@ impl Limit {
         dispatch!(self, state, |rule, state| rule.holds(state, weight, lease))
     }
 
-    /// Time until a weight fits, with this room now, if nothing else is added: each quota beyond the first takes a
-    /// [cycle](Self::cycle_us) more.
+    /// Time until a cost fits behind those before it, with this room now, or less than that. By default each quota beyond the first
+    /// takes a [cycle](Self::cycle_us) more.
     #[cold]
-    pub(crate) fn time_until(&self, state: &State, now: u64, room: u64, weight: u64) -> u64 {
+    pub(crate) fn time_until(&self, state: &State, now: u64, room: u64, (before, cost): (u64, u64)) -> u64 {
         // More waits than Lua counts exactly.
-        let (quota, weight) = (self.quota(), weight.min(MAX_EXACT - 1));
+        let before = before.min(MAX_TOTAL);
+        if before + cost <= room {
+            return 0;
+        }
+        let behind = dispatch!(self, state, |rule, state| rule.wait_behind(state, now, before, cost));
+        if let Some(wait) = behind {
+            return wait.min(LONGEST_WAIT_US);
+        }
+        let (quota, weight) = (self.quota(), before + cost);
         let cycles = if self.is_held() {
             0
         } else {
@@ -229,9 +243,13 @@ impl Limit {
 
     /// The time in which the quota is restored; 0 if it is not known, and 1, a lower bound, for windows of a calendar.
     pub(crate) fn cycle_us(&self) -> u64 {
-        match self.is_held() {
-            true => 0,
-            false => self.window().map_or(1, |window| window.as_micros() as u64),
+        match self {
+            Self::Concurrency(_) => 0,
+            // The window that counts, which is longer with units that are taken ahead.
+            Self::SlidingLog(log) => log.window_us(),
+            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::TokenBucket(_) | Self::Unlimited | Self::DenyAll => {
+                self.window().map_or(1, |window| window.as_micros() as u64)
+            }
         }
     }
 

@@ -179,6 +179,22 @@ impl Rule for SlidingCounter {
         at.saturating_sub(now).max(1)
     }
 
+    fn wait_behind(&self, counter: &Counter, now: u64, before: u64, cost: u64) -> Option<u64> {
+        let current = counter.current.min(self.quota);
+        let total = current + before + cost;
+        if total <= self.quota {
+            return Some(self.wait(counter, now, before + cost));
+        }
+        // As each window admits a quota at most, and in the last one what the share of the window before leaves.
+        let (windows, rest) = (total / self.quota, total % self.quota);
+        let ticks = rest * self.ticks() / self.quota;
+        let at = windows
+            .saturating_mul(self.window_us())
+            .saturating_add(ticks * self.tick());
+        let behind = counter.start.saturating_add(at).saturating_sub(now);
+        Some(behind.max(self.wait(counter, now, cost)))
+    }
+
     fn reset(&self, counter: &Counter, now: u64) -> u64 {
         let at = match (counter.current, counter.previous) {
             (0, 0) => return 0,

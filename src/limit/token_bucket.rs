@@ -335,6 +335,14 @@ impl Rule for TokenBucket {
         (bucket.since + self.time(missing)).saturating_sub(now).max(1)
     }
 
+    fn wait_behind(&self, bucket: &Bucket, now: u64, before: u64, cost: u64) -> Option<u64> {
+        let missing = (bucket.spent + before + cost).saturating_sub(self.quota());
+        let fills = missing.saturating_sub(1) / self.quota();
+        let rest = self.time(missing - fills * self.quota());
+        let fills_us = fills.saturating_mul(self.time(self.quota()));
+        Some((bucket.since + rest).saturating_add(fills_us).saturating_sub(now))
+    }
+
     #[inline]
     fn reset(&self, bucket: &Bucket, now: u64) -> u64 {
         match bucket.spent {

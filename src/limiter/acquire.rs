@@ -4,7 +4,6 @@ use super::{Limiter, LimiterRequest};
 use crate::{
     Decision, Denial, Denied, Key,
     decide::turn_key,
-    error::impl_error,
     store::{Operation, StoreError},
 };
 

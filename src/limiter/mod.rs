@@ -6,7 +6,7 @@ mod of_layer;
 mod request;
 mod undecided;
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use self::undecided::all_counts;
 pub use self::{acquire::AcquireError, request::LimiterRequest};
@@ -193,7 +193,7 @@ impl Limiter {
     ///
     /// If the store fails. The counts of this process are removed then too. And, with the kind [`Refused`](crate::store::ErrorKind::Refused):
     ///
-    /// * if the limiter is [that of a layer](Self::from), and the key is a text or a number, which no request has; then nothing is
+    /// * if the limiter is [that of a layer](Self::from), and no request has the key, such as a text or a number; then nothing is
     ///   removed;
     /// * if no limit of a policy was chosen in this process yet; then all else is removed.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
@@ -220,13 +220,7 @@ impl Limiter {
     }
 }
 
-impl fmt::Debug for Limiter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limiter")
-            .field("policies", &self.policies.newest().policies)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(Limiter, limiter => policies: limiter.policies.newest().policies);
 
 /// Responses of handlers.
 ///

@@ -17,8 +17,8 @@ use crate::{
 /// [fixed](crate::Policy::wait_up_to) waits are made, in the order of arrival. [`request_of`](Limiter::request_of) has what it needs
 /// of an HTTP request: keys, plan and conditions. A policy whose limit is [chosen](crate::Policy::with_limit_fn) for
 /// each request does not apply, except to [`reset`](Limiter::reset), [`ban`](Limiter::ban) and
-/// [`override_limit`](Limiter::override_limit). These refuse a text or a number as the key, which no request has, unless a policy has a
-/// key by an extractor of the application. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
+/// [`override_limit`](Limiter::override_limit). These refuse a key that no request has, such as an address
+/// where the keys are an address and a path, or a text, unless a policy has a key by an extractor of the application. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
 ///
 /// ```
 /// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
@@ -132,9 +132,9 @@ impl Limiter {
 }
 
 impl Limiter {
-    /// Refuses a text as the key where it would change nothing: requests of the layer have other keys.
+    /// Refuses a key where it would change nothing, since requests of the layer have others.
     pub(super) fn accept(&self, key: &Key, policy: Option<&str>) -> Result<(), StoreError> {
-        if !self.has_extractors || !key.as_str().starts_with("key=") {
+        if !self.has_extractors {
             return Ok(());
         }
         let basis = self.policies.newest();
@@ -143,12 +143,13 @@ impl Limiter {
             .iter()
             .filter(|of| policy.is_none_or(|policy| of.name() == policy));
         let forms: Vec<_> = named.map(|policy| policy.extractor().form()).collect();
-        if forms.is_empty() || forms.iter().any(KeyForm::has_plain_keys) {
+        if forms.is_empty() || forms.iter().any(|form| form.has(key)) {
             return Ok(());
         }
         let forms = forms.iter().map(KeyForm::to_string).collect::<Vec<_>>().join("`, `");
         Err(StoreError::refused(format!(
-            "a text or a number is not a key of the layer, whose keys are `{forms}`; make one as in `Key::ip(address)`"
+            "no request of the layer has this key, as its keys are `{forms}`; make one of the same parts, such as \
+             `Key::ip(address)`, and join them by `.and(..)`"
         )))
     }
 }

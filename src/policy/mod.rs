@@ -380,21 +380,12 @@ impl<K> Policy<K> {
     }
 }
 
-impl<K> fmt::Debug for Policy<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limit: &dyn fmt::Debug = match self.limit() {
-            Some(limit) => limit,
-            None => &format_args!("<fn>"),
-        };
-        let settings = self.all_settings();
-        f.debug_struct("Policy")
-            .field("name", &self.name())
-            .field("limit", limit)
-            .field("cost", settings.cost.as_ref().unwrap_or(&Cost::Fixed(1)))
-            .field("failure_mode", &settings.failure_mode.unwrap_or_default())
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(Policy[K], policy =>
+    name: policy.name(),
+    limit: policy.limit().map_or("<fn>".to_owned(), Limit::to_string),
+    cost: policy.all_settings().cost.unwrap_or(Cost::Fixed(1)),
+    failure_mode: policy.all_settings().failure_mode.unwrap_or_default()
+);
 
 #[cfg(test)]
 mod tests {

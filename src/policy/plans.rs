@@ -1,6 +1,5 @@
 use std::{
     borrow::Cow,
-    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
@@ -162,14 +161,7 @@ impl<K> IntoPolicies<K> for Plans<K> {
     }
 }
 
-impl<K> fmt::Debug for Plans<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plans")
-            .field("plans", &self.plans)
-            .field("in_each", &self.in_each)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(Plans[K], plans => plans: plans.plans, in_each: plans.in_each);
 
 /// Which plan of a layer or limiter a policy is of.
 #[derive(Clone)]
@@ -239,7 +231,7 @@ impl PlanChoice {
             tracing::warn!(
                 plan,
                 plans = self.list(),
-                "a request has a plan that does not exist; the first plan decides it"
+                "a request has a plan that does not exist; the first plan decides it, and an empty table `[plans.<name>]` is one"
             );
         }
     }

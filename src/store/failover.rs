@@ -217,11 +217,7 @@ impl Failover {
     }
 }
 
-impl fmt::Debug for Failover {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failover").finish_non_exhaustive()
-    }
-}
+impl_debug!(Failover, _failover =>);
 
 #[cfg(test)]
 mod tests {

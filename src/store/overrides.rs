@@ -47,17 +47,8 @@ impl Override {
     }
 }
 
-/// Without the key, which may contain an address or a user.
-impl fmt::Debug for Override {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Override")
-            .field("policy", &self.policy)
-            .field("limit", &self.limit)
-            .field("expires_at", &self.expires_at)
-            .field("set_by", &self.set_by)
-            .finish_non_exhaustive()
-    }
-}
+// Without the key, which may contain an address or a user.
+impl_debug!(Override, own => policy: own.policy, limit: own.limit, expires_at: own.expires_at, set_by: own.set_by);
 
 /// The overrides of a store. Clones share them.
 #[derive(Clone)]

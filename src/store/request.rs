@@ -372,6 +372,16 @@ impl Operation {
         matches!(self, Self::Check | Self::Wait | Self::Peek)
     }
 
+    /// The same, or a check where nothing is waited for.
+    #[inline]
+    pub(crate) fn of_waiting(self, waits: bool) -> Self {
+        if self == Self::Wait && !waits {
+            Self::Check
+        } else {
+            self
+        }
+    }
+
     /// Whether it admits or denies a request, and counts it.
     pub(crate) fn decides(self) -> bool {
         matches!(self, Self::Check | Self::Wait)

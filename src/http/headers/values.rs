@@ -119,7 +119,7 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
     let is_list = |line: &HeaderValue| line.to_str().is_ok_and(|line| !is_dictionary(line));
     if lines.iter().all(is_list) {
         let mut all = Text::new();
-        for line in lines.iter().filter(|line| !line.is_empty()) {
+        for line in lines.iter().filter(|line| !line.as_bytes().trim_ascii().is_empty()) {
             all.delimit().bytes(line.as_bytes());
         }
         headers.insert(name, all.into());
@@ -149,17 +149,18 @@ fn is_dictionary(line: &str) -> bool {
             .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'*' | b'_' | b'-' | b'.'))
 }
 
-/// Splits at delimiters outside of strings (RFC 9651 §3.3.3).
+/// Splits at delimiters outside of strings (RFC 9651 §3.3.3), of which those after `%` have no escapes by `\` (§3.3.8).
 pub(crate) fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
-    let (mut is_string, mut is_escaped) = (false, false);
+    let (mut is_string, mut is_escaped, mut has_escapes, mut last) = (false, false, false, delimiter);
     text.split(move |char| {
+        let before = std::mem::replace(&mut last, char);
         if is_escaped {
             is_escaped = false;
             return false;
         }
         match char {
-            '\\' => is_escaped = is_string,
-            '"' => is_string = !is_string,
+            '\\' => is_escaped = is_string && has_escapes,
+            '"' => (is_string, has_escapes) = (!is_string, before != '%'),
             _ => {}
         }
         char == delimiter && !is_string
@@ -242,6 +243,18 @@ mod tests {
 
         assert_eq!(HeaderValue::from(long), ["42"; BLOCK].join(", "));
         assert_eq!(HeaderValue::from(short), "a");
+    }
+
+    #[test]
+    fn delimiters_in_strings_of_either_kind_split_nothing() {
+        for (text, members) in [
+            (r#"a="x;y";b"#, vec![r#"a="x;y""#, "b"]),
+            (r#"a="x\";y";b"#, vec![r#"a="x\";y""#, "b"]),
+            (r#"a=%"x\";b"#, vec![r#"a=%"x\""#, "b"]),
+            (r#"a=%"x;y";b"#, vec![r#"a=%"x;y""#, "b"]),
+        ] {
+            assert_eq!(split(text, ';').collect::<Vec<_>>(), members, "{text}");
+        }
     }
 
     // The rows HD-10, HD-12 and HD-13 of `tests/vectors/http.md`.

@@ -1,5 +1,7 @@
 //! The fields of a decision.
 
+use std::time::Duration;
+
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CACHE_CONTROL};
 
@@ -44,7 +46,11 @@ impl Fields {
             Headers::Draft07 => return write_draft07(foremost, headers),
             Headers::Draft06 => return write_draft06(foremost, headers),
             Headers::LegacyDelta => return write_legacy(foremost, Reset::Delta, headers),
-            Headers::LegacyEpoch => return write_legacy(foremost, Reset::Epoch, headers),
+            Headers::LegacyEpoch => {
+                // The units of a request may have been taken ahead.
+                let now = foremost.decided_at.max(decision.server_time());
+                return write_legacy(foremost, Reset::Epoch { now }, headers);
+            }
             Headers::Custom(custom) => custom(decision, headers),
             Headers::Both(both) => {
                 let write = |any, dialect| self.write_dialect(dialect, (decision, foremost), headers) || any;
@@ -201,7 +207,7 @@ fn single_policy(policy: &PolicyDecision) -> HeaderValue {
 #[derive(Clone, Copy)]
 enum Reset {
     Delta,
-    Epoch,
+    Epoch { now: Duration },
 }
 
 fn write_legacy(policy: &PolicyDecision, format: Reset, headers: &mut HeaderMap) -> bool {
@@ -229,7 +235,7 @@ fn write_triple(
     if let Some(reset) = reset {
         let seconds = match format {
             Reset::Delta => ceil_secs(reset),
-            Reset::Epoch => ceil_secs(policy.decided_at.saturating_add(reset)),
+            Reset::Epoch { now } => ceil_secs(now.saturating_add(reset)),
         };
         headers.insert(reset_name, Text::from(seconds).into());
     }

@@ -1,7 +1,7 @@
 mod access;
 mod settings;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -304,7 +304,8 @@ impl RateLimitLayer {
     /// Returns what the layer would decide about a request with this head, and counts nothing.
     ///
     /// All policies that apply to such a request are in the decision, with the key and the plan of the caller. To ask about another
-    /// route than that of the handler, change the method and the URI. What the layer has counted for the request itself is regarded as
+    /// route than that of the handler, change the method and the URI; a policy with the key [`route`](crate::key::route()) remains that
+    /// of the handler. What the layer has counted for the request itself is regarded as
     /// a part of the counts, and a computed [cost](crate::Policy::cost_fn) of 0 as one of 1. Callbacks of decisions are not called.
     ///
     /// ```
@@ -350,12 +351,7 @@ impl RateLimitLayer {
     }
 }
 
-impl fmt::Debug for RateLimitLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let newest = self.enforcer.policies.newest();
-        f.debug_struct("RateLimitLayer")
-            .field("policies", &newest.policies)
-            .field("headers", &Presentation::of(&newest.context).fields)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(RateLimitLayer, layer =>
+    policies: layer.enforcer.policies.newest().policies,
+    headers: Presentation::of(&layer.enforcer.policies.newest().context).fields
+);

@@ -35,6 +35,7 @@ impl GrpcStatus {
             Rejection::Blocked => (PERMISSION_DENIED, "permission denied".into()),
             Rejection::Failed { .. } => (UNAVAILABLE, "temporarily unavailable".into()),
         };
+        let message = shortened(message);
         // With a wait of zero a client would try again in a loop.
         let wait = rejection.retry_after().map(|wait| wait.max(SHORTEST_WAIT));
         let details = match &*details(rejection, wait) {
@@ -49,6 +50,27 @@ impl GrpcStatus {
         }
     }
 }
+
+/// The message as every library sends it in 1 KiB: cut between characters, as long as it would be with all of them escaped that some
+/// library escapes, and without spaces around it (RFC 9113 §8.2.1).
+pub(super) fn shortened(message: Cow<'static, str>) -> Cow<'static, str> {
+    let mut length = 0;
+    let cut = message.char_indices().find(|(_, char)| {
+        length += if char.is_ascii_alphanumeric() {
+            1
+        } else {
+            3 * char.len_utf8()
+        };
+        length > MAX_MESSAGE
+    });
+    let short = message[..cut.map_or(message.len(), |(at, _)| at)].trim();
+    match short.len() == message.len() {
+        true => message,
+        false => short.to_owned().into(),
+    }
+}
+
+const MAX_MESSAGE: usize = 1_024;
 
 const SHORTEST_WAIT: Duration = Duration::from_micros(1);
 

@@ -10,7 +10,7 @@ mod scope;
 mod values;
 mod warnings;
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use serde::Deserialize;
 
@@ -363,10 +363,4 @@ impl Policies {
     }
 }
 
-impl fmt::Debug for Policies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Policies")
-            .field("names", &self.names())
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(Policies, policies => names: policies.names());

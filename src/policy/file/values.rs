@@ -51,12 +51,12 @@ fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D
 
 /// The methods of requests.
 pub(super) fn methods<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Method>, D::Error> {
-    // Methods are case-sensitive (RFC 9110 §9.1).
+    // Methods are case-sensitive (RFC 9110 §9.1). Some routers have names for all of them.
     let parse = |name: &String| {
         let is_upper = !name.bytes().any(|byte| byte.is_ascii_lowercase());
         let method = Method::from_bytes(name.as_bytes())
             .ok()
-            .filter(|_| is_upper && name != "*");
+            .filter(|_| is_upper && !["*", "ANY", "ALL"].contains(&&**name));
         let method = method.ok_or_else(|| {
             D::Error::custom(format_args!(
                 "`{name}` is not a method; one looks like `POST`, and without `methods` all are meant"

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::bans::AdvancedBans;
 use crate::{
-    limit::{Change, Effect, Line, PlaceId, SOON_US, Saved, Standing, State},
+    limit::{Change, Effect, Line, SOON_US, Saved, Standing, State},
     store::{Charge, ChargeLine, ChargeState, Operation, StoreRequest},
 };
 
@@ -29,10 +29,8 @@ pub(super) struct Advanced<'a> {
 
 /// The line of a charge, without the places that have expired.
 pub(super) struct AdvancedLine<'a> {
-    stored: &'a mut Line,
-    line: Line,
-    pub(super) charge: ChargeLine,
-    pub(super) standing: Standing<'a>,
+    line: &'a mut Line,
+    standing: Standing<'a>,
 }
 
 /// The decision about a charge.
@@ -53,24 +51,13 @@ pub(super) struct Kept {
 }
 
 impl<'a> AdvancedLine<'a> {
-    pub(super) fn new(charge: ChargeLine, stored: &'a mut Line, request: &'a StoreRequest<'_>, now: u64) -> Self {
-        let place = PlaceId {
-            process: 0,
-            line: charge.number,
-        };
+    pub(super) fn new(charge: ChargeLine, line: &'a mut Line, request: &'a StoreRequest<'_>) -> Self {
         let standing = Standing {
-            place,
+            charge,
             waiting: request.waiting.as_deref(),
             units: request.units as usize,
-            leads: charge.leads,
-            ahead: charge.ahead,
         };
-        Self {
-            line: stored.live(now),
-            stored,
-            charge,
-            standing,
-        }
+        Self { line, standing }
     }
 }
 
@@ -165,7 +152,7 @@ impl<'a> Advanced<'a> {
             return 0;
         };
         let before = line.before(standing, admitted as usize);
-        let needed = before.saturating_add(self.charge.cost());
+        let needed = (before, self.charge.cost());
         match self.charge.limit().time_until(self.state, self.now, room, needed) {
             0 => SOON_US,
             wait => wait,
@@ -177,7 +164,7 @@ impl<'a> Advanced<'a> {
         if !self.lacks() {
             return true;
         }
-        let Some(longest_us) = self.line.as_ref().map(|line| line.charge.longest_us) else {
+        let Some(longest_us) = self.line.as_ref().map(|line| line.standing.charge.longest_us) else {
             return false;
         };
         // When slots will be free is not known.
@@ -193,7 +180,9 @@ impl<'a> Advanced<'a> {
     fn wait(operation: Operation, charges: &mut [Self]) -> bool {
         let lines = || charges.iter().filter_map(|charge| charge.line.as_ref());
         let waits = match lines().any(|line| line.standing.waiting.is_some()) {
-            true => lines().any(|line| line.charge.leads.is_some() || line.charge.leads_elsewhere),
+            true => lines().any(|AdvancedLine { standing, .. }| {
+                standing.charge.leads.is_some() || standing.charge.leads_elsewhere
+            }),
             false => {
                 let may_wait = |charge: &Self| charge.may_wait() && !charge.is_banned();
                 operation == Operation::Wait && charges.iter().all(may_wait)
@@ -314,28 +303,23 @@ impl<'a> Advanced<'a> {
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());
         let known = (lacks && is_new).then(|| self.wait_in_line(0, room));
-        let Some(AdvancedLine {
-            stored,
-            line,
-            charge,
-            standing,
-        }) = &mut self.line
-        else {
+        let Some(AdvancedLine { line, standing }) = &mut self.line else {
             return (room, None);
         };
         let settles = operation == Operation::Wait || standing.waiting.is_some();
-        let before = line.place_of(standing.place);
-        if settles && line.settle(standing, admitted as usize, lacks, arrival, self.now) {
-            **stored = line.clone();
+        let place = standing.charge.number;
+        let before = line.place_of(place);
+        if settles {
+            line.settle(standing, admitted as usize, lacks, arrival, self.now);
         }
         // Others may fit only if requests have left the place: those of another limit would wake each other without an end.
         let wakes = match operation == Operation::Wait {
-            true => line.place_of(standing.place) != before,
+            true => line.place_of(place) != before,
             false => matches!(operation, Operation::Refund { .. } | Operation::EndLease),
         };
         if wakes {
-            let except = (operation == Operation::Wait && charge.leads.is_some()).then_some(standing.place);
-            woken.extend(line.ready(room, except).map(|place| place.line));
+            let except = (operation == Operation::Wait && standing.charge.leads.is_some()).then_some(place);
+            woken.extend(line.ready(room, except));
         }
         let remaining = line.remaining(standing, room);
         if !lacks {

@@ -4,7 +4,7 @@ mod clock;
 mod shard;
 mod shards;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use self::{clock::Clock, shards::Shards};
 use super::{Overrides, Store, StoreFuture, StoreId, StoreRequest, StoreStatus, overrides::OverrideSource};
@@ -162,15 +162,7 @@ impl Default for MemoryStore {
     }
 }
 
-impl fmt::Debug for MemoryStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore")
-            .field("capacity", &self.shards.capacity)
-            .field("len", &self.len())
-            .field("evictions", &self.evictions())
-            .finish()
-    }
-}
+impl_debug!(MemoryStore, store => capacity: store.shards.capacity, len: store.len(), evictions: store.evictions());
 
 impl Store for MemoryStore {
     fn id(&self) -> Option<StoreId> {

@@ -258,7 +258,7 @@ impl Decisions<'_> {
                 None => None,
             };
             let line = match charge.line_for(operation) {
-                Some(own) => Some(AdvancedLine::new(own, &mut left_lines.next()?.1, request, now)),
+                Some(own) => Some(AdvancedLine::new(own, &mut left_lines.next()?.1, request)),
                 None => None,
             };
             Some(Advanced::new(operation, (charge, units), bans, line, left.next()?, now))
@@ -301,7 +301,7 @@ impl Decisions<'_> {
             let lines = self.lines.as_ref().filter(|_| has_line);
             let line = lines.and_then(|lines| Some(lines.get(&line_key(charge))?.live(self.now)));
             let line = line.unwrap_or_default();
-            self.woken.extend(line.ready(quota, None).map(|place| place.line));
+            self.woken.extend(line.ready(quota, None));
             ChargeState::new(quota.saturating_sub(line.weight()), None, Duration::ZERO)
         };
         Outcome::new(true, request.charges().map(state))

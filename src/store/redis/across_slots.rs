@@ -224,7 +224,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
+        FailureMode, FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
         limit::Arrival,
         store::{
             Charge, ChargeLine, Store, StoreRequest,
@@ -446,6 +446,18 @@ mod tests {
         );
         let later = outcome(&store, Operation::Check, &second).await;
         assert!(!later.allowed, "it was admitted before one that waits");
+    }
+
+    /// Whatever the failure mode.
+    #[tokio::test(start_paused = true)]
+    async fn units_of_several_slots_are_refused_and_not_counted_in_the_process() {
+        let store = RedisStore::new(CommitQueues::new(simulated_backend(Network::new(0, true))));
+        for mode in [FailureMode::Local, FailureMode::Open] {
+            let of = |name| Policy::new(name, SlidingLog::per_hour(3)).failure_mode(mode);
+            let both = Limiter::new(store.clone(), [of("one"), of("two")]);
+            let taken = both.request("a").key_of("two", "b").take_up_to(2).await;
+            assert!(taken.expect_err("no slot has both keys").is_permanent());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicI64, Ordering},
     },
     task::Poll,
     time::Duration,
@@ -20,7 +20,7 @@ use super::{
     acl::Refusal,
     breaker::Breaker,
     builder::RedisStoreBuilder,
-    call::ScriptCall,
+    call::{ScriptCall, process_time_us},
     client::RedisClient,
     deny_cache::DenyCache,
     failure::Failure,
@@ -51,6 +51,8 @@ pub(super) struct Backend {
     pub(super) deny_cache: Option<DenyCache>,
     /// Whether a call can use keys of several slots of a node of a cluster, as a trial has found.
     reaches_several_slots: AtomicBool,
+    /// How many microseconds the clock of Redis is ahead of that of the process, as far as that is known.
+    ahead_us: AtomicI64,
     /// Whether settings of Redis with which limits are lost have been logged.
     pub(super) settings_checked: AtomicBool,
     /// When a refusal was logged.
@@ -80,6 +82,7 @@ impl Backend {
             },
             deny_cache: settings.deny_cache.then(DenyCache::new),
             reaches_several_slots: AtomicBool::new(false),
+            ahead_us: AtomicI64::new(0),
             settings_checked: AtomicBool::new(false),
             refusal_logged_at: Mutex::default(),
             metrics: RedisMetrics::new(),
@@ -135,14 +138,18 @@ impl Backend {
         merged: &[MergedRequest<'_>],
         are_of_several: bool,
     ) -> Result<ScriptReply, Failure> {
-        let mut call = ScriptCall::new(merged, &self.key_format, self.client.is_clustered());
+        let call_at = |now_us| ScriptCall::new(merged, &self.key_format, self.client.is_clustered(), now_us);
+        let process_us = process_time_us();
+        let mut call = call_at(process_us.saturating_add_signed(self.ahead_us.load(Ordering::Relaxed)));
         self.metrics.call(merged.iter().map(|merged| merged.times).sum());
         let node = self.client.node(|| slot_of(call.keys.first().map_or(&[], |key| key)));
         let mut reply = self.run_call(&call).await;
-        if call.has_calendar_windows()
+        if call.has_calendars
             && let Some(now_us) = reply.as_ref().ok().and_then(RawReply::lone_time)
         {
-            call.set_time(now_us);
+            let ahead_us = now_us.cast_signed().wrapping_sub(process_us.cast_signed());
+            self.ahead_us.store(ahead_us, Ordering::Relaxed);
+            call = call_at(now_us);
             reply = self.run_call(&call).await;
         }
 

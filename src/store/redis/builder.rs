@@ -1,4 +1,4 @@
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use super::{
     client::ClientLibrary,
@@ -17,7 +17,7 @@ use crate::{ConfigError, key::Secret};
 /// use std::time::Duration;
 /// use tower_quota::RedisStore;
 ///
-/// # async fn f() -> Result<(), tower_quota::ConnectError> {
+/// # async fn f() -> Result<(), tower_quota::store::StoreError> {
 /// let store = RedisStore::builder()
 ///     .url("redis://127.0.0.1:6379")
 ///     .prefix("shop:quota")
@@ -312,15 +312,11 @@ fn is_timeout(time: Duration) -> bool {
     !time.is_zero() && time <= MAX_TIMEOUT
 }
 
-impl fmt::Debug for RedisStoreBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStoreBuilder")
-            .field("connections", &self.connections)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("deadline", &self.deadline)
-            .field("prefix", &self.prefix)
-            .field("group_commit", &self.group_commit)
-            .field("deny_cache", &self.deny_cache)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(RedisStoreBuilder, builder =>
+    connections: builder.connections,
+    connect_timeout: builder.connect_timeout,
+    deadline: builder.deadline,
+    prefix: builder.prefix,
+    group_commit: builder.group_commit,
+    deny_cache: builder.deny_cache
+);

@@ -24,27 +24,15 @@ pub(super) struct ScriptCall {
     pub(super) is_across: bool,
     /// Whether the reply is that of the node alone, also if it is a redirection.
     pub(super) is_probe: bool,
-    calendars: Vec<CalendarWindows>,
-}
-
-/// Where the boundaries of the windows of a calendar are in a call.
-struct CalendarWindows {
-    limit: Limit,
-    /// The position of the argument, and of the first boundary in it.
-    argument: usize,
-    offset: usize,
+    /// Whether none of its windows of calendars may enclose the time of Redis.
+    pub(super) has_calendars: bool,
 }
 
 impl ScriptCall {
-    /// A call for these requests, to a server or a node of a cluster.
-    pub(super) fn new(merged: &[MergedRequest<'_>], key_format: &KeyFormat, clustered: bool) -> Self {
+    /// A call for these requests, to a server or a node of a cluster, at about this time of Redis in microseconds.
+    pub(super) fn new(merged: &[MergedRequest<'_>], key_format: &KeyFormat, clustered: bool, now_us: u64) -> Self {
         let charges = merged.iter().flat_map(|merged| merged.request.charges());
         let is_across = clustered && are_in_several_slots(charges);
-        Self::at(merged, key_format, process_time_us(), is_across)
-    }
-
-    /// `now_us` is an approximate time of Redis in microseconds.
-    fn at(merged: &[MergedRequest<'_>], key_format: &KeyFormat, now_us: u64, is_across: bool) -> Self {
         let mut call = Self {
             is_across,
             ..Self::of(ScriptName::Driver, [])
@@ -84,10 +72,10 @@ impl ScriptCall {
         let is_same = |a: &_, b: &_| same_arguments(a, b) && (!is_across || spans_slots(a) == spans_slots(b));
         let runs = || merged.chunk_by(is_same);
         let entries = merged.iter().flat_map(|merged| merged.request.entries());
-        let mut header = enclosed(entries.filter_map(Entry::limit), now_us);
+        write_numbers(&mut buffer, enclosed(entries.filter_map(Entry::limit), now_us));
         // How many runs come before the keys.
-        write_numbers(&mut header, [if is_across { runs().count() as u64 } else { 0 }]);
-        call.arguments.push(header.freeze());
+        write_numbers(&mut buffer, [if is_across { runs().count() as u64 } else { 0 }]);
+        call.arguments.push(buffer.split().freeze());
         for run in runs() {
             call.push_run(&mut buffer, run, now_us);
         }
@@ -148,11 +136,7 @@ impl ScriptCall {
             if let Some(limit) = entry.limit()
                 && let Some(boundaries) = boundaries(limit, now_us)
             {
-                self.calendars.push(CalendarWindows {
-                    limit: limit.clone(),
-                    argument: self.arguments.len(),
-                    offset: buffer.len(),
-                });
+                self.has_calendars = true;
                 write_numbers(buffer, boundaries);
             }
         }
@@ -166,16 +150,8 @@ impl ScriptCall {
     pub(super) fn probe(key: Option<Bytes>) -> Self {
         Self {
             is_probe: true,
-            ..Self::without_requests(ScriptName::Driver, key)
+            ..Self::empty(ScriptName::Driver, key)
         }
-    }
-
-    fn without_requests(script: ScriptName, keys: impl IntoIterator<Item = Bytes>) -> Self {
-        let mut call = Self::of(script, keys);
-        let mut header = enclosed([].into_iter(), 0);
-        write_numbers(&mut header, [0]);
-        call.arguments.push(header.freeze());
-        call
     }
 
     /// A call of a script with these keys and no arguments.
@@ -186,15 +162,17 @@ impl ScriptCall {
             script,
             is_across: false,
             is_probe: false,
-            calendars: Vec::new(),
+            has_calendars: false,
         }
     }
 
     /// A call of a script that decides nothing.
-    pub(super) fn empty(script: ScriptName, keys: SmallVec<[Bytes; 1]>) -> Self {
-        let mut call = Self::without_requests(script, keys);
-        if matches!(script, ScriptName::Checks(_)) {
-            call.arguments.clear();
+    pub(super) fn empty(script: ScriptName, keys: impl IntoIterator<Item = Bytes>) -> Self {
+        let mut call = Self::of(script, keys);
+        if !matches!(script, ScriptName::Checks(_)) {
+            let mut header = BytesMut::new();
+            write_numbers(&mut header, [0, MAX_EXACT, 0]);
+            call.arguments.push(header.freeze());
         }
         call
     }
@@ -215,36 +193,10 @@ impl ScriptCall {
         call.arguments.extend(other);
         call
     }
-
-    /// Whether the arguments contain windows of a calendar, of which none may enclose the time of Redis.
-    pub(super) fn has_calendar_windows(&self) -> bool {
-        !self.calendars.is_empty()
-    }
-
-    /// Replaces the windows of calendars by those around this time of Redis.
-    pub(super) fn set_time(&mut self, now_us: u64) {
-        for CalendarWindows {
-            limit,
-            argument,
-            offset,
-        } in &self.calendars
-        {
-            let mut numbers = BytesMut::new();
-            write_numbers(&mut numbers, boundaries(limit, now_us).into_iter().flatten());
-            let argument = &mut self.arguments[*argument];
-            let mut replaced = BytesMut::from(&**argument);
-            replaced[*offset..offset + numbers.len()].copy_from_slice(&numbers);
-            *argument = replaced.freeze();
-        }
-        let mut header = enclosed(self.calendars.iter().map(|windows| &windows.limit), now_us);
-        let runs_before_keys = &self.arguments[0][header.len()..];
-        header.extend_from_slice(runs_before_keys);
-        self.arguments[0] = header.freeze();
-    }
 }
 
 /// The time of this process in microseconds, to find the windows of a calendar around the time of Redis.
-fn process_time_us() -> u64 {
+pub(super) fn process_time_us() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
@@ -252,14 +204,11 @@ fn process_time_us() -> u64 {
 }
 
 /// The time that the boundaries of all calendars enclose.
-fn enclosed<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> BytesMut {
+fn enclosed<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> [u64; 2] {
     let boundaries = limits.filter_map(|limit| boundaries(limit, now_us));
-    let (from, until) = boundaries.fold((0, MAX_EXACT), |all, [from, _, _, until, _]| {
-        (all.0.max(from), all.1.min(until))
-    });
-    let mut buffer = BytesMut::new();
-    write_numbers(&mut buffer, [from, until]);
-    buffer
+    boundaries.fold([0, MAX_EXACT], |all, [from, _, _, until, _]| {
+        [all[0].max(from), all[1].min(until)]
+    })
 }
 
 /// Whether all of these, which have no bans and no lines, are checks without calendars, each in one slot.
@@ -384,7 +333,7 @@ mod tests {
     }
 
     fn call_of(merged: &[MergedRequest<'_>]) -> ScriptCall {
-        ScriptCall::at(merged, &KeyFormat::new("quota", None), 0, false)
+        ScriptCall::new(merged, &KeyFormat::new("quota", None), false, 0)
     }
 
     fn request(charges: &[Charge]) -> OwnedRequest {
@@ -492,7 +441,7 @@ mod tests {
         let [key_of_a, key_of_b] =
             ["quota:1:log/1min:p:{key=a}", "quota:1:log/1min:p:{key=b}"].map(|key| key.as_bytes().to_vec());
 
-        let call = ScriptCall::new(&merged, &KeyFormat::new("quota", None), true);
+        let call = ScriptCall::new(&merged, &KeyFormat::new("quota", None), true, 0);
         assert!(call.is_across);
         assert!(call.keys.iter().eq([&key_of_a]));
         assert_eq!(
@@ -513,13 +462,13 @@ mod tests {
         assert_eq!(call.arguments[..], arguments);
 
         let key_format = KeyFormat::new("quota", None);
-        let call = ScriptCall::new(&merged[..2], &key_format, true);
+        let call = ScriptCall::new(&merged[..2], &key_format, true, 0);
         assert_eq!(call.script, ScriptName::Checks(0));
         let charge = packed("", &[1, 1, 5, 60_000_000, 0, 0]);
         let arguments = [charge, packed("", &[2, 2]), key_of_a, key_of_b];
         assert_eq!(call.arguments[..], arguments);
 
-        let call = ScriptCall::new(&merged[..1], &key_format, true);
+        let call = ScriptCall::new(&merged[..1], &key_format, true, 0);
         assert!(!call.is_across && call.keys.len() == 1, "all keys are in one slot");
     }
 }

@@ -1,4 +1,4 @@
-use std::{error::Error, fmt, sync::Arc};
+use std::sync::Arc;
 
 use tokio::{runtime::Handle, time::timeout};
 
@@ -20,7 +20,6 @@ use super::{
 };
 use crate::{
     ConfigError,
-    error::impl_error,
     store::{ErrorKind, StoreError},
 };
 
@@ -45,14 +44,14 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// * [`ConnectError::Config`] if the URL is not one of Redis, or requires a feature that is off; and outside of a tokio
-    ///   runtime.
-    /// * [`ConnectError::Store`] if Redis refuses the credentials, a command, the keys or the script. The error names what is
+    /// * A [permanent](StoreError::is_permanent) one if the URL is not one of Redis, or requires a feature that is off; and outside of a
+    ///   tokio runtime.
+    /// * [`Refused`](ErrorKind::Refused) if Redis refuses the credentials, a command, the keys or the script. The error names what is
     ///   refused, and if credentials or a permission are missing, the `ACL SETUSER` command for a user with all permissions.
-    /// * [`ConnectError::Store`] if Redis cannot be used within the
-    ///   [connect timeout](RedisStoreBuilder::connect_timeout), 5 s. The [source](std::error::Error::source) of the error is
-    ///   the last cause, and its kind that of this cause.
-    pub async fn connect(url: &str) -> Result<Self, ConnectError> {
+    /// * [`Timeout`](ErrorKind::Timeout) or [`Unreachable`](ErrorKind::Unreachable) if Redis cannot be used within the
+    ///   [connect timeout](RedisStoreBuilder::connect_timeout), 5 s; a program can connect again. The [source](std::error::Error::source)
+    ///   is the last cause.
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::builder().url(url).connect().await
     }
 
@@ -80,7 +79,7 @@ impl RedisStoreBuilder {
     ///
     /// Those of [`RedisStore::connect`], and if a setting is out of its range, there is no source, or a client of the
     /// application cannot serve a limiter.
-    pub async fn connect(self) -> Result<RedisStore, ConnectError> {
+    pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let (connect_timeout, server) = (self.connect_timeout, self.server());
         let store = self.build()?;
         connected(&store.queues.backend, &server, connect_timeout).await?;
@@ -219,87 +218,5 @@ fn validate_credentials(source: &Source) -> Result<(), ConfigError> {
         Source::RedisRsCluster(nodes) if nodes.iter().any(has_password) => Err(super::url::two_credentials("client")),
         #[cfg(feature = "cluster")]
         Source::RedisRs(_) | Source::RedisRsCluster(_) => Ok(()),
-    }
-}
-
-/// The error of [`RedisStore::connect`](super::RedisStore::connect).
-///
-/// A program can connect again after [`Timeout`](crate::store::ErrorKind::Timeout) and
-/// [`Unreachable`](crate::store::ErrorKind::Unreachable); [`Refused`](crate::store::ErrorKind::Refused) is an error reply of
-/// Redis, such as for a wrong password.
-///
-/// ```
-/// use std::time::Duration;
-/// use tower_quota::{ConnectError, RedisStore, store::ErrorKind};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
-/// fn is_temporary(error: &ConnectError) -> bool {
-///     match error {
-///         ConnectError::Store(error) => matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unreachable),
-///         _ => false,
-///     }
-/// }
-///
-/// // Nothing listens there.
-/// let builder = RedisStore::builder().connect_timeout(Duration::from_millis(50));
-/// let error = builder.url("redis://127.0.0.1:1").connect().await.unwrap_err();
-/// assert!(is_temporary(&error));
-///
-/// let error = RedisStore::connect("http://127.0.0.1").await.unwrap_err();
-/// assert!(!is_temporary(&error));
-/// # }
-/// ```
-///
-/// [`Debug`](fmt::Debug) is that of [`ConfigError`]: the message as it is, and the cause.
-#[non_exhaustive]
-pub enum ConnectError {
-    /// The URL or a setting cannot work.
-    Config(ConfigError),
-    /// Redis refuses the credentials, a command, the keys or the script; or cannot be used within the
-    /// [connect timeout](super::RedisStoreBuilder::connect_timeout).
-    Store(StoreError),
-}
-
-impl From<ConfigError> for ConnectError {
-    fn from(error: ConfigError) -> Self {
-        Self::Config(error)
-    }
-}
-
-impl From<StoreError> for ConnectError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
-impl ConnectError {
-    fn error(&self) -> &(dyn Error + 'static) {
-        match self {
-            Self::Config(error) => error,
-            Self::Store(error) => error,
-        }
-    }
-}
-
-impl_error!(ConnectError, error => error.error(), error.error().source());
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::ErrorKind;
-
-    #[test]
-    fn debug_is_the_message_and_the_cause() {
-        let error = StoreError::new(ErrorKind::Unreachable, "Redis cannot be used").with_source("connection refused");
-        assert_eq!(
-            format!("{:?}", ConnectError::from(error)),
-            "Redis cannot be used: connection refused"
-        );
-        let error = ConfigError::because("this URL cannot be used", "no port");
-        assert_eq!(
-            format!("{:?}", ConnectError::from(error)),
-            "this URL cannot be used: no port"
-        );
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     error::Error,
-    fmt,
     path::PathBuf,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
@@ -69,14 +68,7 @@ impl Credentials {
     }
 }
 
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials")
-            .field("user", &self.user)
-            .field("reauthenticate_after", &self.reauthenticate_after)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(Credentials, own => user: own.user, reauthenticate_after: own.reauthenticate_after);
 
 /// Settings of credentials.
 impl RedisStoreBuilder {

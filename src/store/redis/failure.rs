@@ -56,6 +56,16 @@ impl Failure {
         }
     }
 
+    /// The cause in plain words.
+    pub(super) fn cause(&self) -> Cow<'_, str> {
+        match self {
+            Self::Timeout => "Redis did not reply".into(),
+            Self::Unreachable(source) => (&**source).into(),
+            Self::Refused(error) | Self::Forbidden(Refusal { error, .. }) => format!("Redis replied: {error}").into(),
+            Self::Protocol(fault) => (*fault).into(),
+        }
+    }
+
     /// Whether there was no reply, not even an error.
     pub(super) fn is_no_reply(&self) -> bool {
         matches!(self, Self::Timeout | Self::Unreachable(_))

@@ -1,6 +1,7 @@
 use std::{borrow::Cow, fmt};
 
 use bytes::Bytes;
+use crc16::{State, XMODEM};
 
 use super::request::{Entry, OwnedRequest};
 
@@ -118,7 +119,7 @@ impl fmt::Debug for KeyFormat {
 
 /// The slot of a charge in a cluster: that of its key in braces.
 pub(super) fn slot_of_charge(charge: &Charge) -> u16 {
-    crc16(charge.key.as_bytes()) % SLOTS
+    slot_of_tag(charge.key.as_bytes())
 }
 
 /// Whether the keys of charges lie in several slots of a cluster.
@@ -134,47 +135,20 @@ const SLOTS: u16 = 16_384;
 ///
 /// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags>
 pub(super) fn slot_of(key: &[u8]) -> u16 {
-    crc16(hash_tag(key).unwrap_or(key)) % SLOTS
+    slot_of_tag(hash_tag(key).unwrap_or(key))
 }
 
 /// The bytes between the first `{` and the first `}` after it, unless there are none.
 fn hash_tag(key: &[u8]) -> Option<&[u8]> {
-    let (_, rest) = split(key, b'{')?;
-    let (tag, _) = split(rest, b'}')?;
+    let place = |bytes: &[u8], delimiter| bytes.iter().position(|byte| *byte == delimiter);
+    let rest = &key[place(key, b'{')? + 1..];
+    let tag = &rest[..place(rest, b'}')?];
     (!tag.is_empty()).then_some(tag)
 }
 
-fn split(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
-    let position = bytes.iter().position(|byte| *byte == at)?;
-    Some((&bytes[..position], &bytes[position + 1..]))
+fn slot_of_tag(tag: &[u8]) -> u16 {
+    State::<XMODEM>::calculate(tag) % SLOTS
 }
-
-/// CRC-16 of XMODEM.
-fn crc16(bytes: &[u8]) -> u16 {
-    bytes
-        .iter()
-        .fold(0, |crc, byte| (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ byte)])
-}
-
-static CRC16: [u16; 256] = {
-    let mut table = [0; 256];
-    let mut byte = 0;
-    while byte < table.len() {
-        let mut crc = (byte as u16) << 8;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 0x8000 == 0 {
-                crc << 1
-            } else {
-                (crc << 1) ^ 0x1021
-            };
-            bit += 1;
-        }
-        table[byte] = crc;
-        byte += 1;
-    }
-    table
-};
 
 #[cfg(test)]
 mod tests {
@@ -236,7 +210,7 @@ mod tests {
 
     #[test]
     fn the_checksum_is_that_of_the_specification() {
-        assert_eq!(crc16(b"123456789"), 0x31c3);
+        assert_eq!(slot_of_tag(b"123456789"), 0x31c3 % SLOTS);
     }
 
     #[test]
@@ -244,7 +218,7 @@ mod tests {
         assert_eq!(slot_of(b"{user1000}.following"), slot_of(b"{user1000}.followers"));
         assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of(b"{bar"));
         assert_eq!(slot_of(b"foo{bar}{zap}"), slot_of(b"bar"));
-        assert_eq!(slot_of(b"foo{}{bar}"), crc16(b"foo{}{bar}") % 16_384);
+        assert_eq!(slot_of(b"foo{}{bar}"), slot_of_tag(b"foo{}{bar}"));
     }
 
     #[test]

@@ -30,6 +30,6 @@ mod url;
 mod wakes;
 
 pub use self::{
-    builder::RedisStoreBuilder, client::ClientLibrary, connect::ConnectError, credentials::Credentials,
-    source::ApplicationClient, store::RedisStore,
+    builder::RedisStoreBuilder, client::ClientLibrary, credentials::Credentials, source::ApplicationClient,
+    store::RedisStore,
 };

@@ -118,8 +118,12 @@ const CONSTANTS: [(&str, u64); 20] = [
 
 /// The functions of a rule, as a field of a table.
 fn functions(name: &str, rule: &str) -> String {
-    let leases: &[&str] = if rule == "slots" { &["held_until", "renew"] } else { &[] };
-    let names = ["read", "add", "wait", "give_back"].iter().chain(leases);
+    let others: &[&str] = match rule {
+        "slots" => &["held_until", "renew"],
+        "bucket" | "counter" => &["wait_behind"],
+        _ => &[],
+    };
+    let names = ["read", "add", "wait", "give_back"].iter().chain(others);
     let fields: Vec<_> = names
         .map(|function| format!("{function} = {rule}_{function}"))
         .collect();

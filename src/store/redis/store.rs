@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     future::ready as ready_with,
     sync::{Arc, LazyLock, Weak},
 };
@@ -373,12 +372,7 @@ pub(super) async fn send(queues: Arc<CommitQueues>, request: OwnedRequest) -> Re
     queues.decide_at(slot, false, request).await
 }
 
-impl fmt::Debug for RedisStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let backend = &self.queues.backend;
-        f.debug_struct("RedisStore")
-            .field("keys", &backend.key_format)
-            .field("deadline", &backend.deadline.duration())
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(RedisStore, store =>
+    keys: store.queues.backend.key_format,
+    deadline: store.queues.backend.deadline.duration()
+);

@@ -1,5 +1,4 @@
 use std::{
-    error::Error,
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
@@ -94,7 +93,7 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
     }
     backend.set_reaches_several_slots(false);
     tracing::info!(
-        error = refused.map(cause).map(|cause| cause.to_string()),
+        error = refused.as_ref().map(|failure| failure.cause()).as_deref(),
         "a script can use the keys of one slot of this cluster only; each call of the store contains checks of one slot"
     );
     Ok(())
@@ -158,7 +157,7 @@ pub(super) async fn connected(
         // A Redis that is starting refuses connections too; a wrong port is seen at once.
         if failure.is_refused_connection() && !warned {
             warned = true;
-            let error = cause(failure.clone()).to_string();
+            let error = &*failure.cause();
             tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
         }
         last = failure;
@@ -170,7 +169,7 @@ pub(super) async fn connected(
                 "{server} could not be used within the connect timeout of {connect_timeout:?}; a service that must start \
                  without Redis uses `connect_lazy`"
             );
-            Err(StoreError::new(last.kind(), message).with_source(cause(last)))
+            Err(StoreError::new(last.kind(), message).with_source(last.cause().into_owned()))
         }
     }
 }
@@ -214,7 +213,7 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String
         let tried = until_success(&backend, |failure| {
             if !warned && started.elapsed() >= connect_timeout {
                 warned = true;
-                let error = cause(failure).to_string();
+                let error = &*failure.cause();
                 tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
             }
         });
@@ -238,14 +237,3 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String
 
 /// How long after a refusal all is tried again, since somebody has to permit it.
 const PERMISSION_PAUSE: Duration = Duration::from_secs(10);
-
-/// The cause of a failed trial in plain words.
-fn cause(failure: Failure) -> Box<dyn Error + Send + Sync> {
-    match failure {
-        Failure::Timeout => "Redis did not reply".into(),
-        Failure::Unreachable(source) => source.into(),
-        Failure::Refused(error) => format!("Redis replied: {error}").into(),
-        Failure::Forbidden(refusal) => format!("Redis replied: {}", refusal.error).into(),
-        Failure::Protocol(fault) => fault.into(),
-    }
-}

@@ -88,6 +88,12 @@ impl<'a> Url<'a> {
         #[cfg(feature = "tls")]
         if tls {
             choose_crypto_provider();
+            if let Some(Err(error)) = std::env::var_os("SSL_CERT_FILE").map(std::fs::File::open) {
+                return Err(ConfigError::because(
+                    "the file with the trusted authorities, which the variable `SSL_CERT_FILE` names, cannot be read",
+                    error,
+                ));
+            }
         }
         if credentials.is_some_and(|credentials| !credentials.contains(':')) {
             return Err(ConfigError::new(
@@ -110,6 +116,12 @@ impl<'a> Url<'a> {
         if kind != ServerKind::UnixSocket && (host.is_empty() || host.starts_with(':')) {
             return Err(ConfigError::new(
                 "the URL has no host; one looks like `redis://127.0.0.1:6379`",
+            ));
+        }
+        if kind != ServerKind::UnixSocket && host.contains(',') {
+            return Err(ConfigError::new(
+                "the URL has several servers; more nodes of a cluster, or sentinels, are parameters: \
+                 `redis-cluster://host:6379?node=host:6380&node=host:6381`",
             ));
         }
         if kind != ServerKind::UnixSocket && !path.trim_matches('/').bytes().all(|digit| digit.is_ascii_digit()) {
@@ -328,6 +340,7 @@ mod tests {
             ("redis-ring://127.0.0.1", "redis://"),
             ("redis://secret@127.0.0.1", "`redis://:password@host`"),
             ("redis://127.0.0.1/?db=3", "redis://host:6379/3"),
+            ("redis://127.0.0.1:6379,127.0.0.1:6380", "?node=host:6380"),
             ("redis://127.0.0.1:6379/abc", "redis://host:6379/3"),
             ("redis://127.0.0.1:6379/-1", "redis://host:6379/3"),
             ("redis://", "redis://127.0.0.1:6379"),

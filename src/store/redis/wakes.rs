@@ -14,7 +14,7 @@ use std::{
 
 use tokio::time::sleep;
 
-use super::{acl::Refusal, backend::Backend, failure::Failure, task::AbortOnDrop};
+use super::{backend::Backend, failure::Failure, task::AbortOnDrop};
 use crate::store::{
     LeaseId,
     wakes::{wake_all, wake_line},
@@ -50,14 +50,27 @@ impl Subscription {
     }
 }
 
+/// The attempts in a row that fail before that is logged.
+const UNLOGGED_FAILURES: u32 = 10;
+
 async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
-    let attempts = Attempts::default();
+    let (failed, is_logged) = (AtomicU32::new(0), AtomicBool::new(false));
+    // One failure is logged.
+    let log = |failure: &Failure| {
+        if !is_logged.swap(true, Ordering::Relaxed) {
+            let error = &*failure.cause();
+            tracing::info!(
+                error,
+                "no messages wake requests which wait; these wait up to a second longer"
+            );
+        }
+    };
     let receive = |event: Event<'_>| match event {
         Event::Subscribed => {
-            attempts.succeeded();
+            failed.store(0, Ordering::Relaxed);
             wake_all();
         }
-        Event::Refused(failure) => attempts.log(&failure),
+        Event::Refused(failure) => log(&failure),
         Event::Message(number) => {
             let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
             if let Some(number) = number {
@@ -69,54 +82,10 @@ async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
         let Some(backend) = backend.upgrade() else { return };
         let failure = backend.client.receive_messages(&channel, &receive).await;
         drop(backend);
-        sleep(attempts.failed(&failure)).await;
-    }
-}
-
-/// The attempts in a row that fail before that is logged.
-const UNLOGGED_FAILURES: u32 = 10;
-
-/// The attempts to subscribe, of which one failure is logged.
-#[derive(Default)]
-struct Attempts {
-    failed: AtomicU32,
-    logged: AtomicBool,
-}
-
-impl Attempts {
-    fn succeeded(&self) {
-        self.failed.store(0, Ordering::Relaxed);
-    }
-
-    /// The pause before the next one.
-    fn failed(&self, failure: &Failure) -> Duration {
-        let failed = self.failed.fetch_add(1, Ordering::Relaxed) + 1;
-        match failure {
-            Failure::Forbidden(_) | Failure::Refused(_) => {
-                self.log(failure);
-                REFUSAL_PAUSE
-            }
-            Failure::Timeout | Failure::Unreachable(_) | Failure::Protocol(_) => {
-                if failed >= UNLOGGED_FAILURES {
-                    self.log(failure);
-                }
-                PAUSE
-            }
+        let is_refused = matches!(failure, Failure::Forbidden(_) | Failure::Refused(_));
+        if failed.fetch_add(1, Ordering::Relaxed) + 1 >= UNLOGGED_FAILURES || is_refused {
+            log(&failure);
         }
-    }
-
-    fn log(&self, failure: &Failure) {
-        let error: &str = match failure {
-            Failure::Forbidden(Refusal { error, .. }) | Failure::Refused(error) => error,
-            Failure::Timeout => "no reply",
-            Failure::Unreachable(cause) => cause,
-            Failure::Protocol(fault) => fault,
-        };
-        if !self.logged.swap(true, Ordering::Relaxed) {
-            tracing::info!(
-                error,
-                "no messages wake requests which wait; these wait up to a second longer"
-            );
-        }
+        sleep(if is_refused { REFUSAL_PAUSE } else { PAUSE }).await;
     }
 }

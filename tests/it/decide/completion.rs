@@ -581,7 +581,7 @@ fn a_completion_is_shown_without_header_fields() {
     let seen = seen.lock().expect("no panic");
     assert_eq!(
         seen.iter().collect::<Vec<_>>(),
-        ["Completion { status: Some(303), grpc_status: None, end: Head }"]
+        ["Completion { status: Some(303), grpc_status: None, end: Head, .. }"]
     );
 }
 

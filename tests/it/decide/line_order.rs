@@ -575,3 +575,27 @@ async fn the_wait_behind_a_full_line_is_that_of_all_requests_there() {
     let peeked = limiter.peek("k").await.expect("it replies").retry_after();
     assert_eq!(peeked, Some(wait));
 }
+
+/// With units that are taken ahead, what is admitted counts for longer than the window.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_would_wait_for_too_long_with_units_ahead_is_denied_at_once() {
+    let log = SlidingLog::per_second(10).prefetch(SECOND / 10);
+    let (limiter, start) = (Limiter::new(MemoryStore::new(), Policy::new("p", log)), Instant::now());
+    let acquire = || {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            let acquired = limiter.request("k").max_wait(SECOND * 215 / 100).acquire().await;
+            (acquired.is_ok(), start.elapsed())
+        })
+    };
+    let mut calls = Vec::new();
+    for _ in 0..22 {
+        calls.push(acquire());
+        sleep(SECOND / 1_000).await;
+    }
+    for (nth, call) in calls.into_iter().enumerate() {
+        let (is_admitted, after) = call.await.expect("no panic");
+        assert_eq!(is_admitted, nth < 20, "{nth} after {after:?}");
+        assert!(is_admitted || after < SECOND / 2, "{nth} was denied after {after:?}");
+    }
+}

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 use tower_quota::{
     Concurrency, Decision, FailureMode, FixedWindow, Limiter, MemoryStore, Plans, Policy, RateLimitLayer, SlidingLog,
-    Usage, key, store::Store,
+    TokenBucket, Usage, key, store::Store,
 };
 
 use crate::support::{Broken, Clock, Gated, Redis, connected, get, patient, send};
@@ -238,6 +238,37 @@ async fn a_settlement_above_the_largest_cost_counts_as_that() {
     assert_eq!(ledger.units(), [999_999_999_999_999]);
 }
 
+/// While the store fails, a cost above the share counts as all of it, and is invoiced in full.
+#[tokio::test(start_paused = true)]
+async fn a_settlement_below_the_estimate_counts_no_more_than_the_estimate_did() {
+    // A share of 2, of which one comes in 30 s.
+    for (settled, invoiced, wait) in [
+        (None, 5, 60),
+        (Some(5), 5, 60),
+        (Some(3), 3, 60),
+        (Some(1), 1, 30),
+        (Some(7), 7, 120),
+    ] {
+        let ledger = Ledger::default();
+        let policy = Policy::new("tokens", TokenBucket::per_minute(20)).failure_mode(FailureMode::local_share(1, 10));
+        let limiter = Limiter::new(Broken::default(), policy).on_settled(ledger.observer());
+        let decision = limiter.request("k").cost(5).check().await.expect("a decision");
+        let receipt = decision.take_receipt();
+        match settled {
+            Some(units) => receipt.settle(units).await.expect("in this process"),
+            None => drop(receipt),
+        }
+        drop(decision);
+        let denied = limiter.request("k").cost(5).check().await.expect("a decision");
+        let wait = Some(Duration::from_secs(wait));
+        assert_eq!(
+            (ledger.units(), denied.retry_after()),
+            (vec![invoiced], wait),
+            "{settled:?}"
+        );
+    }
+}
+
 /// The store admits a request whose caller has left meanwhile, and gets its units back.
 #[tokio::test]
 async fn a_caller_that_left_before_it_was_admitted_is_not_settled() {
@@ -258,6 +289,35 @@ async fn a_caller_that_left_before_it_was_admitted_is_not_settled() {
     let left = Limiter::new(memory, policy).peek("k").await.expect("in memory");
     assert_eq!(left.remaining(), 5);
     assert!(ledger.units().is_empty());
+}
+
+/// A request at a full line is checked behind those that wait, and may fit when they are about to.
+#[tokio::test(start_paused = true)]
+async fn what_is_admitted_at_a_full_line_after_its_caller_has_left_is_given_back() {
+    let memory = MemoryStore::new();
+    let gated = Gated::new(memory.clone());
+    let policy = Policy::new("mails", SlidingLog::per_hour(3))
+        .wait_up_to(3_600 * SECOND)
+        .max_waiting(1);
+    let limiter = Limiter::new(gated.clone(), policy.clone());
+    gated.open(4);
+    for _ in 0..3 {
+        let _ = limiter.acquire("k").await.expect("it fits");
+    }
+    let of_the_line = limiter.clone();
+    let waiting = tokio::spawn(async move { of_the_line.acquire("k").await });
+    tokio::time::sleep(SECOND / 1_000).await;
+
+    let direct = Limiter::new(memory, policy);
+    direct.reset("k").await.expect("in memory");
+    let mut leaving = Box::pin(limiter.acquire("k"));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(leaving.as_mut().poll(&mut context).is_pending());
+    drop(leaving);
+    gated.open(100);
+    let _ = waiting.await.expect("no panic").expect("it is admitted");
+    gated.drained(10 * SECOND).await.expect("all is given back");
+    assert_eq!(direct.peek("k").await.expect("in memory").remaining(), 2);
 }
 
 /// What the store counts is invoiced, whether or not the caller receives the decision.

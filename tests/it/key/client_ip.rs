@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
+use axum::extract::ConnectInfo;
 use http::{HeaderName, HeaderValue, Request};
 use serde::Deserialize;
 use tower_quota::{
@@ -188,6 +189,37 @@ fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
         assert_eq!(count(&ip, field), 0, "{field}");
         let behind_a_proxy = key::client_ip(ClientIpSource::Forwarded).trusted(["10.0.0.1"]).unwrap();
         assert_eq!(count(&behind_a_proxy, field), 0, "{field}");
+    }
+}
+
+#[test]
+fn the_peer_of_the_application_is_that_of_a_server() {
+    let [own, of_the_server] =
+        ["198.51.100.1:1", "203.0.113.1:1"].map(|peer| peer.parse::<SocketAddr>().expect("a peer"));
+    let request = Request::get("/")
+        .extension(PeerAddr(own))
+        .extension(ConnectInfo(of_the_server));
+    let (parts, ()) = request.body(()).expect("a request").into_parts();
+    assert_eq!(key::ip().address(&parts).ok(), Some(own.ip()));
+
+    let mapped = key::client_ip(ClientIpSource::XForwardedFor)
+        .trusted(["10.0.0.0/8"])
+        .expect("a network")
+        .peer(|_| "::ffff:10.0.0.2".parse().ok());
+    let request = Request::get("/").header("x-forwarded-for", "198.51.100.1");
+    let (parts, ()) = request.body(()).expect("a request").into_parts();
+    assert_eq!(mapped.address(&parts).ok(), Some(own.ip()));
+}
+
+#[test]
+fn groups_that_are_too_large_or_longer_than_an_address_are_refused() {
+    for group in [
+        || key::ip().ipv4_prefix(7),
+        || key::ip().ipv4_prefix(33),
+        || key::ip().ipv6_prefix(31),
+        || key::ip().ipv6_prefix(129),
+    ] {
+        assert!(std::panic::catch_unwind(group).is_err());
     }
 }
 

@@ -464,3 +464,49 @@ async fn a_full_place_that_a_request_does_not_fit_into_is_not_refreshed() {
     let wait = outcome.states()[0].retry_after.expect("it is denied");
     assert!(wait < hour, "the place has expired: {wait:?}");
 }
+
+#[tokio::test]
+async fn a_request_behind_a_costly_one_waits_for_the_tokens_that_both_lack() {
+    let both = Both::start().await;
+    let limit = Limit::from(TokenBucket::new(1_000, Duration::from_secs(3_600)));
+    let key = Key::from("k");
+    both.decide(StoreRequest::new(
+        Operation::Charge,
+        &[Charge::new("a", &limit, &key, 1)],
+    ))
+    .await;
+    // A token comes in 3.6 s.
+    for (cost, seconds) in [(1_000, 3.6), (1, 7.2), (999, 3_603.6), (1, 3_607.2)] {
+        let charge = [Charge::new("a", &limit, &key, cost).in_line(in_line(1, None))];
+        let outcome = both.decide(StoreRequest::new(Operation::Wait, &charge)).await;
+        let wait = outcome.states()[0].retry_after.expect("it waits").as_secs_f64();
+        assert!((seconds - 0.001..=seconds).contains(&wait), "{cost}: {wait}");
+        both.clock.advance(Duration::from_micros(1));
+    }
+}
+
+/// They are admitted one by one while the share of the window before shrinks.
+#[tokio::test]
+async fn in_a_line_of_a_sliding_counter_each_window_admits_a_quota() {
+    let both = Both::start().await;
+    let (limit, key) = (Limit::from(SlidingCounter::per_minute(10)), Key::from("k"));
+    let charge = |line: Option<ChargeLine>| [Charge::new("a", &limit, &key, 1).in_line(line)];
+    let into_minute = both.clock.now() % (60 * SECOND);
+    both.clock.advance(Duration::from_micros(119 * SECOND - into_minute));
+    for _ in 0..9 {
+        both.decide(StoreRequest::new(Operation::Charge, &charge(None))).await;
+    }
+    both.clock.advance(Duration::from_secs(5));
+    both.decide(StoreRequest::new(Operation::Charge, &charge(None))).await;
+    let mut waits = Vec::new();
+    for _ in 0..20 {
+        let charge = charge(in_line(1, None));
+        let outcome = both.decide(StoreRequest::new(Operation::Wait, &charge)).await;
+        waits.push(outcome.states()[0].retry_after.expect("it waits").as_secs_f64());
+        both.clock.advance(Duration::from_micros(1));
+    }
+    // The tenth is the eleventh of this window and the next one, of which 4 s are over.
+    for (nth, expected) in [(8, 56.0), (9, 62.0), (19, 122.0)] {
+        assert!((expected - 0.1..=expected).contains(&waits[nth]), "{nth}: {waits:?}");
+    }
+}

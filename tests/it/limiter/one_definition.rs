@@ -354,28 +354,35 @@ async fn a_reset_ends_bans_and_counts_of_limits_that_are_chosen(store: Arc<impl 
 }
 
 #[tokio::test]
-async fn a_limiter_of_a_layer_refuses_a_text_that_is_the_key_of_no_request() {
+async fn a_limiter_of_a_layer_refuses_the_key_of_no_request() {
     let hour = Duration::from_secs(3_600);
     let banning = |name| Policy::new(name, SlidingLog::per_hour(1)).ban(Ban::by_hand());
     let of = |layer: RateLimitLayer| Limiter::from(&layer);
+    let on_path = of(RateLimitLayer::new(
+        MemoryStore::new(),
+        banning("api").key((key::ip(), key::path())),
+    ));
     let limiter = of(RateLimitLayer::new(MemoryStore::new(), banning("api").key(key::ip())));
-    for refused in [
-        limiter.reset("203.0.113.7").await,
-        limiter.ban("203.0.113.7", hour).await,
-        limiter
-            .override_limit("api", "203.0.113.7", SlidingLog::per_hour(9), hour)
-            .await,
-    ] {
-        let error = refused.expect_err("no request has this key");
-        assert_eq!(error.kind(), ErrorKind::Refused);
-        assert!(
-            error
-                .to_string()
-                .contains("whose keys are `ip=..`; make one as in `Key::ip(address)`"),
-            "{error}"
-        );
-    }
     let caller = Key::ip([203, 0, 113, 7].into());
+    for (limiter, key, form) in [
+        (&limiter, Key::from("203.0.113.7"), "`ip=..`"),
+        (&limiter, Key::header("x-user", "42"), "`ip=..`"),
+        (&limiter, caller.clone().and(Key::route("/")), "`ip=..`"),
+        (&on_path, caller.clone(), "`ip=..|path=/..`"),
+    ] {
+        for refused in [
+            limiter.reset(key.clone()).await,
+            limiter.ban(key.clone(), hour).await,
+            limiter
+                .override_limit("api", key.clone(), SlidingLog::per_hour(9), hour)
+                .await,
+        ] {
+            let error = refused.expect_err("no request has this key");
+            assert_eq!(error.kind(), ErrorKind::Refused);
+            let forms = format!("its keys are {form}; make one of the same parts, such as `Key::ip(address)`");
+            assert!(error.to_string().contains(&forms), "{error}");
+        }
+    }
     assert!(
         limiter
             .check(caller.clone())

@@ -129,6 +129,8 @@ fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
         ("methods = [\"GET\", \"A B\"]", "line 4", "`A B` is not a method"),
         ("methods = []", "line 4", "an empty list is for no request"),
         ("methods = '*'", "line 4", "without `methods` all are meant"),
+        ("methods = 'ANY'", "line 4", "without `methods` all are meant"),
+        ("methods = 'ALL'", "line 4", "without `methods` all are meant"),
         ("methods = [\"GTE\"]", "line 4", "is `GET` meant?"),
         ("methods = \"POSTS\"", "line 4", "is `POST` meant?"),
         ("methods = \"PACH\"", "line 4", "is `PATCH` meant?"),

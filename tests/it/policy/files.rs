@@ -101,7 +101,9 @@ fn a_wrong_line_is_shown() {
     for (wrong, shown, taught) in [
         ("limit = \"sliding-log 2/30 t\"", "2/30 t", "`sliding-log 100/min`"),
         ("limit = \"2 in a minute\"", "^^^^", "`sliding-log 100/min`"),
-        ("limit = 100", "^^^", "a limit such as \"sliding-log 100/min\""),
+        ("limit = \"10/s, 100/min\"", "^^^^", "a layer has several policies"),
+        ("limit = [\"10/s\", \"100/min\"]", "^^^", "several are several policies"),
+        ("limit = 100", "^^^", "one limit such as \"sliding-log 100/min\""),
         (
             "limit = \"100001/s\"",
             "100001/s",

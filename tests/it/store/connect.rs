@@ -10,8 +10,8 @@ use std::{
 
 use tokio::{net::TcpListener, task::JoinSet};
 use tower_quota::{
-    ClientLibrary, ConnectError, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
-    store::{ErrorKind, Operation},
+    ClientLibrary, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
+    store::{ErrorKind, Operation, StoreError},
 };
 
 use crate::support::{Cluster, Log, Redis, each_client, eventually, try_decide};
@@ -79,11 +79,8 @@ async fn refusal(builder: RedisStoreBuilder, url: &str) -> String {
 }
 
 /// The kind of an error of Redis.
-fn kind(error: &ConnectError) -> Option<ErrorKind> {
-    match error {
-        ConnectError::Store(error) => Some(error.kind()),
-        _ => None,
-    }
+fn kind(error: &StoreError) -> Option<ErrorKind> {
+    (!error.is_permanent()).then(|| error.kind())
 }
 
 async fn a_missing_command_is_named(library: ClientLibrary) {
@@ -155,7 +152,7 @@ async fn a_trial_leaves_nothing_behind(library: ClientLibrary) {
 }
 
 /// The cause of an error, which is in plain words.
-fn cause(error: &ConnectError) -> String {
+fn cause(error: &StoreError) -> String {
     let cause = error.source().expect("a cause").to_string();
     assert!(!cause.is_empty() && !cause.contains(['{', '"']), "{cause}");
     cause
@@ -165,7 +162,7 @@ const SHORT: Duration = Duration::from_millis(300);
 
 /// The error of connecting to a Redis that cannot be used, and the connect timeout. On a busy machine a short timeout ends
 /// before the first attempt has failed, and then the error has no cause but that.
-async fn connect_in_vain(library: ClientLibrary, url: &str) -> (ConnectError, Duration) {
+async fn connect_in_vain(library: ClientLibrary, url: &str) -> (StoreError, Duration) {
     let mut timeout = SHORT;
     loop {
         let connected = builder(library).connect_timeout(timeout).url(url).connect().await;
@@ -429,9 +426,12 @@ async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
 async fn a_store_without_a_source_is_an_error_that_names_the_fix() {
     for error in [
         RedisStore::builder().connect().await.unwrap_err(),
-        RedisStore::builder().connect_lazy().unwrap_err().into(),
+        RedisStore::builder()
+            .connect_lazy()
+            .map_err(StoreError::from)
+            .unwrap_err(),
     ] {
-        assert!(matches!(error, ConnectError::Config(_)), "{error}");
+        assert!(error.is_permanent(), "{error}");
         assert!(
             error.to_string().contains("`.url(\"redis://127.0.0.1:6379\")`"),
             "{error}"
@@ -447,8 +447,11 @@ fn a_store_outside_of_a_runtime_is_an_error_that_names_the_fix() {
         let Poll::Ready(connected) = connect.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
             panic!("it waits for nothing");
         };
-        for error in [connected.unwrap_err(), builder().connect_lazy().unwrap_err().into()] {
-            assert!(matches!(error, ConnectError::Config(_)), "{error}");
+        for error in [
+            connected.unwrap_err(),
+            builder().connect_lazy().map_err(StoreError::from).unwrap_err(),
+        ] {
+            assert!(error.is_permanent(), "{error}");
             assert!(error.to_string().contains("`#[tokio::main]`"), "{error}");
             assert!(error.to_string().contains("`let _guard = runtime.enter();`"), "{error}");
         }

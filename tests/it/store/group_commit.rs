@@ -17,7 +17,7 @@ use tower_quota::{
     store::{Charge, ErrorKind, Operation, Store, StoreFuture, StoreRequest},
 };
 
-use crate::support::{Redis, connected, decide, eventually, patient, timed, try_decide};
+use crate::support::{Clock, Redis, connected, decide, eventually, patient, timed, try_decide};
 
 async fn store(redis: &Redis) -> RedisStore {
     connected(patient().deny_cache(false), &redis.url()).await
@@ -74,6 +74,20 @@ async fn a_check_of_a_calendar_window_is_one_call() {
     }
     // One more at the turn of the year.
     assert!(calls(&redis).await - before <= 21);
+}
+
+/// The process learns how far its clock is off.
+#[tokio::test]
+async fn a_check_of_a_calendar_window_is_one_call_by_another_clock_too() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let store = clock.redis_store(&redis).await;
+    clock.write_to(&redis).await;
+    let limit = FixedWindow::calendar(100, Calendar::Hour, "UTC").unwrap().into();
+    let before = calls(&redis).await;
+    for _ in 0..20 {
+        decide(&store, Operation::Check, &limit, "k", 1).await;
+    }
+    assert_eq!(calls(&redis).await - before, 21);
 }
 
 #[tokio::test]

@@ -339,6 +339,17 @@ fn a_policy_with_few_keys_keeps_them() {
     }
 }
 
+/// Such as one for each tenant.
+#[test]
+fn many_policies_with_one_key_fit_as_many_keys_of_one_policy_do() {
+    let clock = Clock::new();
+    let store = store(10_000, &clock);
+    for tenant in 0..8_000 {
+        assert!(admits(&store, &format!("tenant-{tenant}"), &hourly(), "all"));
+    }
+    assert_eq!((store.len(), store.evictions()), (8_000, 0));
+}
+
 #[test]
 fn where_all_keys_deny_the_oldest_denials_stay() {
     let clock = Clock::new();

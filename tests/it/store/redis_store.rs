@@ -11,8 +11,8 @@ use fred::{
 };
 use tokio::{net::TcpListener, time::timeout};
 use tower_quota::{
-    ClientLibrary, ConnectError, Limit, RedisStore, SlidingLog,
-    store::{ErrorKind, Operation},
+    ClientLibrary, Limit, RedisStore, SlidingLog,
+    store::{ErrorKind, Operation, StoreError},
 };
 
 use crate::support::{Redis, connected, decide, each_client, eventually, patient, timed, try_decide};
@@ -27,12 +27,12 @@ each_client! {
     a_check_ends_by_its_deadline_when_redis_hangs
 }
 
-async fn connect(library: ClientLibrary, url: &str) -> Result<RedisStore, ConnectError> {
+async fn connect(library: ClientLibrary, url: &str) -> Result<RedisStore, StoreError> {
     patient().client_library(library).url(url).connect().await
 }
 
 /// The error of connecting to this URL.
-async fn error_of(library: ClientLibrary, url: &str) -> ConnectError {
+async fn error_of(library: ClientLibrary, url: &str) -> StoreError {
     connect(library, url).await.expect_err("Redis refuses it")
 }
 
@@ -105,7 +105,7 @@ async fn a_store_that_is_dropped_before_redis_starts_stops_connecting(library: C
 }
 
 /// The error with its causes, as an application would log it.
-fn in_full(error: &ConnectError) -> String {
+fn in_full(error: &StoreError) -> String {
     let causes = iter::successors(Some(error as &dyn Error), |&error| error.source());
     let causes: Vec<_> = causes.map(ToString::to_string).collect();
     format!("{}; {error:?}", causes.join(": "))

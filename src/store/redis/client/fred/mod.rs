@@ -2,7 +2,6 @@ mod connection;
 
 use std::{
     borrow::Cow,
-    fmt,
     future::poll_fn,
     pin::{Pin, pin},
     sync::{
@@ -240,11 +239,7 @@ fn provider(authenticator: Option<&Arc<Authenticator>>) -> Option<Arc<dyn Creden
 
 struct Provider(Arc<Authenticator>);
 
-impl fmt::Debug for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Provider").finish_non_exhaustive()
-    }
-}
+impl_debug!(Provider, _provider =>);
 
 type Fetched<'a> = Pin<Box<dyn Future<Output = Result<(Option<String>, Option<String>), Error>> + Send + 'a>>;
 
