@@ -77,8 +77,9 @@ end
 local function bucket_wait_behind(charge, before, cost, since, spent)
   local quota, rate, period = charge.quota, charge.x, charge.y
   local missing = math.max(0, spent + before + cost - quota)
-  local fills = math.floor(math.max(0, missing - 1) / quota)
-  return since + time_of(missing - fills * quota, rate, period) + fills * time_of(quota, rate, period) - now
+  local others = math.max(0, missing - 1)
+  local fills = (others - others % quota) / quota
+  return since + time_of(missing - fills * quota, rate, period) + fills * time_rounded_down(quota, rate, period) - now
 end
 
 -- If nothing was taken after these tokens, they are all that are missing. Else those that came since then may all have been theirs;

@@ -73,11 +73,11 @@ local function counter_wait_behind(charge, before, cost, start, current, previou
 end
 
 local function counter_give_back(charge, at, cost, start, current, previous, expires)
-  if current + previous == 0 or at + charge.x < start then
+  if current + previous == 0 then
     return
   elseif at >= start then
     current = math.max(0, current - cost)
-  else
+  elseif at + charge.x >= start then
     previous = math.max(0, previous - cost)
   end
   write(charge.key, start, current, previous, expires, start + (current > 0 and 2 or 1) * charge.x)

@@ -15,6 +15,8 @@
 --                                     without a cost 0; and the time until nothing counts. It is called last, or never
 --   give_back(charge, at, cost, ...)  takes back what was added at that time, as far as it still counts
 --
+-- For the line some have `wait_behind(charge, before, cost, ...)`, the time until a cost fits behind what is before it, or less.
+--
 -- Times are microseconds and, like all numbers here, integers below 2^53. Names in capitals are constants, which the store replaces by
 -- their values.
 

@@ -39,6 +39,12 @@ end
 
 -- What only the driver needs.
 
+-- The time until a cost fits behind what is before it, where both do not fit now: each window admits a quota.
+local function window_wait_behind(charge, before, cost, _, used, finish)
+  local others = math.max(0, before + cost - math.max(0, charge.quota - used) - 1)
+  return (others - others % charge.quota) / charge.quota * charge.line.cycle + math.max(1, finish - now)
+end
+
 local function window_give_back(charge, at, cost, start, used, finish, expires)
   if used > 0 and start <= at and at < finish then
     write(charge.key, start, math.max(0, used - cost), 0, expires, finish)

@@ -220,15 +220,20 @@ impl Grouping {
     }
 
     /// The key of a peer, an address, or a network that has one key; a network of several keys is none of them.
+    #[cfg(feature = "admin")]
     pub(super) fn parse(&self, text: &str) -> Option<Key> {
+        let [first, last] = self.keys_of(text)?;
+        (first == last).then_some(first)
+    }
+
+    /// The keys of the first and of the last address that a text stands for.
+    pub(super) fn keys_of(&self, text: &str) -> Option<[Key; 2]> {
         if text == "unix" {
-            return Some(Key::unix_peer());
+            return Some([Key::unix_peer(), Key::unix_peer()]);
         }
         let address = text.parse::<IpAddr>().ok().map(IpNet::from);
         let network = address.or_else(|| text.parse().ok())?;
-        let key = |address| self.key(self.canonical(address));
-        let (first, last) = (key(network.network()), key(network.broadcast()));
-        (first == last).then_some(first)
+        Some([network.network(), network.broadcast()].map(|address| self.key(self.canonical(address))))
     }
 
     /// The key of a canonical address.

@@ -108,7 +108,11 @@ impl Component {
         match &self.value {
             Value::Text | Value::Path(_) | Value::Route | Value::Method => true,
             Value::Only(only) => value == &**only,
-            Value::Address(grouping) => grouping.parse(value).is_some_and(|key| key.as_str() == text),
+            // A group of addresses may begin with those of a NAT64, which have other keys.
+            Value::Address(grouping) => {
+                let keys = grouping.keys_of(value);
+                keys.is_some_and(|keys| keys.iter().any(|key| key.as_str() == text))
+            }
         }
     }
 }

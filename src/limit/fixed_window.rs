@@ -293,6 +293,13 @@ impl Rule for FixedWindow {
         window.finish.saturating_sub(now).max(1)
     }
 
+    fn wait_behind(&self, window: &Window, now: u64, before: u64, cost: u64) -> Option<u64> {
+        let missing = (before + cost).saturating_sub(self.quota.saturating_sub(window.used));
+        let window_us = self.window().map_or(1, |window| window.as_micros() as u64);
+        let windows_us = (missing.saturating_sub(1) / self.quota).saturating_mul(window_us);
+        Some(windows_us.saturating_add(self.wait(window, now, cost)))
+    }
+
     fn reset(&self, window: &Window, now: u64) -> u64 {
         match window.used {
             0 => 0,

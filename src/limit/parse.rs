@@ -29,7 +29,7 @@ impl FromStr for Limit {
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let text = text.trim();
-        if text.split_once(',').is_some_and(|(first, _)| first.contains('/')) {
+        if text.split(',').filter(|part| part.contains('/')).count() > 1 {
             return Err(fault(
                 format_args!("`{text}` is several limits; a policy has one, and a layer has several policies"),
                 LOG,

@@ -35,8 +35,8 @@ pub(crate) trait Rule {
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
     fn wait(&self, state: &Self::State, now: u64, cost: u64) -> u64;
 
-    /// Time until `cost` fits when `before` was added, each part of it as soon as it fits, or less than that; `None` if each quota takes
-    /// a [cycle](Limit::cycle_us).
+    /// Time until `cost` fits when `before` was added, each part of it as soon as it fits, or less than that, where both do not fit now;
+    /// `None` if each quota takes a [cycle](Limit::cycle_us).
     fn wait_behind(&self, _: &Self::State, _now: u64, _before: u64, _cost: u64) -> Option<u64> {
         None
     }

@@ -339,7 +339,7 @@ impl Rule for TokenBucket {
         let missing = (bucket.spent + before + cost).saturating_sub(self.quota());
         let fills = missing.saturating_sub(1) / self.quota();
         let rest = self.time(missing - fills * self.quota());
-        let fills_us = fills.saturating_mul(self.time(self.quota()));
+        let fills_us = fills.saturating_mul(self.time_rounded_down(self.quota()));
         Some((bucket.since + rest).saturating_add(fills_us).saturating_sub(now))
     }
 

@@ -149,7 +149,7 @@ impl Limiter {
         let forms = forms.iter().map(KeyForm::to_string).collect::<Vec<_>>().join("`, `");
         Err(StoreError::refused(format!(
             "no request of the layer has this key, as its keys are `{forms}`; make one of the same parts, such as \
-             `Key::ip(address)`, and join them by `.and(..)`"
+             `Key::ip(address)`, or `Ip::key_of` of an extractor with settings, and join them by `.and(..)`"
         )))
     }
 }

@@ -120,7 +120,7 @@ const CONSTANTS: [(&str, u64); 20] = [
 fn functions(name: &str, rule: &str) -> String {
     let others: &[&str] = match rule {
         "slots" => &["held_until", "renew"],
-        "bucket" | "counter" => &["wait_behind"],
+        "bucket" | "counter" | "window" => &["wait_behind"],
         _ => &[],
     };
     let names = ["read", "add", "wait", "give_back"].iter().chain(others);

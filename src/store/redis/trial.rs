@@ -165,10 +165,13 @@ pub(super) async fn connected(
     match timeout(connect_timeout, trials).await {
         Ok(tried) => tried.map_err(|refusal| explain(Failure::Forbidden(refusal), backend)),
         Err(_) => {
-            let message = format!(
-                "{server} could not be used within the connect timeout of {connect_timeout:?}; a service that must start \
-                 without Redis uses `connect_lazy`"
-            );
+            let fix = if matches!(&last, Failure::Unreachable(cause) if cause.contains("ertificate")) {
+                "its certificate is refused, and one of an own authority needs the file that `SSL_CERT_FILE` names"
+            } else {
+                "a service that must start without Redis uses `connect_lazy`"
+            };
+            let message =
+                format!("{server} could not be used within the connect timeout of {connect_timeout:?}; {fix}");
             Err(StoreError::new(last.kind(), message).with_source(last.cause().into_owned()))
         }
     }

@@ -485,6 +485,46 @@ async fn a_request_behind_a_costly_one_waits_for_the_tokens_that_both_lack() {
     }
 }
 
+#[tokio::test]
+async fn each_fill_of_a_bucket_behind_others_takes_no_longer_than_its_tokens() {
+    let both = Both::start().await;
+    // A token comes in a third of a second.
+    let (limit, key) = (Limit::from(TokenBucket::per_second(3).burst(1)), Key::from("k"));
+    let charge = |line: Option<ChargeLine>| [Charge::new("a", &limit, &key, 1).in_line(line)];
+    both.decide(StoreRequest::new(Operation::Charge, &charge(None))).await;
+    let mut last = Duration::ZERO;
+    for _ in 0..3 {
+        let charge = charge(in_line(1, None));
+        let outcome = both.decide(StoreRequest::new(Operation::Wait, &charge)).await;
+        last = outcome.states()[0].retry_after.expect("it waits");
+    }
+    assert_eq!(last, Duration::from_secs(1));
+}
+
+/// After a refund, before those that wait are checked.
+#[tokio::test]
+async fn a_request_behind_a_line_that_has_room_waits_until_the_window_ends() {
+    let both = Both::start().await;
+    let (limit, key) = (Limit::from(FixedWindow::per_minute(10)), Key::from("k"));
+    let charge = |cost, line| [Charge::new("a", &limit, &key, cost).in_line(line)];
+    let admitted_at = Duration::from_micros(both.clock.now());
+    both.decide(StoreRequest::new(Operation::Charge, &charge(10, None)))
+        .await;
+    both.clock.advance(Duration::from_secs(50));
+    for _ in 0..11 {
+        let waits = charge(1, in_line(1, None));
+        both.decide(StoreRequest::new(Operation::Wait, &waits)).await;
+        both.clock.advance(Duration::from_micros(1));
+    }
+    let refund = charge(5, None);
+    both.decide(StoreRequest::new(Operation::Refund { admitted_at }, &refund))
+        .await;
+    let waits = charge(1, in_line(1, None));
+    let outcome = both.decide(StoreRequest::new(Operation::Wait, &waits)).await;
+    let wait = outcome.states()[0].retry_after.expect("it waits").as_secs_f64();
+    assert!((9.9..=10.0).contains(&wait), "{wait}");
+}
+
 /// They are admitted one by one while the share of the window before shrinks.
 #[tokio::test]
 async fn in_a_line_of_a_sliding_counter_each_window_admits_a_quota() {

@@ -152,28 +152,24 @@ async fn three_leave_requests_a_month_over_new_year(bench: Bench) {
 async fn the_time_of_redis_chooses_the_month_and_the_wrong_guess_is_not_charged() {
     let redis = Redis::start();
     let clock = Clock::new();
-    clock.set(
-        "2062-05-04T12:00Z"
-            .parse::<jiff::Timestamp>()
-            .expect("a moment")
-            .as_microsecond() as u64,
-    );
+    let at = |moment: &str| moment.parse::<jiff::Timestamp>().expect("a moment").as_microsecond() as u64;
     clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
     let limit = Limit::from(FixedWindow::calendar(3, Calendar::Month, BERLIN).unwrap());
-    let check = async || decide(&store, tower_quota::store::Operation::Check, &limit, "k", 1).await;
-    check().await;
+    let check = async |key| decide(&store, tower_quota::store::Operation::Check, &limit, key, 1).await;
+    // The script is there, and the process has learned of another time.
+    clock.set(at("2061-05-04T12:00Z"));
+    clock.write_to(&redis).await;
+    check("other").await;
+    clock.set(at("2062-05-04T12:00Z"));
+    clock.write_to(&redis).await;
     redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
 
-    let admitted = check().await;
-    assert_eq!(admitted.states()[0].remaining, 1, "each of two checks was charged once");
-    let end = "2062-06-01T00:00+02:00"
-        .parse::<jiff::Timestamp>()
-        .expect("a moment")
-        .as_microsecond() as u64;
+    let admitted = check("k").await;
+    assert_eq!(admitted.states()[0].remaining, 2, "it was charged once");
     assert_eq!(
         admitted.states()[0].reset_after,
-        Duration::from_micros(end - clock.now())
+        Duration::from_micros(at("2062-06-01T00:00+02:00") - clock.now())
     );
 
     let stats: String = redis.command("INFO", ["commandstats"]).await;

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    net::Ipv6Addr,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -363,12 +364,28 @@ async fn a_limiter_of_a_layer_refuses_the_key_of_no_request() {
         banning("api").key((key::ip(), key::path())),
     ));
     let limiter = of(RateLimitLayer::new(MemoryStore::new(), banning("api").key(key::ip())));
+    let by_56_bits = key::ip().ipv6_prefix(56);
+    let of_56_bits = of(RateLimitLayer::new(
+        MemoryStore::new(),
+        banning("api").key(by_56_bits.clone()),
+    ));
+    let network = by_56_bits.key_of(Ipv6Addr::LOCALHOST.into());
+    of_56_bits.ban(network, hour).await.expect("a key of a request");
+    // A client beside the NAT64 of its /64.
+    let translated = key::ip().nat64_prefixes(["2001:db8:64::/96"]).expect("a prefix");
+    let of_nat64 = of(RateLimitLayer::new(
+        MemoryStore::new(),
+        banning("api").key(translated.clone()),
+    ));
+    let beside = translated.key_of(Ipv6Addr::new(0x2001, 0xdb8, 0x64, 0, 0, 1, 0, 1).into());
+    of_nat64.ban(beside, hour).await.expect("a key of a request");
     let caller = Key::ip([203, 0, 113, 7].into());
     for (limiter, key, form) in [
         (&limiter, Key::from("203.0.113.7"), "`ip=..`"),
         (&limiter, Key::header("x-user", "42"), "`ip=..`"),
         (&limiter, caller.clone().and(Key::route("/")), "`ip=..`"),
         (&on_path, caller.clone(), "`ip=..|path=/..`"),
+        (&of_56_bits, Key::ip(Ipv6Addr::LOCALHOST.into()), "`ip=..`"),
     ] {
         for refused in [
             limiter.reset(key.clone()).await,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fred::types::Value;
 use tower_quota::{
-    Ban, Concurrency, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingLog,
+    Ban, Concurrency, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingCounter, SlidingLog,
     store::{Charge, Operation, Store, StoreRequest},
 };
 
@@ -851,4 +851,27 @@ async fn admissions_of_one_grain_of_a_microsecond_are_one_entry() {
     }
     let bytes: u64 = redis.command("STRLEN", ["quota:1:log/10ms/1us:test:{key=k}"]).await;
     assert_eq!(bytes, 72, "one, and the total");
+}
+
+#[tokio::test]
+async fn a_refund_of_a_sliding_counter_keeps_its_key_no_longer() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let store = clock.redis_store(&redis).await;
+    let limit = Limit::from(SlidingCounter::per_hour(100));
+    let step = async |to: u64| {
+        clock.advance(Duration::from_micros(to - clock.now()));
+        clock.write_to(&redis).await;
+    };
+    let (minute, hour) = (60_000_000, 3_600_000_000);
+    let turn = clock.now() - clock.now() % hour + hour;
+    step(turn - minute).await;
+    decide(&store, Operation::Check, &limit, "k", 1).await;
+    let keys: Vec<String> = redis.command("KEYS", ["quota:1:counter*"]).await;
+    let expires = redis.expires_at(&keys[0]).await;
+
+    step(turn + minute).await;
+    let admitted_at = Duration::from_micros(turn - minute);
+    decide(&store, Operation::Refund { admitted_at }, &limit, "k", 1).await;
+    let later = redis.expires_at(&keys[0]).await;
+    assert!(later <= expires, "{} ms later", later - expires);
 }

@@ -305,6 +305,7 @@ async fn a_self_signed_certificate_is_not_trusted(library: ClientLibrary) {
         .await
         .unwrap_err();
     assert!(in_full(&error).contains("ertificate"), "{}", in_full(&error));
+    assert!(error.to_string().contains("`SSL_CERT_FILE`"), "{error}");
 }
 
 async fn sentinel_leads_to_the_new_primary(library: ClientLibrary) {
