@@ -23,7 +23,7 @@ use crate::file::read_text;
 
 /// A user of Redis with its password, or with a token in place of the password.
 ///
-/// The provider of [`RedisStoreBuilder::credentials`] returns it. [`Debug`](fmt::Debug) omits the password.
+/// The provider of [`RedisStoreBuilder::credentials`] returns it. [`Debug`](std::fmt::Debug) omits the password.
 ///
 /// ```
 /// use std::time::Duration;
