@@ -23,7 +23,7 @@ use super::format::{Rejection, ResponseFormat};
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
 /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).format(response::json(|rejection, _| {
-///     json!({ "code": rejection.status().as_u16(), "wait": rejection.retry_after().map(|wait| wait.as_secs_f64().ceil()) })
+///     json!({ "code": rejection.status().as_u16(), "wait": rejection.retry_after().map(|wait| wait.as_secs_f64().ceil() as u64) })
 /// }));
 /// let service = layer.layer(service_fn(async |_: Request<Empty<Bytes>>| {
 ///     Ok::<_, std::convert::Infallible>(Response::new(Empty::<Bytes>::new()))
@@ -37,7 +37,7 @@ use super::format::{Rejection, ResponseFormat};
 /// assert_eq!(denied.headers()["retry-after"], "60");
 /// assert_eq!(denied.headers()["ratelimit"], r#""hello";r=0;t=60"#);
 /// assert_eq!(denied.headers()["content-type"], "application/json");
-/// assert_eq!(denied.into_body().collect().await?.to_bytes(), r#"{"code":429,"wait":60.0}"#);
+/// assert_eq!(denied.into_body().collect().await?.to_bytes(), r#"{"code":429,"wait":60}"#);
 /// # Ok(())
 /// # }
 /// ```
