@@ -1,7 +1,7 @@
 //! A request that waits until its caller leaves.
 
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep_until},
+    time::{Instant, timeout_at},
 };
 
 use super::{
@@ -35,7 +35,8 @@ impl Leaving {
     /// Waits until the request is decided, or is over. It is decided here where it is being checked in a runtime that is not driven.
     pub(super) async fn outcome(mut self, again: &Undecided) -> Outcome {
         let waiter = self.waiter.clone();
-        let mut timer = pin!(sleep_until(Instant::now()));
+        let mut due = Instant::now();
+        let mut timer = pin!(timeout_at(due, pending::<()>()));
         let mut changed = pin!(waiter.is_changed.notified());
         let mut never_ends_at = None;
         poll_fn(|cx| {
@@ -54,8 +55,9 @@ impl Leaving {
                         return Poll::Ready(Outcome::Decided(fail(ended(), Operation::Check, again)));
                     }
                 }
-                if next < timer.deadline() {
-                    timer.as_mut().reset(next);
+                if next < due {
+                    due = next;
+                    timer.set(timeout_at(due, pending()));
                 }
                 if changed.as_mut().poll(cx).is_ready() {
                     changed.set(waiter.is_changed.notified());
@@ -65,7 +67,8 @@ impl Leaving {
                     return Poll::Pending;
                 }
                 waiter.ensure_tasks();
-                timer.as_mut().reset(next.min(now + REFRESH));
+                due = next.min(now + REFRESH);
+                timer.set(timeout_at(due, pending()));
             }
         })
         .await

@@ -252,6 +252,7 @@ mod tests {
     use super::*;
     use crate::{
         Denial, Key, MemoryStore, Policy, PolicyDecision, SlidingLog,
+        decide::Undecided,
         http::headers::{RATELIMIT, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING},
         key::Secret,
         policy,
@@ -281,6 +282,18 @@ mod tests {
             .collect();
         lines.sort();
         lines
+    }
+
+    /// Units that were taken ahead were admitted when they were taken.
+    #[test]
+    fn an_epoch_is_counted_from_the_time_of_the_decision() {
+        let ahead = state("ahead", None);
+        let now = ahead.decided_at + Duration::from_millis(900);
+        let mut undecided = Undecided::new([ahead].into_iter().collect());
+        undecided.record_each(true, now, |_| true);
+        let mut headers = HeaderMap::new();
+        fields(Headers::LegacyEpoch).write(&undecided.decided(), &mut headers);
+        assert_eq!(headers[X_RATELIMIT_RESET], "1800000060", "58.2 s after {now:?}");
     }
 
     fn fields(dialect: Headers) -> Fields {

@@ -1,4 +1,5 @@
-//! A folder of `src/` uses only the folders below it, a rule of the script shares no variable, and no file of code is long.
+//! A folder of `src/` uses only the folders below it, a rule of the script shares no variable, no file of code is long, and the manifest
+//! for threads has all that it needs.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -185,4 +186,30 @@ fn events_record_text_as_str() {
             }
         }
     }
+}
+
+/// `.ci/threads` builds the source by a manifest of its own, which nothing else does.
+#[test]
+fn the_manifest_for_threads_has_all_that_its_features_need() {
+    let manifest = |path| read(path).parse::<toml::Table>().expect("TOML");
+    let (package, threads) = (manifest("Cargo.toml"), manifest("tests/threads/Cargo.toml"));
+    let features = threads["features"].as_table().expect("a table");
+    let needed = features
+        .keys()
+        .filter_map(|feature| package["features"].get(feature)?.as_array());
+    let needed: Vec<_> = needed
+        .flatten()
+        .filter_map(|need| need.as_str()?.strip_prefix("dep:"))
+        .collect();
+    let of_the_package = package["dependencies"].as_table().expect("a table");
+    let is_needed = |name: &str| {
+        let is_optional = of_the_package[name]
+            .get("optional")
+            .is_some_and(|it| it.as_bool() == Some(true));
+        !is_optional || needed.contains(&name)
+    };
+    let lacking = of_the_package
+        .keys()
+        .filter(|name| is_needed(name) && threads["dependencies"].get(name).is_none());
+    assert_eq!(lacking.collect::<Vec<_>>(), Vec::<&String>::new());
 }
