@@ -110,6 +110,7 @@ macro_rules! impl_error {
         }
     };
 }
+
 /// The impl of `Debug` for a struct that shows these values.
 macro_rules! impl_debug {
     ($name:ident $([$($parameter:tt),+])?, $this:ident => $($field:ident: $value:expr),*) => {

@@ -388,4 +388,9 @@ impl Default for Admin {
     }
 }
 
-impl_debug!(Admin, admin => sources: admin.watched.len(), instance: admin.instance, show_keys: admin.names.show_keys, most_denied: admin.most_denied);
+impl_debug!(Admin, admin =>
+    sources: admin.watched.len(),
+    instance: admin.instance,
+    show_keys: admin.names.show_keys,
+    most_denied: admin.most_denied
+);

@@ -152,9 +152,9 @@ impl Key {
 ///
 /// The layer that inserts the value is trusted: the key is as good as its authentication.
 ///
-/// The function returns what identifies the caller, as anything that implements [`Display`](fmt::Display), such as a number or
-/// a [`String`]; text is cloned, as in `|user: &User| user.name.clone()`. The name is a part of the key, so counts start at zero when it changes. Keys of two types under one name are
-/// equal if their values are.
+/// The function returns what identifies the caller, as anything that implements [`Display`](fmt::Display), such as a number or a
+/// [`String`]; text is cloned, as in `|user: &User| user.name.clone()`. The name is a part of the key, so counts start at zero
+/// when it changes. Keys of two types under one name are equal if their values are.
 ///
 /// A request without the value is refused with 500, since the layer that inserts it is missing or runs later;
 /// [`or`](crate::KeyExtractor::or) counts it under another key.

@@ -105,10 +105,10 @@ use crate::ConfigError;
 ///
 /// # Leases
 ///
-/// A slot is held by a lease in the store, which expires after 10 s, or as [`lease`](Self::lease) has it. A task in each
-/// runtime renews the leases of the slots that were taken there, by its timers, at least every third of that time. When a process dies, nothing
-/// renews its leases, and its slots are free again within one lease. Times are those of the clock of the store; the clocks of
-/// processes do not matter.
+/// A slot is held by a lease in the store, which expires after 10 s, or as [`lease`](Self::lease) has it. A task in each runtime
+/// renews the leases of the slots that were taken there, by its timers, at least every third of that time. When a process dies,
+/// nothing renews its leases, and its slots are free again within one lease. Times are those of the clock of the store; the
+/// clocks of processes do not matter.
 ///
 /// A process that is stopped for two thirds of a lease, or that does not reach the store for half of one, may lose its slots to
 /// others. So may a runtime that is blocked for two thirds of a lease, or is not driven, such as one of one thread after its

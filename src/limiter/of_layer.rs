@@ -12,13 +12,14 @@ use crate::{
 
 /// The policies of a layer, counted where the layer counts them, so that one definition serves requests and code without them.
 ///
-/// Settings that need an HTTP request are ignored: a [computed](crate::Policy::cost_fn) cost is 1 unless a [`request`](Limiter::request) has
-/// another, nothing is [refunded](crate::Policy::refund_if) by itself, all policies [apply](crate::Policy::apply_if), and only
-/// [fixed](crate::Policy::wait_up_to) waits are made, in the order of arrival. [`request_of`](Limiter::request_of) has what it needs
-/// of an HTTP request: keys, plan and conditions. A policy whose limit is [chosen](crate::Policy::with_limit_fn) for
-/// each request does not apply, except to [`reset`](Limiter::reset), [`ban`](Limiter::ban) and
-/// [`override_limit`](Limiter::override_limit). These refuse a key that no request has, such as an address
-/// where the keys are an address and a path, or a text, unless a policy has a key by an extractor of the application. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
+/// Settings that need an HTTP request are ignored: a [computed](crate::Policy::cost_fn) cost is 1 unless a
+/// [`request`](Limiter::request) has another, nothing is [refunded](crate::Policy::refund_if) by itself, all policies
+/// [apply](crate::Policy::apply_if), and only [fixed](crate::Policy::wait_up_to) waits are made, in the order of arrival.
+/// [`request_of`](Limiter::request_of) has what it needs of an HTTP request: keys, plan and conditions. A policy whose limit is
+/// [chosen](crate::Policy::with_limit_fn) for each request does not apply, except to [`reset`](Limiter::reset),
+/// [`ban`](Limiter::ban) and [`override_limit`](Limiter::override_limit). These refuse a key that no request has, such as an
+/// address where the keys are an address and a path, or a text, unless a policy has a key by an extractor of the application. The
+/// presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
 ///
 /// ```
 /// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};

@@ -16,8 +16,8 @@ impl RateLimitLayer {
     /// request is skipped.
     ///
     /// A condition on the path sees it as the layer does, which may be before a layer that rewrites it, such as
-    /// `NormalizePathLayer`, and is without the prefix in a nested router of axum, where `OriginalUri` in the extensions has it. The routes
-    /// of a file are compared whole and in all [spellings](crate::Policies#routes).
+    /// `NormalizePathLayer`, and is without the prefix in a nested router of axum, where `OriginalUri` in the extensions has it.
+    /// The routes of a file are compared whole and in all [spellings](crate::Policies#routes).
     ///
     /// ```
     /// use bytes::Bytes;
@@ -112,8 +112,9 @@ impl RateLimitLayer {
     /// [skipped](Self::skip) is blocked. [`Ip::unknown`](crate::key::Ip::unknown) is the condition of clients that a proxy has not
     /// recorded. By default no request is blocked.
     ///
-    /// A condition on the path is evaded by other spellings, such as a trailing slash in front of `NormalizePathLayer`, and sees no prefix
-    /// of a nested router of axum. The routes of a file are compared whole and in all [spellings](crate::Policies#routes).
+    /// A condition on the path is evaded by other spellings, such as a trailing slash in front of `NormalizePathLayer`, and sees
+    /// no prefix of a nested router of axum. The routes of a file are compared whole and in all
+    /// [spellings](crate::Policies#routes).
     ///
     /// ```
     /// use bytes::Bytes;

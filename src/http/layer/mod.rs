@@ -303,10 +303,11 @@ impl RateLimitLayer {
 impl RateLimitLayer {
     /// Returns what the layer would decide about a request with this head, and counts nothing.
     ///
-    /// All policies that apply to such a request are in the decision, with the key and the plan of the caller. To ask about another
-    /// route than that of the handler, change the method and the URI; a policy with the key [`route`](crate::key::route()) remains that
-    /// of the handler. What the layer has counted for the request itself is regarded as
-    /// a part of the counts, and a computed [cost](crate::Policy::cost_fn) of 0 as one of 1. Callbacks of decisions are not called.
+    /// All policies that apply to such a request are in the decision, with the key and the plan of the caller. To ask about
+    /// another route than that of the handler, change the method and the URI; a policy with the key
+    /// [`route`](crate::key::route()) remains that of the handler. What the layer has counted for the request itself is regarded
+    /// as a part of the counts, and a computed [cost](crate::Policy::cost_fn) of 0 as one of 1. Callbacks of decisions are not
+    /// called.
     ///
     /// ```
     /// use http::Request;

@@ -224,8 +224,9 @@ impl Rejection<'_> {
         }
     }
 
-    /// The wait before the next attempt, in `Retry-After` as whole seconds, rounded up, and in `RetryInfo` and the pushback of gRPC:
-    /// that of the decision, or the [longest](crate::RateLimitLayer::longest_retry_after) one with its [jitter](crate::RateLimitLayer::retry_jitter).
+    /// The wait before the next attempt, in `Retry-After` as whole seconds, rounded up, and in `RetryInfo` and the pushback of
+    /// gRPC: that of the decision, or the [longest](crate::RateLimitLayer::longest_retry_after) one with its
+    /// [jitter](crate::RateLimitLayer::retry_jitter).
     ///
     /// `None` if waiting does not help: the cost of the request is above the limit, the limit admits nothing, the key cannot be
     /// extracted, or the request is blocked.
