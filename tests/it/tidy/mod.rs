@@ -42,3 +42,18 @@ fn a_release_runs_what_the_workflow_runs_and_publishes_nothing() {
         );
     }
 }
+
+/// `.ci/mutate-lua` refuses to run otherwise.
+#[test]
+fn the_changes_that_no_test_notices_are_of_lines_of_the_scripts() {
+    let known = read(".ci/lua-mutants.txt");
+    let changes: Vec<_> = known.lines().filter(|line| line.starts_with("lua/")).collect();
+    assert!(!changes.is_empty());
+    for change in changes {
+        let (file, change) = change.split_once(": ").expect("a file and a change");
+        let (code, _) = change.split_once("  ->  ").expect("the line before the change");
+        let text = read(file);
+        let mut lines = text.lines().filter_map(|line| line.split("--").next());
+        assert!(lines.any(|line| line.trim() == code), "{file} has no line: {code}");
+    }
+}
