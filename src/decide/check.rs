@@ -231,8 +231,10 @@ fn owed(operation: Operation, undecided: &Undecided) -> Option<Owed> {
         return undecided.owe(OwedKind::Release);
     }
     let first = undecided.as_slice().first()?;
-    let settles =
-        gives_back(operation, undecided) || first.context.lost.is_some() || first.context.on_settled.is_some();
+    let settles = operation == Operation::Reset
+        || gives_back(operation, undecided)
+        || first.context.lost.is_some()
+        || first.context.on_settled.is_some();
     settles.then(|| undecided.owe(OwedKind::Settlement))?
 }
 
@@ -243,7 +245,8 @@ fn gives_back(operation: Operation, undecided: &Undecided) -> bool {
 
 impl Drop for StoreCheck {
     /// Where a policy depends on how the request ends, or its usage is observed, a check continues without its caller, to end as a
-    /// cancelled request. So does one whose request may wait, to be refunded, and one that takes slots, to release them.
+    /// cancelled request. So does one whose request may wait, to be refunded, one that takes slots, to release them, and a reset, to
+    /// remove the counts of this process too.
     fn drop(&mut self) {
         let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {
             return;

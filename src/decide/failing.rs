@@ -113,14 +113,12 @@ fn closes(policy: &PolicyDecision) -> bool {
     undecided && policy.failure_mode() == FailureMode::Closed
 }
 
-/// Removes what this process has counted in place of the store.
+/// Removes what this process has counted in place of the store, also by policies with other failure modes.
 pub(super) fn reset(policies: &[PolicyDecision]) {
     let counts = |policy: &&PolicyDecision| policy.context.failover.has_counts();
     for policy in policies.iter().filter(counts) {
-        if let Some(local) = policy.local_charge(Operation::Reset) {
-            // A memory store replies at once and does not fail.
-            let counts = policy.context.failover.counts();
-            drop(counts.decide(&[StoreRequest::new(Operation::Reset, [&local])]));
-        }
+        // A memory store replies at once and does not fail.
+        let counts = policy.context.failover.counts();
+        drop(counts.decide(&[StoreRequest::new(Operation::Reset, [&policy.charge])]));
     }
 }

@@ -85,7 +85,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// If an element is not a network, or contains every address: `0.0.0.0/0` and `::/0`.
+    /// If an element is not a network, such as `10.0.0.1/8`, or contains every address: `0.0.0.0/0` and `::/0`.
     ///
     /// ```
     /// use http::Request;
@@ -275,11 +275,18 @@ pub(super) fn parse_networks<N: AsRef<str>>(networks: impl IntoIterator<Item = N
     let networks = networks.into_iter().map(|text| {
         let text = text.as_ref();
         let address = || text.parse::<IpAddr>().map(IpNet::from);
-        text.parse().or_else(|_| address()).map_err(|_| {
+        let network: IpNet = text.parse().or_else(|_| address()).map_err(|_| {
             ConfigError::new(format!(
                 "`{text}` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`"
             ))
-        })
+        })?;
+        match network.trunc() {
+            same if same == network => Ok(network),
+            whole => Err(ConfigError::new(format!(
+                "`{text}` is an address in a network; write the network `{whole}`, or the address `{}` alone",
+                network.addr()
+            ))),
+        }
     });
     networks.collect()
 }

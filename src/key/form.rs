@@ -1,6 +1,6 @@
 //! What the keys of an extractor are made of, and the text of a key as a reader of any language reads it.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use super::{address::Grouping, key::Key, path::Path};
 
@@ -74,28 +74,25 @@ impl KeyForm {
     pub(crate) fn has(&self, key: &Key) -> bool {
         let components: Vec<&str> = key.as_str().split('|').collect();
         let is_hash = matches!(components[..], [hash] if hash.starts_with("hash="));
-        is_hash || self.ends(&components, 0).contains(&components.len())
+        is_hash || self.ends(&components, &BTreeSet::from([0])).contains(&components.len())
     }
 
-    /// The numbers of components after which a key of this form can end, if it begins after so many.
-    fn ends(&self, components: &[&str], begin: usize) -> Vec<usize> {
-        let mut ends = match self {
-            Self::Any => (begin + 1..=components.len()).collect(),
-            Self::Component(component) => {
-                let is_one = components.get(begin).is_some_and(|text| component.has(text));
-                is_one.then_some(begin + 1).into_iter().collect()
+    /// The numbers of components after which a key of this form can end, if it begins after one of these.
+    fn ends(&self, components: &[&str], begins: &BTreeSet<usize>) -> BTreeSet<usize> {
+        match self {
+            Self::Any => {
+                let first = begins.first().map(|begin| begin + 1..=components.len());
+                first.into_iter().flatten().collect()
             }
-            Self::All(forms) => forms.iter().fold(vec![begin], |begins, form| {
-                begins
-                    .into_iter()
-                    .flat_map(|begin| form.ends(components, begin))
-                    .collect()
-            }),
-            Self::First(forms) => forms.iter().flat_map(|form| form.ends(components, begin)).collect(),
-        };
-        ends.sort_unstable();
-        ends.dedup();
-        ends
+            Self::Component(component) => {
+                let is_one = |begin: &&usize| components.get(**begin).is_some_and(|text| component.has(text));
+                begins.iter().filter(is_one).map(|begin| begin + 1).collect()
+            }
+            Self::All(forms) => forms
+                .iter()
+                .fold(begins.clone(), |begins, form| form.ends(components, &begins)),
+            Self::First(forms) => forms.iter().flat_map(|form| form.ends(components, begins)).collect(),
+        }
     }
 }
 

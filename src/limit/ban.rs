@@ -60,8 +60,8 @@ impl Ban {
 impl Ban {
     /// The length of the first ban: at least 1 ms, and at most that of the [longest](Self::longest). The default is 1 minute.
     ///
-    /// Choose a first ban that is longer than the window of the limit. A shorter ban may end while the limit itself still denies,
-    /// and then has no effect. For 5 requests in 15 minutes, set a first ban of more than 15 minutes.
+    /// Choose a first ban that is longer than the window of the limit. A shorter ban may end while the limit itself still denies:
+    /// it is not noticed, and the next one is twice as long. For 5 requests in 15 minutes, set a first ban of more than 15 minutes.
     pub const fn first(mut self, length: Duration) -> Self {
         self.first = length;
         self

@@ -79,8 +79,30 @@ enum Kind {
     /// Windows of this length open at multiples of it since the Unix epoch.
     Aligned(Duration),
     #[cfg(feature = "calendar")]
-    Calendar(Calendar, TimeZone),
+    Calendar(Calendar, Zone),
 }
+
+/// Zones of two names are equal to `jiff` if one is a link to the other. Counts are stored under the name.
+#[cfg(feature = "calendar")]
+#[derive(Clone, Debug)]
+struct Zone(TimeZone);
+
+#[cfg(feature = "calendar")]
+impl Zone {
+    fn name(&self) -> &str {
+        self.0.iana_name().unwrap_or("UTC")
+    }
+}
+
+#[cfg(feature = "calendar")]
+impl PartialEq for Zone {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+#[cfg(feature = "calendar")]
+impl Eq for Zone {}
 
 constructors!(FixedWindow, |quota, window| Self {
     quota,
@@ -131,7 +153,7 @@ impl FixedWindow {
         })?;
         Ok(Self {
             quota,
-            kind: Kind::Calendar(calendar, known),
+            kind: Kind::Calendar(calendar, Zone(known)),
             ahead_us: 0,
         })
     }
@@ -180,7 +202,7 @@ impl FixedWindow {
             Kind::Anchored(window) => write!(f, "{}", LengthText(*window)),
             Kind::Aligned(window) => write!(f, "{}/aligned", LengthText(*window)),
             #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar, zone) => write!(f, "{}/{}", calendar.name(), name_of(zone)),
+            Kind::Calendar(calendar, zone) => write!(f, "{}/{}", calendar.name(), zone.name()),
         }
     }
 
@@ -189,7 +211,7 @@ impl FixedWindow {
         match &self.kind {
             Kind::Anchored(_) | Kind::Aligned(_) => 0,
             #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar, zone) => hash_text(name_of(zone)).wrapping_add(*calendar as u64),
+            Kind::Calendar(calendar, zone) => hash_text(zone.name()).wrapping_add(*calendar as u64),
         }
     }
 
@@ -204,7 +226,7 @@ impl FixedWindow {
                 (start, start + window)
             }
             #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar, zone) => calendar.around(now, zone),
+            Kind::Calendar(calendar, zone) => calendar.around(now, &zone.0),
         }
     }
 
@@ -234,12 +256,6 @@ impl FixedWindow {
     }
 }
 
-/// All zones here come from the database, by their names.
-#[cfg(feature = "calendar")]
-fn name_of(zone: &TimeZone) -> &str {
-    zone.iana_name().unwrap_or("UTC")
-}
-
 impl fmt::Display for FixedWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "fixed-window {}/", self.quota)?;
@@ -247,7 +263,7 @@ impl fmt::Display for FixedWindow {
             Kind::Anchored(window) => WindowText(*window).fmt(f)?,
             Kind::Aligned(window) => write!(f, "{} aligned", WindowText(*window))?,
             #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar, zone) => write!(f, "{} {}", calendar.name(), name_of(zone))?,
+            Kind::Calendar(calendar, zone) => write!(f, "{} {}", calendar.name(), zone.name())?,
         }
         PrefetchText(self.ahead_us).fmt(f)
     }

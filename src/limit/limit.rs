@@ -286,7 +286,8 @@ impl fmt::Display for ShapeText<'_> {
                 fixed.write_shape(f)
             }
             Limit::TokenBucket(bucket) => {
-                let (rate, period) = bucket.rate_and_period();
+                // However the rate is written.
+                let (rate, period) = bucket.reduced;
                 write!(f, "{name}/{rate}/{}", us(period))
             }
             Limit::Concurrency(_) | Limit::Unlimited | Limit::DenyAll => f.write_str(name),
@@ -348,9 +349,14 @@ impl NamedLimit {
         self.shape == other.shape && self.counted_as() == other.counted_as()
     }
 
-    /// The same with a share of the limit.
+    /// The same counts with a share of the limit.
     pub(crate) fn scaled(&self, share: Share) -> Self {
-        Self::new(self.name.clone(), self.limit.scaled(share)).formerly(self.former.clone())
+        let scaled = Self::new(self.name.clone(), self.limit.scaled(share)).formerly(self.former.clone());
+        // Without the rate of the bucket.
+        Self {
+            shape: self.shape,
+            ..scaled
+        }
     }
 }
 

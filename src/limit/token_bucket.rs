@@ -150,11 +150,6 @@ prefetch!(TokenBucket, "TokenBucket::per_second(100_000)", |bucket| Some(
 
 /// Accessors.
 impl TokenBucket {
-    /// The tokens that come in a period, and the period in microseconds.
-    pub(super) fn rate_and_period(&self) -> (u64, u64) {
-        (self.rate, self.period.as_micros() as u64)
-    }
-
     const fn with(rate: u64, period: Duration, burst: u64) -> Self {
         let reduced = reduced(rate, period);
         Self {

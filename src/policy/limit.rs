@@ -212,8 +212,8 @@ impl Policy<()> {
     /// first one is logged. So does a limit of [`Concurrency`](crate::Concurrency) if the policy has
     /// [`refund_if`](crate::Policy::refund_if), which has no meaning for slots.
     ///
-    /// A [`Limiter`](crate::Limiter) has no requests. Make one for each plan, with the same store and policy name: they share
-    /// their counts.
+    /// A [`Limiter`](crate::Limiter) has no requests. Make one of [`Plans`](crate::Plans), and name the plan of each
+    /// [request](crate::Limiter::request).
     ///
     /// # Costs
     ///
@@ -278,12 +278,26 @@ impl<K> Policy<K> {
 impl<K> Policy<K> {
     /// Refuses settings that contradict the limits, as far as these are known before a request.
     pub(super) fn validate_settings(&self) -> Result<(), ConfigError> {
+        self.validate_learning()?;
         self.possible_limits().try_for_each(|limit| {
             self.validate_slots(limit)?;
             self.validate_prefetch(limit)?;
             self.validate_wait(limit)?;
             self.validate_cost(limit)
         })
+    }
+
+    /// Refuses a policy that is to obey a server, and never applies. One of a file may be switched off.
+    fn validate_learning(&self) -> Result<(), ConfigError> {
+        let never_applies = self.file().is_none() && self.limit() == Some(&Limit::Unlimited);
+        if !self.settings.learns || !never_applies {
+            return Ok(());
+        }
+        Err(ConfigError::new(format!(
+            "`.learn_from_responses()` has no effect in the policy `{}`, since `Limit::Unlimited` denies no request; use a limit that \
+             is never reached, such as `FixedWindow::per_second(1_000_000)`",
+            self.name(),
+        )))
     }
 
     /// Refuses a wait that hardly ever ends in time, unless requests are refunded, and a cost that may not wait.

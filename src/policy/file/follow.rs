@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    mem,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
@@ -131,24 +132,29 @@ impl File {
 
         let load = (self, &config, &used);
         let subscribers = state.subscribers.iter().filter_map(Weak::upgrade);
-        let renewed = subscribers.map(|live| Ok((live.renewed(load)?, live)));
-        for (basis, live) in renewed.collect::<Result<Vec<_>, ConfigError>>()? {
+        let renewed = subscribers.map(|live| Ok((Arc::new(live.renewed(load)?), live)));
+        let renewed = renewed.collect::<Result<Vec<_>, ConfigError>>()?;
+        for (basis, live) in &renewed {
+            live.basis.store(basis.clone());
+        }
+        let before = mem::replace(&mut state.config, config.clone());
+        state.used.clone_from(&used);
+        let (now, hash) = (SystemTime::now(), hash_file(text.as_deref()));
+        state.loaded_at = Some(now);
+        state.text = text.or(state.text.take());
+        drop(state);
+
+        // Requests settle meanwhile, and what receives events and metrics may read the policies.
+        for (basis, _) in &renewed {
             basis.context.register_metrics();
             basis.context.log_conflict();
-            warn_of_overrides(&basis);
-            live.basis.store(Arc::new(basis));
+            warn_of_overrides(basis);
         }
-
-        warn_of_load(&state.config, &config, &used);
+        warn_of_load(&before, &config, &used);
         tracing::info!(policies = config.names().count(), "changed limits are applied");
-        state.config = config;
-        state.used = used;
-        let now = SystemTime::now();
-        state.loaded_at = Some(now);
         if let Some(path) = &self.path {
-            file_loaded(path, now, hash_file(text.as_deref()));
+            file_loaded(path, now, hash);
         }
-        state.text = text.or(state.text.take());
         Ok(())
     }
 

@@ -154,17 +154,15 @@ impl Template {
             return self.is_path(request);
         };
         let is_route = self.is_same(matched);
+        // As axum prefers `/users/me` to `/users/{id}`.
+        let is_less_specific = || {
+            !has_rest(self.written.as_bytes())
+                && request.is_matched_by(matched)
+                && matches(&self.normalized, matched.normalized())
+        };
         match request.rule {
-            Spelling::Both => self.is_path(request) && (is_route || !request.is_matched_by(matched)),
-            Spelling::Either => {
-                // As axum prefers `/users/me` to `/users/{id}`.
-                let is_less_specific = || {
-                    !has_rest(self.written.as_bytes())
-                        && request.is_matched_by(matched)
-                        && matches(&self.normalized, matched.normalized())
-                };
-                is_route || self.is_path(request) && !is_less_specific()
-            }
+            Spelling::Both => self.is_path(request) && (is_route || !is_less_specific()),
+            Spelling::Either => is_route || self.is_path(request) && !is_less_specific(),
         }
     }
 

@@ -158,12 +158,25 @@ impl ManualClock {
     /// assert_eq!(clock.now() - before, Duration::from_millis(1_500));
     /// ```
     pub fn advance(&self, by: Duration) {
-        self.now.fetch_add(micros(by), Ordering::Relaxed);
+        let advanced = |now: u64| Some(now.saturating_add(micros(by)));
+        let _ = self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, advanced);
     }
 }
 
 impl Default for ManualClock {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_never_set_back_by_an_advance() {
+        let clock = ManualClock::new();
+        clock.advance(Duration::MAX);
+        assert!(clock.now() > START);
     }
 }

@@ -141,7 +141,7 @@ impl Backend {
         let call_at = |now_us| ScriptCall::new(merged, &self.key_format, self.client.is_clustered(), now_us);
         let process_us = process_time_us();
         let mut call = call_at(process_us.saturating_add_signed(self.ahead_us.load(Ordering::Relaxed)));
-        self.metrics.call(merged.iter().map(|merged| merged.times).sum());
+        self.metrics.call(merged.iter().map(MergedRequest::callers).sum());
         let node = self.client.node(|| slot_of(call.keys.first().map_or(&[], |key| key)));
         let mut reply = self.run_call(&call).await;
         if call.has_calendars
@@ -201,15 +201,15 @@ impl Backend {
     }
 
     fn record_health(&self, node: &Node, merged: &[MergedRequest<'_>], reply: &Result<ScriptReply, Failure>) {
-        let all = merged.iter().map(|merged| merged.times).sum();
+        let all = merged.iter().map(MergedRequest::callers).sum();
         match reply {
             Err(failure) => self.record_failed(node, all, failure),
             Ok(reply) => {
                 let mut decided = 0;
                 for (merged, reply) in merged.iter().zip(&reply.replies) {
                     match reply {
-                        Some(Ok(_)) => decided += merged.times,
-                        Some(Err(failure)) => self.record_failed(node, merged.times, failure),
+                        Some(Ok(_)) => decided += merged.callers(),
+                        Some(Err(failure)) => self.record_failed(node, merged.callers(), failure),
                         // It is sent once more, in a call for its slot.
                         None => {}
                     }

@@ -121,6 +121,14 @@ pub(super) struct MergedRequest<'a> {
     pub(super) times: u64,
 }
 
+impl MergedRequest<'_> {
+    /// The number of requests of callers: one that takes several units is one, and those that wait in a line are one each.
+    pub(super) fn callers(&self) -> u64 {
+        let takes_units = self.request.operation != Operation::Wait && self.request.units > 1;
+        if takes_units { 1 } else { self.times }
+    }
+}
+
 /// Where a request is in a call: its merged request, and how many requests of that come before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BatchPosition {
@@ -225,6 +233,19 @@ mod tests {
         assert_eq!(merged(&pairs), (vec![0, 1, 2], vec![1, 1, 1]));
         let pairs = [check(&["a", "b"]), check(&["c"]), check(&["a", "b"])];
         assert_eq!(merged(&pairs), (vec![0, 1, 0], vec![2, 1]));
+    }
+
+    #[test]
+    fn units_of_one_caller_are_one_request() {
+        let limit = SlidingLog::per_minute(5).into();
+        let callers = |operation, units| {
+            let requests = [0; 2].map(|_| request_of(operation, &limit, &["a"]).units(units));
+            let (merged, _) = merge(requests.chunks(1));
+            merged.iter().map(MergedRequest::callers).collect::<Vec<_>>()
+        };
+        assert_eq!(callers(Operation::Check, 1), [2]);
+        assert_eq!(callers(Operation::Check, 40_000), [1, 1]);
+        assert_eq!(callers(Operation::Wait, 3), [3, 3]);
     }
 
     #[test]

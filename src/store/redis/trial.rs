@@ -167,12 +167,15 @@ pub(super) async fn connected(
         Err(_) => {
             let fix = if matches!(&last, Failure::Unreachable(cause) if cause.contains("ertificate")) {
                 "its certificate is refused, and one of an own authority needs the file that `SSL_CERT_FILE` names"
+            } else if server.starts_with("`rediss") && matches!(last, Failure::Timeout) {
+                "if the server has no TLS at this port, the URL begins with `redis`"
             } else {
                 "a service that must start without Redis uses `connect_lazy`"
             };
+            let cause = last.cause();
             let message =
-                format!("{server} could not be used within the connect timeout of {connect_timeout:?}; {fix}");
-            Err(StoreError::new(last.kind(), message).with_source(last.cause().into_owned()))
+                format!("{server} could not be used within the connect timeout of {connect_timeout:?}: {cause}; {fix}");
+            Err(StoreError::new(last.kind(), message))
         }
     }
 }

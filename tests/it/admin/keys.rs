@@ -401,6 +401,19 @@ async fn a_mistake_in_a_search_is_an_error_with_the_fix() {
     }
 }
 
+/// Each of its parts could end the key of each function.
+#[tokio::test(start_paused = true)]
+async fn a_key_of_16_kb_holds() {
+    let any = || key::from_fn(|_| Some(1));
+    let policy = policy("by-any", (any(), any(), any()));
+    let operator = Operator::of(&RateLimitLayer::new(MemoryStore::new(), policy));
+    let body = json!({ "policy": "by-any", "key": vec!["key=x"; 2_600].join("|") }).to_string();
+    for path in ["/subject", "/reset"] {
+        let response = operator.post(path, &body, &[]).await;
+        assert_eq!(response.status, StatusCode::OK, "{path}: {}", response.json());
+    }
+}
+
 /// The time for which it is parsed and compared must not grow faster than its length, and the response does not repeat it.
 #[tokio::test(start_paused = true)]
 async fn a_search_of_16_kb_holds() {

@@ -17,6 +17,7 @@ use crate::{
 };
 
 const SECOND: u64 = 1_000_000;
+const TEN_YEARS: Duration = Duration::from_secs(3_660 * 86_400);
 const STEPS: usize = 150;
 const WORLDS: u64 = 40;
 const PROCESSES: usize = 3;
@@ -95,7 +96,8 @@ fn limit(rng: &mut Rng) -> Limit {
     match rng.u32(..8) {
         0 | 1 => SlidingLog::new(quota, window).into(),
         2 => SlidingLog::new(quota, window).precision(4).into(),
-        3 => SlidingCounter::new(quota, window).into(),
+        // Of a window of ten years the unit of time is two microseconds.
+        3 => SlidingCounter::new(quota, if rng.u32(..4) == 0 { TEN_YEARS } else { window }).into(),
         4 => FixedWindow::new(quota, window).into(),
         5 => TokenBucket::new(quota, window).burst(rng.u64(1..=4)).into(),
         6 => TokenBucket::new(1, window).burst(quota).into(),

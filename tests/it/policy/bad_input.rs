@@ -138,6 +138,21 @@ fn a_cost_above_the_limit() {
 }
 
 #[test]
+fn a_client_that_is_to_obey_a_server_without_a_limit() {
+    let unlimited = || Policy::new("remote", Limit::Unlimited).key(key::ip());
+    let error = RateLimitLayer::try_new(MemoryStore::new(), unlimited().learn_from_responses()).unwrap_err();
+    assert_contains(
+        error,
+        &["`remote`", "`Limit::Unlimited`", "`FixedWindow::per_second(1_000_000)`"],
+    );
+    assert_eq!(unlimited().ban(Ban::by_hand()).validate(), Ok(()));
+    // The switch of a file may turn one off.
+    let file = "enabled = false\npolicies.remote = { limit = 'sliding-log 5/min', key = 'ip' }";
+    let of_a_file = Policies::from_toml(file).unwrap().get("remote").unwrap();
+    assert_eq!(of_a_file.learn_from_responses().validate(), Ok(()));
+}
+
+#[test]
 fn an_order_of_waiting_without_waits() {
     for (wrong, setting) in [
         (policy("export").fair_by(key::ip()), "`.fair_by(..)`"),

@@ -278,6 +278,16 @@ fn lists_that_cannot_be_meant_are_errors_with_their_place_and_the_fix() {
             "`ten` is not a network",
         ),
         (
+            "skip.networks = [\"10.0.0.1\", \"10.0.0.1/8\"]",
+            "line 1",
+            "write the network `10.0.0.0/8`, or the address `10.0.0.1` alone",
+        ),
+        (
+            "block.networks = \"2001:db8::1/32\"",
+            "line 1",
+            "write the network `2001:db8::/32`",
+        ),
+        (
             "block.networks = \"0.0.0.0/0\"",
             "line 1",
             "list the networks of the clients",
@@ -313,6 +323,28 @@ fn lists_that_cannot_be_meant_are_errors_with_their_place_and_the_fix() {
         let json = serde_json::to_string(&file(lines).parse::<toml::Table>().unwrap()).unwrap();
         let error = Policies::from_json(&json).unwrap_err().to_string();
         assert!(error.contains(fix), "{json}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_template_that_is_one_of_several_in_the_route_or_has_a_rest_is_skipped_by_the_path() {
+    for (template, route_template, path, expected) in [
+        ("/health/{*rest}", "/health/live", "/health/live", SKIPPED),
+        ("/static/{*rest}", "/static/{file}", "/static/app.css", SKIPPED),
+        ("/users/root", "/users/{id}", "/users/root", SKIPPED),
+        ("/health", "/{page}", "/health", SKIPPED),
+        ("/health", "/{page}", "/Health", LIMITED),
+        // As axum prefers the route to this template.
+        ("/users/{id}", "/users/me", "/users/me", LIMITED),
+    ] {
+        let policies = described(&format!("skip.routes = \"{template}\""));
+        let layer = RateLimitLayer::new(MemoryStore::new(), policies.get("api").unwrap());
+        let app = Router::new().route(route_template, route(async || "hi")).layer(layer);
+        assert_eq!(
+            statuses(&app, || get(path)).await,
+            expected,
+            "{template}, {route_template}"
+        );
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use tower_quota::{Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog, key};
+use tower_quota::{Limit, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog, key};
 
 use crate::support::Log;
 
@@ -110,5 +110,24 @@ fn policies_of_one_file_change_together_and_a_reload_beside_code_is_logged() {
     assert!(
         errors[0].contains("`sliding-log 100/min` here, and `sliding-log 10/min`"),
         "{text}"
+    );
+}
+
+/// `Asia/Calcutta` is a link to `Asia/Kolkata`, and counts have the name.
+#[test]
+fn two_names_of_one_time_zone_are_two_limits() {
+    let leave = |zone: &str| {
+        let limit: Limit = format!("fixed-window 3/day {zone}").parse().expect("a limit");
+        Policy::new("leave", limit).key(key::ip())
+    };
+    let store = MemoryStore::new();
+    let _layer = RateLimitLayer::try_new(store.clone(), leave("Asia/Calcutta")).expect("the first of its name");
+    assert!(RateLimitLayer::try_new(store.clone(), leave("Asia/Calcutta")).is_ok());
+    let error = RateLimitLayer::try_new(store, leave("Asia/Kolkata"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("Asia/Kolkata") && error.contains("Asia/Calcutta"),
+        "{error}"
     );
 }

@@ -2,12 +2,13 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
     process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -17,11 +18,12 @@ use http::StatusCode;
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 use tower_quota::{
-    ConfigError, FailureMode, Headers, Key, Limiter, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key,
-    store::Store,
+    ConfigError, FailureMode, Headers, Key, Limiter, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore,
+    SlidingLog, key, store::Store,
 };
+use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::support::{Broken, Clock, Log, Redis, get, get_from, send};
+use crate::support::{Broken, Clock, Log, Redis, connected, get, get_from, send};
 
 /// A file of limits that tests write.
 struct File {
@@ -276,13 +278,11 @@ async fn a_file_that_cannot_be_applied_changes_nothing_and_is_an_error_that_name
 
 #[tokio::test]
 async fn a_former_name_that_is_another_policy_of_a_layer_is_refused() {
-    let text = |formerly: &str| {
-        let policy = |name: &str| format!("[policies.{name}]\nlimit = 'sliding-log 5/h'\nkey = 'ip'\n");
-        format!("{}{}{formerly}\n", policy("login"), policy("sign-in"))
-    };
+    let text = |formerly: &str| format!("[policies.sign-in]\nlimit = 'sliding-log 5/h'\nkey = 'ip'\n{formerly}\n");
     let file = File::new(&text(""));
     let policies = file.watch();
-    let both = ["login", "sign-in"].map(|name| policies.get(name).unwrap());
+    let login = Policy::new("login", SlidingLog::per_hour(5)).key(key::ip());
+    let both = [login, policies.get("sign-in").unwrap()];
     let _layer = RateLimitLayer::new(Clock::new().memory_store(), both);
     file.write(&text("formerly = 'login'"));
     let error = policies.reload().unwrap_err().to_string();
@@ -577,6 +577,60 @@ async fn another_algorithm_has_counts_of_its_own() {
     file.write(&api("sliding-log 3/min"));
     policies.reload().unwrap();
     assert_eq!(announced(&app).await[1].as_deref(), Some("\"api\";r=1;t=60"));
+}
+
+#[tokio::test]
+async fn another_spelling_of_a_rate_has_the_same_counts() {
+    let file = File::new(&api("token-bucket 60/min burst 10"));
+    let policies = file.watch();
+    let redis = Redis::start();
+    let store = connected(RedisStore::builder(), &redis.url()).await;
+    let limiter = Limiter::new(store, policies.unkeyed("api").unwrap());
+    for left in (5..10).rev() {
+        assert_eq!(remaining(&limiter).await, left);
+    }
+    file.write(&api("token-bucket 1/s burst 10"));
+    policies.reload().unwrap();
+    let left = remaining(&limiter).await;
+    assert!(left < 10, "{left}");
+    assert_eq!(redis.cli(&["KEYS", "quota:*"]).lines().count(), 1);
+}
+
+/// Reads the policies whenever a line is logged.
+struct Reader {
+    policies: Policies,
+    read: mpsc::Sender<usize>,
+}
+
+impl Write for Reader {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let fault = self.policies.fault().is_some();
+        let _ = self.read.send(self.policies.names().len() + usize::from(fault));
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_receives_the_events_of_a_reload_may_read_the_policies() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let (read, reads) = mpsc::channel();
+    // Else a reload that never returns would be waited for.
+    std::thread::spawn(move || {
+        let reader = policies.clone();
+        let writer = move || Reader {
+            policies: reader.clone(),
+            read: read.clone(),
+        };
+        let _guard = tracing_subscriber::fmt().with_writer(writer).finish().set_default();
+        file.write(&api("sliding-log 4/min"));
+        policies.reload().unwrap();
+    });
+    assert_eq!(reads.recv_timeout(Duration::from_secs(30)), Ok(1));
 }
 
 #[tokio::test]

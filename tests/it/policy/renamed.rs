@@ -160,6 +160,27 @@ async fn a_file_has_former_names() {
     );
 }
 
+#[test]
+fn policies_of_a_file_that_would_be_counted_under_one_name_are_refused() {
+    let policies = |file: &str| {
+        let file = format!("[policies]\n{file}").replace("5/h", "sliding-log 5/h");
+        Policies::from_toml(&file).map(drop)
+    };
+    for file in [
+        "sign-in = { limit = '5/h', formerly = 'login' }\nlogin.limit = '5/h'",
+        "sign-in = { limit = '5/h', formerly = 'log-in' }\nlogin = { limit = '5/h', formerly = 'log-in' }",
+        "login.limit = '5/h'\n[plans.pro]\nsign-in = { limit = '5/h', formerly = 'login' }",
+    ] {
+        let error = policies(file).expect_err(file).to_string();
+        for part in ["`sign-in`", "`login`", "remove `formerly`"] {
+            assert!(error.contains(part), "{file}: {error}");
+        }
+    }
+    // A request has one plan.
+    let apart = "[plans.free]\nlogin.limit = '5/h'\n[plans.pro]\nsign-in = { limit = '5/h', formerly = 'login' }";
+    assert_eq!(policies(apart), Ok(()));
+}
+
 #[tokio::test]
 async fn all_plans_have_the_former_name_of_a_policy() {
     let sign_in = |quota| Policy::new("sign-in", SlidingLog::per_hour(quota));

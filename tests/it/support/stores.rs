@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::Semaphore;
 use tower_quota::store::{
-    ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreRequest, StoreResponse,
+    ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse,
 };
 
 /// A store that never returns a ready response.
@@ -54,6 +54,10 @@ impl<S: Store> Store for Gated<S> {
             gate.acquire().await.expect("the gate stays").forget();
             answer.await
         })
+    }
+
+    fn id(&self) -> Option<StoreId> {
+        self.store.id()
     }
 }
 
