@@ -196,7 +196,8 @@ pub(crate) async fn serve(
     let policies = Policies::from_file(limits)?;
     policies.reload_on_change(Duration::from_secs(1))?;
     let service = RateLimitServiceServer::new(RateLimits::new(&policies, &store)?);
-    let incoming = TcpIncoming::from(listener);
+    // Else small responses wait for the acknowledgement of earlier ones; the default of tonic is for its own listener.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, end)

@@ -98,11 +98,9 @@ impl Extension for Complexity {
         let _ = caller.decision.set(decision);
 
         denied.map_err(|denied| {
-            // Rounded up, as `Retry-After` is. There is none if the query costs more than the burst.
-            let wait = denied
-                .decision()
-                .retry_after()
-                .map(|wait| wait.as_millis().div_ceil(1_000) as u64);
+            // At least 1 and rounded up, as `Retry-After` is. There is none if the query costs more than the burst.
+            let wait = denied.decision().retry_after();
+            let wait = wait.map(|wait| wait.as_secs_f64().ceil().max(1.0) as u64);
             let mut extensions = ErrorExtensionValues::default();
             extensions.set("code", "RATE_LIMITED");
             extensions.set("complexity", valid.complexity);

@@ -24,7 +24,7 @@ use hyper_util::{
     server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     MemoryStore, Policy, RateLimitLayer, SlidingLog,
@@ -48,7 +48,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
     loop {
-        let (stream, peer) = listener.accept().await?;
+        let Ok((stream, peer)) = listener.accept().await else {
+            // Such as too many open files, or a client that has left.
+            sleep(Duration::from_secs(1)).await;
+            continue;
+        };
         let service = service.clone().map_request(move |mut request: Request<_>| {
             request.extensions_mut().insert(PeerAddr(peer));
             request

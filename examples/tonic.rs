@@ -55,7 +55,8 @@ pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::builder()
         .layer(RateLimitLayer::new(MemoryStore::new(), say_hi))
         .add_service(GreeterServer::new(Hello));
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)); // tonic's default is for its own listener
+    tokio::spawn(server.serve_with_incoming(incoming));
 
     let mut client = GreeterClient::new(Endpoint::try_from(url)?.connect().await?);
     let ada = || HiRequest { name: "Ada".into() };

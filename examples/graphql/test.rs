@@ -71,6 +71,23 @@ async fn a_denied_query_is_not_resolved_and_fits_after_its_wait() {
 }
 
 #[tokio::test]
+async fn a_part_of_a_second_is_one() {
+    let (app, clock) = app();
+    for _ in 0..3 {
+        query(&app, "{ books(first: 30) { title } }").await;
+    }
+    let mut waits = Vec::new();
+    for _ in 0..100 {
+        let (_, body) = query(&app, "{ books(first: 30) { title } }").await;
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        waits.extend(body["errors"][0]["extensions"]["retryAfter"].as_u64());
+        clock.advance(Duration::from_micros(99_700));
+    }
+    assert!(waits.contains(&1), "{waits:?}");
+    assert!(!waits.contains(&0), "{waits:?}");
+}
+
+#[tokio::test]
 async fn a_query_above_the_burst_has_no_retry_after() {
     let (app, _) = app();
     let (field, body) = query(&app, "{ books(first: 100) { title author } }").await;

@@ -17,7 +17,10 @@ use std::{
     future::Future,
     net::{IpAddr, SocketAddr},
     process::{Child, Command},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -33,7 +36,10 @@ use hyper_util::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
 use tower_quota::{Ban, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog};
 
 use self::{faketime::Faketime, redis::Redis, webhooks::Webhooks};
@@ -457,6 +463,27 @@ async fn a_receiver_holds_its_own_events_alone_and_for_a_bounded_time() {
     assert_eq!(calls_of("/hostile"), 10);
     let waited = started.elapsed();
     assert!(waited <= 11 * webhooks::LONGEST_PAUSE, "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_that_the_limit_holds_back_are_sent_at_last() {
+    const EVENTS: usize = 150;
+    let received = Arc::new(AtomicUsize::new(0));
+    let seen = received.clone();
+    let server = serve(Router::new().fallback(async move || {
+        seen.fetch_add(1, Ordering::Relaxed);
+    }))
+    .await;
+    let receivers = HashMap::from([(10, format!("http://{server}/").parse().expect("a URL"))]);
+    let limit = webhooks::policy(Policy::new("webhooks", SlidingLog::per_second(10)));
+    let webhooks = Webhooks::new(&RateLimitLayer::new(MemoryStore::new(), limit), receivers);
+
+    let mut sent = JoinSet::new();
+    for _ in 0..EVENTS {
+        sent.spawn(webhooks.clone().deliver(10, "tea".to_owned()));
+    }
+    sent.join_all().await;
+    assert_eq!(received.load(Ordering::Relaxed), EVENTS);
 }
 
 /// 15:00 in Berlin, and 23:00 in Tokyo.

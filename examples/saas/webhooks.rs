@@ -54,19 +54,24 @@ impl Webhooks {
         let Some(receiver) = self.receivers.get(&tenant) else {
             return;
         };
-        for attempt in 0..ATTEMPTS {
-            let request = Request::post(receiver)
-                .extension(Tenant(tenant))
-                .body(Body::from(event.clone()));
-            let response = self.client.clone().oneshot(request.expect("a URL with a host")).await;
-            let response = response.as_ref().ok();
-            if response.is_some_and(|response| response.status().is_success()) {
-                return;
-            }
-            // It was denied before it was sent, or by the receiver.
-            let decision = response.and_then(|response| response.extensions().get::<Decision>());
-            let pause = decision.and_then(|decision| decision.retry_after().or(decision.requested_pause()));
-            sleep(pause.unwrap_or(Duration::from_secs(1 << attempt)).min(LONGEST_PAUSE)).await;
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
+            let pause = {
+                let request = Request::post(receiver)
+                    .extension(Tenant(tenant))
+                    .body(Body::from(event.clone()));
+                let response = self.client.clone().oneshot(request.expect("a URL with a host")).await;
+                let response = response.as_ref().ok();
+                if response.is_some_and(|response| response.status().is_success()) {
+                    return;
+                }
+                let decision = response.and_then(|response| response.extensions().get::<Decision>());
+                if decision.is_none_or(Decision::is_allowed) {
+                    attempts += 1; // it was sent
+                }
+                decision.and_then(|decision| decision.retry_after().or(decision.requested_pause()))
+            }; // its connection is free again
+            sleep(pause.unwrap_or(Duration::from_secs(1 << attempts)).min(LONGEST_PAUSE)).await;
         }
         eprintln!("{receiver} does not accept {event}");
     }

@@ -1,10 +1,7 @@
 //! Waits for the completion of an admitted request, and settles the policies that depend on it.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     task::Poll,
     thread,
     time::Duration,
@@ -17,7 +14,7 @@ use super::{denied, requested_pause, response::OwnRejection};
 use crate::{
     Decision, PolicyDecision,
     decide::{Completion, End, Responses, awaits_trailers, caught, grpc_status_in, send_bans},
-    store::{LostSettlements, Owed, OwedKind},
+    store::{Owed, OwedKind},
 };
 
 /// The completion of an admitted request that a policy depends on. Dropped before, the request is cancelled.
@@ -52,6 +49,9 @@ impl AwaitedCompletion {
 
     /// Completes the request with the head of its response, or waits for the trailers.
     pub(crate) fn respond<B>(mut self: Box<Self>, response: &Response<B>) -> Option<Box<Self>> {
+        self.learn(response, |decision| {
+            requested_pause::requested_by(response.status(), response.headers(), decision.has_inner_fields())
+        });
         if !awaits_trailers(response) {
             self.complete(Some(response), End::Head);
             return None;
@@ -80,39 +80,38 @@ impl AwaitedCompletion {
     }
 
     fn complete<B>(&mut self, response: Option<&Response<B>>, end: End) {
-        let Some(decision) = self.decision.take() else { return };
-        let Some(lost) = decision.lost_settlements() else {
-            return;
-        };
-        let own = response.and_then(|response| response.extensions().get::<OwnRejection>());
-        let denied = response.is_some_and(is_denial) || own.is_some_and(|own| own.is_denial);
-        if !denied && own.is_none() && decision.as_slice().iter().any(PolicyDecision::learns) {
-            self.learn(&decision, response, lost);
+        if let Some(response) = response {
+            self.learn(response, |_| self.pause);
         }
-        decision.settle(&Completion::new(response, end));
+        if let Some(decision) = self.decision.take() {
+            decision.settle(&Completion::new(response, end));
+        }
+    }
+
+    /// Bans the key for the pause that the head or the trailers of a response ask for, if one of another server does.
+    #[inline]
+    fn learn<B>(&self, response: &Response<B>, requested: impl FnOnce(&Decision) -> Option<Duration>) {
+        let learns = |decision: &&Decision| decision.as_slice().iter().any(PolicyDecision::learns);
+        if let Some(decision) = self.decision.as_ref().filter(learns)
+            && response.extensions().get::<OwnRejection>().is_none()
+            && !is_denial(response)
+            && let Some(pause) = requested(decision).filter(|pause| !pause.is_zero())
+        {
+            ban(decision, pause);
+        }
     }
 }
 
-impl AwaitedCompletion {
-    /// Bans the key for the pause that a response asks for.
-    #[cold]
-    fn learn<B>(&self, decision: &Decision, response: Option<&Response<B>>, lost: &Arc<LostSettlements>) {
-        let in_head = response.and_then(|response| {
-            requested_pause::requested_by(response.status(), response.headers(), decision.has_inner_fields())
-        });
-        // As the status: one in the trailers is that of the call.
-        let pause = self.pause.or(in_head).filter(|pause| !pause.is_zero());
-        if let Some(pause) = pause {
-            decision.record_requested_pause(pause);
-        }
-        if let Some(pause) = pause
-            && let Some(response) = send_bans(decision, pause, PolicyDecision::learns)
-            && let Some(mut owed) = decision.owe(OwedKind::Settlement)
-        {
-            owed.count_if_lost(Some(lost.clone()));
-            let mut responses = Responses::default();
-            responses.push(response, owed);
-        }
+/// Bans the key of a decision for the pause that its response asks for.
+#[cold]
+fn ban(decision: &Decision, pause: Duration) {
+    decision.record_requested_pause(pause);
+    if let Some(response) = send_bans(decision, pause, PolicyDecision::learns)
+        && let Some(mut owed) = decision.owe(OwedKind::Settlement)
+    {
+        owed.count_if_lost(decision.lost_settlements().cloned());
+        let mut responses = Responses::default();
+        responses.push(response, owed);
     }
 }
 

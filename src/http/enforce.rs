@@ -342,7 +342,7 @@ impl Enforcer {
         }
         match left {
             Some(decision) => drop(extensions.insert(decision)),
-            None => drop(extensions.insert(OwnRejection { is_denial: true })),
+            None => drop(extensions.insert(OwnRejection)),
         }
         Action::Reject(rejected)
     }

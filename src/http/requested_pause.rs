@@ -9,29 +9,41 @@ use base64::{
 };
 use http::{
     HeaderMap, StatusCode,
-    header::{DATE, RETRY_AFTER},
+    header::{AGE, DATE, RETRY_AFTER},
 };
 
-use super::headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT, split};
+use super::headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT, RATELIMIT_POLICY, split};
 
 /// The pause after a `429` that has no wait, which RFC 6585 §4 permits.
 const WITHOUT_WAIT: Duration = Duration::from_secs(1);
 
 /// The pause that the head of a response asks for, if it does.
 ///
-/// * `429`: `Retry-After`, else the wait of a limit of which nothing remains, else 1 s.
-/// * `503`: `Retry-After`, else that wait.
+/// * `429`: `Retry-After`, else that of a gRPC status, else the wait of a limit of which nothing remains, else 1 s.
+/// * `503`: `Retry-After`, else that of a gRPC status, else that wait.
 /// * gRPC `RESOURCE_EXHAUSTED` and `UNAVAILABLE` with `RetryInfo` or `grpc-retry-pushback-ms`.
-/// * Any other response: the wait of a limit of which nothing remains.
+/// * Any other response with a limit of which nothing remains: `Retry-After`, which takes precedence, else that wait.
 ///
-/// If the rate limit fields are those of a layer of this process, they are not read.
+/// The rate limit fields are not read if they are those of a layer of this process, or of a response from a cache
+/// (draft-ietf-httpapi-ratelimit-headers).
 pub(crate) fn requested_by(status: StatusCode, headers: &HeaderMap, are_own: bool) -> Option<Duration> {
-    let exhausted = || (!are_own).then(|| wait_of_exhausted(headers).max(wait_in_single_fields(headers)))?;
+    let by_grpc = || requested_by_grpc(headers);
+    let exhausted = || {
+        let are_read = !are_own && !is_stored(headers);
+        are_read.then(|| wait_of_exhausted(headers).max(wait_in_single_fields(headers)))?
+    };
+    let wait = retry_after(headers);
     match status {
-        StatusCode::TOO_MANY_REQUESTS => Some(retry_after(headers).or_else(exhausted).unwrap_or(WITHOUT_WAIT)),
-        StatusCode::SERVICE_UNAVAILABLE => retry_after(headers).or_else(exhausted),
-        _ => requested_by_grpc(headers).or_else(exhausted),
+        StatusCode::TOO_MANY_REQUESTS => wait.or_else(by_grpc).or_else(exhausted).or(Some(WITHOUT_WAIT)),
+        StatusCode::SERVICE_UNAVAILABLE => wait.or_else(by_grpc).or_else(exhausted),
+        _ => by_grpc().or_else(|| exhausted().map(|until_reset| wait.unwrap_or(until_reset))),
     }
+}
+
+/// Whether a response is of a cache: its age is positive (RFC 9111 §5.1).
+fn is_stored(headers: &HeaderMap) -> bool {
+    let age = text_of(headers, AGE.as_str()).and_then(|age| age.parse::<u64>().ok());
+    age.is_some_and(|age| age > 0)
 }
 
 /// The pause that the status of a gRPC call asks for: in the head or in the trailers.
@@ -80,15 +92,28 @@ pub(crate) fn seconds_of(date: &str) -> Option<u64> {
 ///
 /// In drafts -08 to -11 it is a list of `"name";r=0;t=30`; in draft -07 `limit=10, remaining=0, reset=30`.
 pub(crate) fn wait_of_exhausted(headers: &HeaderMap) -> Option<Duration> {
-    let lines = headers.get_all(RATELIMIT).iter().filter_map(|line| line.to_str().ok());
-    let lines: Vec<&str> = lines.collect();
+    let lines_of = |name| headers.get_all(name).iter().filter_map(|line| line.to_str().ok());
+    let lines: Vec<&str> = lines_of(RATELIMIT).collect();
     // Lines are one list, or one dictionary (RFC 9651 §4.2).
     let joined = lines.join(",");
-    let of_members = split(&joined, ',').map(|member| exhausted(member, ';', ["r", "t"]));
+    // A slot may be free long before its lease would have expired.
+    let policies = lines_of(RATELIMIT_POLICY).collect::<Vec<_>>().join(",");
+    let is_of_slots = |member: &&str| {
+        let name = parts(member).next();
+        let mut same_name = split(&policies, ',').filter(|policy| parts(policy).next() == name);
+        same_name.any(|policy| parts(policy).any(|part| part == r#"qu="concurrent-requests""#))
+    };
+    let of_members = split(&joined, ',').filter(|member| !is_of_slots(member));
+    let of_members = of_members.map(|member| exhausted(member, ';', ["r", "t"]));
     let of_lines = lines.iter().copied().chain([&*joined]);
     let of_lines = of_lines.map(|line| exhausted(line, ',', ["remaining", "reset"]));
     let waits = of_members.chain(of_lines).flatten();
     waits.max().map(Duration::from_secs)
+}
+
+/// The value and the parameters of the member of a list.
+fn parts(member: &str) -> impl Iterator<Item = &str> {
+    split(member, ';').map(str::trim)
 }
 
 /// The seconds of the second parameter if the first one is 0. Of equal names the last one counts (RFC 9651 §4.2.3.2).
@@ -311,7 +336,50 @@ mod tests {
             (
                 200,
                 &[("retry-after", "30"), ("ratelimit", "\"a\";r=0;t=9")],
-                Some(9_000),
+                Some(30_000),
+            ),
+            (200, &[("age", "600"), ("ratelimit", "\"a\";r=0;t=9")], None),
+            (
+                200,
+                &[
+                    ("age", "600"),
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "5"),
+                ],
+                None,
+            ),
+            (200, &[("age", "0"), ("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
+            (
+                200,
+                &[
+                    (
+                        "ratelimit-policy",
+                        "\"b\";q=9;w=60, \"a\";q=1;qu=\"concurrent-requests\"",
+                    ),
+                    ("ratelimit", "\"a\";r=0;t=9"),
+                ],
+                None,
+            ),
+            (
+                200,
+                &[
+                    (
+                        "ratelimit-policy",
+                        "\"a\";q=1;qu=\"concurrent-requests\", \"b\";q=9;w=60",
+                    ),
+                    ("ratelimit", "\"a\";r=0;t=9, \"b\";r=0;t=4"),
+                ],
+                Some(4_000),
+            ),
+            (
+                429,
+                &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "7000")],
+                Some(7_000),
+            ),
+            (
+                503,
+                &[("grpc-status", "14"), ("grpc-retry-pushback-ms", "7000")],
+                Some(7_000),
             ),
             (200, &[("ratelimit", "\"a\";r=1;t=9")], None),
             (404, &[("ratelimit", "limit=10, remaining=0, reset=7")], Some(7_000)),

@@ -283,10 +283,7 @@ impl Error for Blocked {}
 /// A mark in the extensions of a response that a layer or a handler of this process has made in place of a service: its
 /// `Retry-After` does not come from another service.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OwnRejection {
-    /// Whether a limit denies the request.
-    pub(crate) is_denial: bool,
-}
+pub(crate) struct OwnRejection;
 
 /// The wait in a response to a request for which the store failed.
 pub(crate) const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(1);
@@ -331,7 +328,7 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
         write_fields(decision, headers);
     }
     if !matches!(rejection, Rejection::Limited(_)) {
-        response.extensions_mut().insert(OwnRejection { is_denial: false });
+        response.extensions_mut().insert(OwnRejection);
     }
     response
 }

@@ -23,8 +23,10 @@ pub(super) async fn decide(
     made_at: Instant,
     declares_keys: bool,
 ) -> Result<StoreResponse, StoreError> {
-    let store = StoreId::of(&queues);
-    DetachOnDrop::refunding(store, decide_all(queues, partly, made_at, declares_keys)).await
+    let (store, runtime) = (StoreId::of(&queues), queues.backend.runtime.clone());
+    DetachOnDrop::refunding(store, decide_all(queues, partly, made_at, declares_keys))
+        .on(runtime)
+        .await
 }
 
 async fn decide_all(

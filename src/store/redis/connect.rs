@@ -1,6 +1,9 @@
 use std::sync::Arc;
 
-use tokio::{runtime::Handle, time::timeout};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout},
+};
 
 #[cfg(feature = "fred")]
 use super::client::fred::FredClient;
@@ -81,9 +84,9 @@ impl RedisStoreBuilder {
     /// application cannot serve a limiter.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let (connect_timeout, server) = (self.connect_timeout, self.server());
-        let store = self.build()?;
+        let (store, begun) = (self.build()?, Instant::now());
         connected(&store.queues.backend, &server, connect_timeout).await?;
-        let read = timeout(connect_timeout, store.overrides_read()).await;
+        let read = timeout(connect_timeout.saturating_sub(begun.elapsed()), store.overrides_read()).await;
         read.unwrap_or_else(|_| {
             let message = "the overrides could not be read within the connect timeout";
             Err(StoreError::new(ErrorKind::Timeout, message))

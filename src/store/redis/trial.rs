@@ -101,19 +101,30 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
 
 /// Runs the commands of the script on a key that is not declared, in another slot than the one that is, on each primary.
 async fn try_two_slots(backend: &Backend) -> Result<(), Failure> {
+    let (mut replied, mut silent) = (false, Ok(()));
     for (first, second) in backend.client.hash_tags()? {
         if let Some(second) = second {
             let [declared, other] = [first, second].map(|tag| backend.key_format.trial_key(tag));
-            run_trial_at(backend, ScriptCall::trial([declared], Some(other))).await?;
+            match run_trial_at(backend, ScriptCall::trial([declared], Some(other))).await {
+                Err(failure) if failure.is_no_reply() => silent = Err(failure),
+                tried => {
+                    tried?;
+                    replied = true;
+                }
+            }
         }
     }
-    Ok(())
+    if replied { Ok(()) } else { silent }
 }
 
 /// A trial of all that the store requires, then of what it can do without.
 async fn try_all(backend: &Backend) -> Result<(), Failure> {
-    run_trial(backend).await?;
-    try_several_slots(backend).await?;
+    let tried = run_trial(backend).await;
+    // A primary that does not reply says nothing of what the others permit.
+    if tried.as_ref().err().is_none_or(Failure::is_no_reply) {
+        try_several_slots(backend).await?;
+    }
+    tried?;
     if !backend.settings_checked.swap(true, Ordering::Relaxed) {
         check_settings(backend).await;
     }

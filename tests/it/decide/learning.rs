@@ -593,15 +593,15 @@ async fn a_channel_of_tonic_learns_from_trailers() {
 }
 
 #[tokio::test]
-async fn the_pause_of_the_trailers_precedes_that_of_the_head() {
+async fn the_longer_one_of_the_pauses_in_the_head_and_in_the_trailers_holds() {
     let without_wait = |status: &'static str| {
         let status = (HeaderName::from_static("grpc-status"), HeaderValue::from_static(status));
         HeaderMap::from_iter([status])
     };
     for (trailers, seconds) in [
-        (retry_in(Duration::from_secs(5)), Some(5)),
+        (retry_in(Duration::from_secs(5)), Some(60)),
         (retry_in(Duration::from_secs(90)), Some(90)),
-        (retry_in(Duration::ZERO), None),
+        (retry_in(Duration::ZERO), Some(60)),
         (without_wait("8"), Some(60)),
         (without_wait("0"), Some(60)),
     ] {
@@ -617,6 +617,26 @@ async fn the_pause_of_the_trailers_precedes_that_of_the_head() {
         let next = client.oneshot(request()).await.expect("infallible");
         assert_eq!(wait(&next), seconds.map(Duration::from_secs), "{trailers:?}");
     }
+}
+
+/// A stream may last longer than the pause.
+#[tokio::test(start_paused = true)]
+async fn the_pause_of_a_head_begins_when_it_is_received() {
+    let status = (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
+    let exhausted =
+        ServiceExt::<Request<Body>>::map_response(Exhausted(HeaderMap::from_iter([status])), |mut response| {
+            let state = HeaderValue::from_static("\"a\";r=0;t=30");
+            response.headers_mut().insert("ratelimit", state);
+            response
+        });
+    let client = around(MemoryStore::new(), policy()).layer(exhausted);
+    let stream = client.clone().oneshot(request()).await.expect("infallible");
+    let denied = client.clone().oneshot(request()).await.expect("infallible");
+    assert_eq!(wait(&denied), Some(Duration::from_secs(30)));
+    tokio::time::advance(Duration::from_secs(600)).await;
+    stream.into_body().collect().await.expect("no error");
+    let later = client.oneshot(request()).await.expect("infallible");
+    assert_eq!(wait(&later), None);
 }
 
 #[tokio::test]

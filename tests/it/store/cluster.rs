@@ -20,7 +20,7 @@ use tower_quota::{
     store::{Charge, ErrorKind, LeaseId, NodeState, Operation, Store, StoreRequest, StoreResponse},
 };
 
-use crate::support::{self, Cluster, Log, connected, decide, eventually, patient, timed, try_decide};
+use crate::support::{self, Cluster, Log, Proxy, connected, decide, eventually, free_port, patient, timed, try_decide};
 
 /// For the tests in which a primary does not answer.
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -778,6 +778,52 @@ async fn a_dead_primary_fails_only_its_own_keys_until_its_replica_takes_over() {
         assert_eq!(seen.failed, [""; 0], "{} has a primary that lives", seen.key);
         assert!(seen.longest < DEADLINE, "{:?}", seen.longest);
     }
+}
+
+/// One of them lives, and replies later than nodes on the same machine.
+#[tokio::test]
+async fn dead_nodes_in_the_url_delay_no_connection() {
+    let cluster = Cluster::start().await;
+    let living = Proxy::start(cluster.primaries[0].port()).await;
+    living.delay(Duration::from_millis(20));
+    let mut ports: Vec<u16> = (0..8).map(|_| free_port()).collect();
+    ports.push(living.port());
+    let others: Vec<String> = ports.iter().map(|port| format!("node=127.0.0.1:{port}")).collect();
+    let url = format!("redis-cluster://127.0.0.1:{}?{}", free_port(), others.join("&"));
+    let store = RedisStore::connect(&url).await.expect("a node of the URL lives");
+    cluster.serves(&store).await;
+}
+
+#[tokio::test]
+async fn a_store_that_starts_while_a_primary_is_dead_sends_checks_of_several_slots_in_one_call() {
+    const CHECKS: usize = 100;
+    let mut cluster = Cluster::start().await;
+    let slot = |key: &str| crc16::State::<crc16::XMODEM>::calculate(format!("key={key}").as_bytes()) % 16_384;
+    let keys = (0..).map(|number| format!("k{number}"));
+    let keys: Vec<String> = keys.filter(|key| slot(key) < 16_384 / 3).take(CHECKS).collect();
+    cluster.primaries[1].kill();
+    let store = RedisStore::builder().url(&cluster.url()).connect_lazy().expect("a URL");
+
+    let calls = async || {
+        let statistics: String = cluster.primaries[0].command("INFO", ["commandstats"]).await;
+        let of_scripts = statistics.split("cmdstat_eval").skip(1);
+        let calls = of_scripts.filter_map(|line| line.split("calls=").nth(1)?.split(',').next()?.parse::<usize>().ok());
+        calls.sum::<usize>()
+    };
+    eventually("calls have checks of several slots", async || {
+        let before = calls().await;
+        let checks = keys.iter().map(|key| {
+            let (store, key) = (store.clone(), key.clone());
+            async move {
+                try_decide(&store, Operation::Check, &limit(1_000), &key, 1)
+                    .await
+                    .is_ok()
+            }
+        });
+        let checked = checks.collect::<JoinSet<_>>().join_all().await;
+        checked.into_iter().all(|checked| checked) && calls().await - before < CHECKS / 4
+    })
+    .await;
 }
 
 /// With `no`, it is its own keys that fail.

@@ -1,6 +1,8 @@
 use std::{
     collections::{BTreeMap, HashMap},
+    future::poll_fn,
     sync::{Arc, Mutex},
+    task::Poll,
     time::Duration,
 };
 
@@ -140,8 +142,8 @@ impl Cluster {
             let reply = node.connections.send(command, asking).await?;
             unanswered.disarm();
             let Some(redirection) = Redirection::of(&reply) else {
-                // A node that has left the cluster replies so to each call.
-                if matches!(&reply, Value::ServerError(error) if error.code() == "CLUSTERDOWN") {
+                // A node that has left the cluster replies so to each call, or the new node of the slot has no host.
+                if matches!(&reply, Value::ServerError(error) if ["CLUSTERDOWN", "MOVED"].contains(&error.code())) {
                     self.shared.outdated.notify_one();
                 }
                 return Ok(reply);
@@ -228,7 +230,7 @@ impl<'a> Redirection<'a> {
         let (host, port) = address.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = port.parse().ok()?;
-        (host.len() <= MAX_HOST).then_some(Self { moved, host, port })
+        (host.len() <= MAX_HOST && host != "?").then_some(Self { moved, host, port })
     }
 
     /// The address of the new node. A redirection without a host means the host of the node that sent it.
@@ -275,25 +277,46 @@ impl ClusterState {
         })
     }
 
-    /// Looks up the slots: sends `CLUSTER SLOTS` to one node after the other until one replies, first to those of the slot map that are
-    /// connected, then to all, first to those of the URL: the others may all have been replaced.
+    /// Looks up the slots by `CLUSTER SLOTS`: from the nodes of the slot map that are connected, one after the other, until one
+    /// replies; then from those of the URL at once, and then from the others, which may all have been replaced.
     async fn look_up_slots(&self) {
         let mut known: Vec<_> = lock(&self.slots).nodes.keys().cloned().collect();
         fastrand::shuffle(&mut known);
-        let mut all = self.seeds.clone();
-        for address in lock(&self.slots).replicas.iter().chain(&known) {
-            if !all.contains(address) {
-                all.push(address.clone());
+        for address in &known {
+            if let Some(ranges) = self.ranges_from(address, Duration::ZERO).await {
+                return self.replace_slots(ranges);
             }
         }
+        known.extend(lock(&self.slots).replicas.iter().cloned());
+        known.retain(|address| !self.seeds.contains(address));
+        for addresses in [&self.seeds, &known] {
+            if let Some(ranges) = self.first_ranges(addresses).await {
+                return self.replace_slots(ranges);
+            }
+        }
+    }
 
-        for (addresses, connect_timeout) in [(&known, Duration::ZERO), (&all, CONNECT_TIMEOUT)] {
-            for address in addresses {
-                if let Some(ranges) = self.ranges_from(address, connect_timeout).await {
-                    return self.replace_slots(ranges);
+    /// Those from the first of these nodes that replies.
+    async fn first_ranges(&self, addresses: &[Address]) -> Option<Vec<SlotRange>> {
+        let asked = addresses
+            .iter()
+            .map(|address| Box::pin(self.ranges_from(address, CONNECT_TIMEOUT)));
+        let mut asked: Vec<_> = asked.collect();
+        poll_fn(|cx| {
+            let mut found = None;
+            asked.retain_mut(|one| match one.as_mut().poll(cx) {
+                Poll::Ready(ranges) => {
+                    found = found.take().or(ranges);
+                    false
                 }
+                Poll::Pending => true,
+            });
+            match found {
+                None if !asked.is_empty() => Poll::Pending,
+                found => Poll::Ready(found),
             }
-        }
+        })
+        .await
     }
 
     async fn ranges_from(&self, address: &Address, connect_timeout: Duration) -> Option<Vec<SlotRange>> {
