@@ -125,8 +125,9 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// * The `overrides` of these policies, at most 10,000: the subject, its limit, and when it ends. A subject is named
 ///   [as below](#the-subjects-that-are-denied-most-often); where a store hashes all keys, the name is of the hash that it has.
 /// * The `decisions` and the denials of each policy in this process while there is a router (`since`): how many, and of which
-///   subjects. Of a policy that only observes, those that it would have denied. `GET /report?subjects=50` has at most 50 subjects
-///   of each policy.
+///   subjects. Of a policy that only observes, those that it would have denied; of one that is enforced for a
+///   [share of the keys](crate::Policy::enforce_share), those of these keys alone. `GET /report?subjects=50` has at most 50
+///   subjects of each policy.
 ///
 /// Each process of a service has a report of its own, with its name as [`instance`](Self::instance). The counts in a shared store
 /// and the overrides are those of all processes.

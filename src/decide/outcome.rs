@@ -48,7 +48,8 @@ impl Decision {
         }
     }
 
-    /// Counts the decision of each policy, and the key of each that denies the request or, if it only observes, would have denied it.
+    /// Counts the decision of each policy, and the key of each that denies the request or, if it observes all keys, would have
+    /// denied it.
     #[cfg(feature = "admin")]
     #[inline(always)]
     fn count_denials(&self) {
@@ -63,7 +64,8 @@ impl Decision {
     fn count_watched_denials(&self, denials: &Denials, selects: impl Fn(&PolicyDecision) -> bool) {
         for policy in self.policies().filter(|policy| selects(policy)) {
             denials.count_decision(policy.position);
-            if policy.denial.is_some() {
+            let is_counted = !policy.is_observed() || policy.policy().settings.enforced.is_none();
+            if policy.denial.is_some() && is_counted {
                 denials.count(policy.position, &policy.charge.key);
             }
         }

@@ -1295,6 +1295,30 @@ async fn a_key_outside_of_the_share_is_observed() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn requests_of_keys_outside_of_the_share_are_admitted_and_no_denials() {
+    let policy = Policy::new("mails", SlidingLog::per_hour(1)).enforce_share(0.07);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    let operator = Operator::of_limiter(&limiter);
+    let (mut would_be, mut denied) = (0, 0);
+    for key in 0..100 {
+        for _ in 0..3 {
+            let decision = limiter.check(key.to_string()).await.expect("in memory");
+            would_be += usize::from(decision.policies().any(|policy| policy.denial().is_some()));
+            denied += usize::from(!decision.is_allowed());
+        }
+    }
+    assert_eq!(would_be, 200);
+    assert!(0 < denied && denied < 100, "{denied}");
+    let denials = operator.policy().await["denials"].take();
+    assert_eq!(denials["total"], denied, "{denials}");
+    assert_eq!(
+        denials["subjects"].as_array().map(Vec::len),
+        Some(denied / 2),
+        "{denials}"
+    );
+}
+
 /// Two layers or limiters enforce a policy for other shares of the keys.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_one_of_two_shares_has_is_denied() {
