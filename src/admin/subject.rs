@@ -45,15 +45,19 @@ pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
     let key = &selected.key;
     // Limits of one shape share the counts of a key.
     let mut done = Vec::new();
+    // While the store fails, each removes what this process has counted in its place.
+    let mut result = Ok(());
     for policy in selected.sharing() {
         for limit in policy.policy.counted_limits((&policy.context, policy.position), key) {
             let counts = (limit.shape, policy.ban());
             if !done.contains(&counts) {
-                let _ = perform(Operation::Reset, undecided(policy, &limit, key)).await?;
+                let reset = perform(Operation::Reset, undecided(policy, &limit, key)).await;
+                result = result.and(reset.map(drop));
                 done.push(counts);
             }
         }
     }
+    result?;
     if selected.sharing().all(|policy| policy.limits.is_empty()) {
         return Err(AdminError::new(
             StatusCode::CONFLICT,

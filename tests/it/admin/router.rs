@@ -1104,6 +1104,35 @@ async fn a_reset_ends_bans_where_no_limit_was_chosen_yet() {
     assert_eq!(hourly().await, StatusCode::OK);
 }
 
+/// The limits of two plans, which have counts of their own.
+#[tokio::test(start_paused = true)]
+async fn a_reset_while_the_store_fails_is_of_all_that_this_process_counts() {
+    let mails = |limit: Limit| Policy::new("mails", limit);
+    let plans = Plans::new("free", mails(SlidingLog::per_hour(9).into()));
+    let plans = plans.plan("pro", mails(FixedWindow::per_hour(9).into()));
+    let limiter = Limiter::new(Broken::default(), plans);
+    let operator = Operator::of_limiter(&limiter);
+    for plan in ["free", "pro"] {
+        let request = limiter.request("42").plan(plan);
+        let _ = request.check().await.expect("it counts locally");
+    }
+    let remaining = async || {
+        let subject = operator.get("mails", "key=42").await.json();
+        let counts = subject["counts"].as_array().expect("a list").iter();
+        counts
+            .map(|count| count["remaining"].as_u64().expect("a number"))
+            .collect::<Vec<_>>()
+    };
+    let before = remaining().await;
+    assert_eq!(before.len(), 2);
+    let reset = operator.reset("mails", "key=42").await;
+    assert_eq!(reset.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        remaining().await,
+        before.iter().map(|left| left + 1).collect::<Vec<_>>()
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_reset_is_of_the_limits_of_all_time_zones() {
     let zones = (1..=12).map(|hours| format!("Etc/GMT+{hours}"));
