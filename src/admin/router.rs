@@ -80,7 +80,7 @@ async fn report(State(shared): State<Arc<Admin>>, input: Input) -> Response {
 
 async fn show_subject(State(shared): State<Arc<Admin>>, input: Input) -> Result<Response, AdminError> {
     shared.names.share_by(&shared).await;
-    let selected = Selected::find(&shared, &input)?;
+    let selected = Selected::find(&shared, &input, false)?;
     Ok(json(&selected.peek(&shared).await?))
 }
 
@@ -163,7 +163,8 @@ async fn perform(shared: &Admin, request: Request, line: &mut AuditLine) -> Resu
     }
     line.policy = input.policy.clone().unwrap_or_default();
     shared.names.share_by(shared).await;
-    let selected = Selected::find(shared, &input)?;
+    // What ends may be an override of a key of another form, as by `Limiter::end_override`.
+    let selected = Selected::find(shared, &input, path == "/end-override")?;
     line.subject = shared.names.hash(&selected.key);
     match path.as_str() {
         "/reset" => subject::reset(&selected).await?,

@@ -106,7 +106,8 @@ pub(super) struct Selected {
 }
 
 impl Selected {
-    pub(super) fn find(shared: &Admin, input: &Input) -> Result<Self, AdminError> {
+    /// The subject of a request, which may have a key that no request of the policy has if `accepts_any`.
+    pub(super) fn find(shared: &Admin, input: &Input, accepts_any: bool) -> Result<Self, AdminError> {
         let name = input.policy.as_ref().ok_or_else(|| missing("policy", "api"))?;
         let text = input.key.as_ref().ok_or_else(|| missing("key", "ip=203.0.113.7"))?;
         let text = text.trim();
@@ -141,7 +142,9 @@ impl Selected {
         }
         let not_a_key = |error| AdminError::from(error).logged_as("the text is not a key");
         let mut key = Key::parse(text).map_err(not_a_key)?;
-        validate_form(&policies, &policy, &key, text)?;
+        if !accepts_any {
+            validate_form(&policies, &policy, &key, text)?;
+        }
         key.bound();
         Ok(Self {
             policy,
@@ -186,13 +189,24 @@ impl Selected {
     }
 }
 
+/// Whether a request of a policy can have this key, or the policy lists it: a limiter on the same store has set its override, or
+/// keys were made of something else before a reload.
+fn has_key(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key) -> bool {
+    let mut sharing = policies.iter().filter(|other| other.shares_counts(policy));
+    sharing.any(|policy| policy.key_form().has(key)) || {
+        let mut bound = key.clone();
+        bound.bound();
+        report::subjects(policies, policy).any(|subject| subject == bound)
+    }
+}
+
 /// Refuses a key that no request of the policy has: its counts would be empty without a reason.
 fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, text: &str) -> Result<(), AdminError> {
-    let mut same = policies.iter().filter(|other| other.shares_counts(policy));
-    if same.clone().any(|policy| policy.key_form().has(key)) {
+    if has_key(policies, policy, key) {
         return Ok(());
     }
     let search = Search::parse(text)?;
+    let mut same = policies.iter().filter(|other| other.shares_counts(policy));
     let meant = same.find_map(|policy| policy.key_form().keys_with(&search).into_iter().next());
     let fix = match meant {
         Some(key @ FoundKey::Key(_)) => format!("; use `{key}`"),
@@ -216,11 +230,7 @@ fn find_by_hash(shared: &Admin, policies: &Arc<[WatchedPolicy]>, hash: &str) -> 
     let Some(key) = shared.names.key_of(hash, subjects) else {
         return Vec::new();
     };
-    let has_key = |policy: &&WatchedPolicy| {
-        let mut sharing = policies.iter().filter(|other| other.shares_counts(policy));
-        sharing.any(|policy| policy.key_form().has(&key))
-    };
-    distinct.retain(has_key);
+    distinct.retain(|policy| has_key(policies, policy, &key));
     let selected = distinct.into_iter().map(|policy| Selected {
         policy: policy.clone(),
         key: key.clone(),

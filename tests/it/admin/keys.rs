@@ -126,7 +126,6 @@ async fn a_key_that_no_request_of_the_policy_has_is_refused_with_the_fix() {
             operator.get(policy, key).await,
             operator.reset(policy, key).await,
             operator.set_override(policy, key, "sliding-log 5/min", "3d").await,
-            operator.end_override(policy, key).await,
         ] {
             assert_eq!(response.status, StatusCode::BAD_REQUEST, "{policy}: {key}");
             let error = response.json();
@@ -151,6 +150,62 @@ async fn a_key_that_no_request_of_the_policy_has_is_refused_with_the_fix() {
             "{policy}: {key}"
         );
     }
+}
+
+/// A limiter on the same store has set it, and the operator sees it.
+#[tokio::test(start_paused = true)]
+async fn an_override_of_a_key_of_another_form_is_selected_and_ends() {
+    for show_keys in [false, true] {
+        let store = MemoryStore::new();
+        let layer = RateLimitLayer::new(store.clone(), [policy("api", key::ip()), policy("other", key::ip())]);
+        let limiter = Limiter::new(store, Policy::new("api", SlidingLog::per_minute(2)));
+        let admin = Admin::new().layer(&layer).show_keys(show_keys);
+        let operator = Operator(admin.router_behind_authentication());
+        let set = async || {
+            let set = limiter.override_limit("api", "alice", SlidingLog::per_minute(9), MINUTE);
+            set.await.expect("a memory store replies");
+            operator.report().await["overrides"][0]["subject"].take()
+        };
+        let subject = set().await;
+        let subject = subject.as_str().expect("text");
+        assert_eq!(subject == "key=alice", show_keys);
+        assert_eq!(operator.counts("api", subject).await["quota"], 9, "{show_keys}");
+        assert_eq!(operator.reset("api", subject).await.status, StatusCode::OK);
+        let changed = operator.set_override("api", subject, "sliding-log 8/min", "1h").await;
+        assert_eq!(changed.json()["counts"][0]["quota"], 8, "{show_keys}");
+        assert_ne!(operator.get("other", subject).await.status, StatusCode::OK);
+        assert_eq!(operator.end_override("api", subject).await.status, StatusCode::OK);
+        assert!(limiter.overrides().is_empty());
+
+        // By its key, which the operator knows.
+        set().await;
+        assert_eq!(operator.end_override("api", "key=alice").await.status, StatusCode::OK);
+        assert!(limiter.overrides().is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subject_of_before_a_reload_that_changed_the_keys_is_selected() {
+    let parse = |key: &str| {
+        let text = format!("policies.api = {{ limit = 'sliding-log 1/h', key = '{key}' }}");
+        Policies::from_toml(&text).expect("a file")
+    };
+    let policies = parse("ip");
+    let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
+    let operator = Operator::of(&layer);
+    let app = Router::new().route("/", route(async || "hi")).layer(layer);
+    for _ in 0..3 {
+        send(&app, get_from("192.0.2.1", "/")).await;
+    }
+    policies.replace(&parse("header:x-tenant")).expect("a file");
+    let hash = operator.policy().await["denials"]["subjects"][0]["subject"].take();
+    let hash = hash.as_str().expect("text");
+    let subject = operator.get("api", hash).await.json();
+    assert_eq!(subject["denied"]["denials"], 2, "{subject}");
+    assert_eq!(operator.keys(hash, "found").await, [format!("api {hash}")]);
+    assert_eq!(operator.get("api", "ip=192.0.2.1").await.status, StatusCode::OK);
+    let other = operator.get("api", "ip=192.0.2.2").await;
+    assert_eq!(other.status, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test(start_paused = true)]
