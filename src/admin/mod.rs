@@ -96,7 +96,8 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// a mistake in a request, `404` for a policy that does not exist, and a hash by which this process knows no subject, `403` and
 /// `415` as described [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests,
 /// before one was chosen in this process, and for an override in a store that has none, or as many as it may, `413` for a body of more than 16 KiB, and
-/// `503` if the store fails. While the policy counts locally, `/subject` returns the counts of this process, and `store_error`.
+/// `503` if the store fails; the text of that begins with `the change is done` if it is. While the policy counts locally,
+/// `/subject` returns the counts of this process, and `store_error`.
 ///
 /// # The search
 ///

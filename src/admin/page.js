@@ -15,6 +15,7 @@ const base = location.origin + location.pathname.replace(/\/+$/, "");
 const SUBJECTS = 50; // The most subjects of a policy that the page shows.
 const PAUSE = 5000; // Milliseconds between two refreshes.
 let report;
+let latest = 0; // When the request of the report was sent.
 let searched; // The last search: its text, and its result.
 let shown; // The subject of the counts that are shown.
 let asked; // The subject of the question that is asked.
@@ -179,7 +180,7 @@ function policyCard(policy) {
   return element("article", {},
     top(
       policy.plan ? `${policy.policy} (${policy.plan})` : policy.policy,
-      policy.observed ? "observes only" : policy.enforced_share < 1 ? `enforced for ${policy.enforced_share * 100} % of the keys` : "enforced",
+      policy.observed ? "observes only" : policy.enforced_share < 1 ? `enforced for ${Number((100 * policy.enforced_share).toFixed(7))} % of the keys` : "enforced",
       policy.observed ? "none" : "",
     ),
     terms([
@@ -320,8 +321,15 @@ function change({ policy, store, key }, path, settings, done) {
     if (action === actions) {
       shown = changed;
     }
-    await reload();
-    showStatus(done(changed));
+    let failure = "";
+    try {
+      await reload();
+    } catch (error) {
+      // What is done is shown, so that it is not done again.
+      drawSubject();
+      failure = ` The page is not refreshed: ${error.message}.`;
+    }
+    showStatus(done(changed) + failure);
     subject.focus();
   });
 }
@@ -426,12 +434,13 @@ function drawSubject() {
     : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
   show(subject,
     top(key, policyName(policy, store), "none"),
-    ...(error ? [element("p", { className: "error", textContent: `As it was: ${error}.` })] : []),
+    // What comes and goes is in an element that stays, so that the form stays, with what is typed.
+    element("p", { className: "error", hidden: !error, textContent: `As it was: ${error}.` }),
     terms([
       ["Denied", text],
       ["Override", own && `${own.limit} until ${date(own.ends_at)}, set by ${own.set_by ?? "the application"}`],
     ]),
-    ...(counts.length > 0 ? counts.map(countBlock) : [element("p", { textContent: "No limit was chosen for a request in this process yet." })]),
+    element("div", {}, ...(counts.length > 0 ? counts.map(countBlock) : [element("p", { textContent: "No limit was chosen for a request in this process yet." })])),
     element("div", { className: "buttons" },
       element("button", { type: "button", textContent: "Reset its counts and bans", onclick: () => confirm(of) }),
       ...(own ? [element("button", { type: "button", id: "end-override", className: "quiet", textContent: "End the override", onclick: () => endOverride(of) })] : [])),
@@ -440,8 +449,13 @@ function drawSubject() {
 }
 
 async function load() {
-  report = await call(`/report?subjects=${SUBJECTS}`);
-  addToChart();
+  const sent = performance.now();
+  const loaded = await call(`/report?subjects=${SUBJECTS}`);
+  // The report of a later request may have arrived before.
+  if (sent >= latest) {
+    [report, latest] = [loaded, sent];
+    addToChart();
+  }
   draw();
 }
 

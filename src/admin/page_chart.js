@@ -10,14 +10,19 @@ function addToChart() {
     totals.set(policyName(policy, store), { decisions, denied: denials.total });
   }
   const of = samples.get(report.instance) ?? [];
-  of.push({ at: performance.now() / 1000, totals });
+  const at = performance.now() / 1000;
+  // Over a shorter time, a few decisions would look like a peak.
+  if (at - of.at(-1)?.at < 1) {
+    of.pop();
+  }
+  of.push({ at, totals });
   samples.set(report.instance, of.slice(-SAMPLES));
 }
 
 // The decisions and denials in a second between two samples; an instance that has started again counts from 0.
 function rate(before, after, name) {
   const [from, to] = [before, after].map(({ totals }) => totals.get(name) ?? { decisions: 0, denied: 0 });
-  const seconds = Math.max(after.at - before.at, 0.001);
+  const seconds = after.at - before.at;
   return {
     decisions: Math.max(to.decisions - from.decisions, 0) / seconds,
     denied: Math.max(to.denied - from.denied, 0) / seconds,

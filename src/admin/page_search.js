@@ -65,12 +65,15 @@ function stateOf(one) {
   if (one.counts.length === 0) {
     return ["not known: no limit was chosen yet", ""];
   }
-  const denying = one.counts.find(({ allowed }) => !allowed);
+  // A ban may end before the limit admits again.
+  const waitOf = ({ denial, banned_for_seconds: banned, retry_after_seconds: wait }) => (denial === "banned" ? banned : wait);
+  const longest = (limit) => waitOf(limit) ?? Infinity;
+  const denials = one.counts.filter(({ allowed }) => !allowed);
+  const [denying] = denials.sort((one, other) => one.observed - other.observed || longest(other) - longest(one));
   if (!denying) {
     return ["admits", ""];
   }
-  // A ban may end before the limit admits again.
-  const seconds = denying.denial === "banned" ? denying.banned_for_seconds : denying.retry_after_seconds;
+  const seconds = waitOf(denying);
   const wait = seconds === null ? "" : ` for ${duration(seconds)}`;
   return [`${denying.observed ? "would deny" : "denies"}: ${denying.denial}${wait}`, "bad"];
 }

@@ -172,7 +172,10 @@ async fn perform(shared: &Admin, request: Request, line: &mut AuditLine) -> Resu
     }
     // Also if its counts cannot be read now, or the client leaves meanwhile.
     line.outcome = DONE;
-    selected.peek(shared).await
+    selected.peek(shared).await.map_err(|error| {
+        let message = format!("the change is done, but its counts cannot be read: {error}");
+        AdminError::new(error.status, message)
+    })
 }
 
 impl Drop for AuditLine {
@@ -200,7 +203,7 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-k8K/SoaXugbaHEd0MqiFn7nL1q5dfBr2P9siIyrZ5O0='; \
+     script-src 'sha256-4u/bTRUX1/G7RP8z5wA9YPyIaj++aAOilpkWY94OrIY='; \
      style-src 'sha256-4YBbFefwxl7e5zE87VfNQ3zrTqw7Dlh4Y52hNWgTFok='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -159,6 +159,13 @@ impl Visit {
         text.as_str().expect("text").to_owned()
     }
 
+    /// Panics unless the focus is in the field with this id, and this text is in it.
+    pub(super) async fn has_typed(&mut self, id: &str, text: &str) {
+        let (focused, typed) = ("document.activeElement.id", "document.activeElement.value");
+        assert_eq!(self.tab.evaluate(focused).await, id);
+        assert_eq!(self.tab.evaluate(typed).await, text);
+    }
+
     pub(super) async fn type_text(&mut self, text: &str) {
         self.tab.command("Input.insertText", json!({ "text": text })).await;
     }

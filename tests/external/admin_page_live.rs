@@ -16,6 +16,7 @@ use axum::{
     routing::get as route,
 };
 use http::{StatusCode, header};
+use serde_json::Value;
 
 use tower_quota::{
     Admin, Ban, Concurrency, FailureMode, Key, Limiter, ManualClock, MemoryStore, Plans, Policy, RateLimitLayer,
@@ -36,6 +37,20 @@ fn store() -> MemoryStore {
 fn page_of(limiter: &Limiter, show_keys: bool) -> Router {
     let admin = Admin::new().limiter(limiter).show_keys(show_keys).instance("api-7");
     Router::new().nest("/operators/limits", admin.router_behind_authentication())
+}
+
+/// Responds with an error to the requests whose path has this end, while that is set.
+fn failing(app: Router, path: &'static str, fails: &Arc<AtomicBool>) -> Router {
+    let fails = fails.clone();
+    app.layer(middleware::from_fn(move |request: AxumRequest, next: Next| {
+        let refused = request.uri().path().ends_with(path) && fails.load(Ordering::Relaxed);
+        async move {
+            match refused {
+                true => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+                false => next.run(request).await,
+            }
+        }
+    }))
 }
 
 async fn check(limiter: &Limiter, key: impl Into<Key>, times: usize) {
@@ -151,10 +166,15 @@ async fn a_search_while_a_store_fails_has_no_verdict_from_the_counts_of_one_proc
 #[ignore = "needs Chromium: `.ci/test`"]
 async fn a_search_has_no_verdict_from_a_policy_that_has_chosen_no_limit_yet() {
     let Some(tab) = Chromium::start().await else { return };
-    let chosen = Policy::with_limit_fn("api", |_| SlidingLog::per_minute(5)).key(key::header("x-user"));
-    let layer = RateLimitLayer::new(store(), chosen);
+    let chosen = Policy::with_limit_fn("api", |parts| match parts.uri.query() {
+        Some("hourly") => SlidingLog::per_hour(5),
+        _ => SlidingLog::per_minute(5),
+    });
+    let layer = RateLimitLayer::new(store(), chosen.key(key::header("x-user")));
     let admin = Admin::new().layer(&layer).show_keys(true);
-    let app = Router::new().nest("/operators/limits", admin.router_behind_authentication());
+    let app = Router::new()
+        .route("/", route(async || "hi").layer(layer))
+        .nest("/operators/limits", admin.router_behind_authentication());
     let mut visit = Visit::of(tab, app, "").await;
     visit.find("42").await;
     visit
@@ -162,6 +182,17 @@ async fn a_search_has_no_verdict_from_a_policy_that_has_chosen_no_limit_yet() {
         .await;
     let rows = visit.text("#found tbody").await;
     assert!(rows.contains("not known: no limit was chosen yet"), "{rows}");
+
+    visit.focus("lasts").await;
+    visit.type_text("3d").await;
+    for path in ["/", "/?hourly"] {
+        send(&visit.app, get_from("192.0.2.1", path).header("x-user", "42")).await;
+    }
+    visit
+        .tab
+        .until("document.querySelectorAll('#subject .count').length === 2")
+        .await;
+    visit.has_typed("lasts", "3d").await;
     visit.end();
 }
 
@@ -225,7 +256,8 @@ async fn a_refresh_keeps_what_an_operator_has_typed_and_the_focus() {
         Policy::new("exports", SlidingLog::per_hour(9)),
     ];
     let limiter = Limiter::new(store(), policies);
-    let app = page_of(&limiter, true);
+    let is_away = Arc::new(AtomicBool::new(false));
+    let app = failing(page_of(&limiter, true), "/subject", &is_away);
     check(&limiter, "42", 2).await;
     check(&limiter, "43", 3).await;
     let mut visit = Visit::of(tab, app, "").await;
@@ -238,10 +270,15 @@ async fn a_refresh_keeps_what_an_operator_has_typed_and_the_focus() {
     // The subject gets to the top of the list.
     check(&limiter, "42", 4).await;
     visit.tab.until(denials).await;
-    assert_eq!(visit.tab.evaluate("document.activeElement.id").await, "lasts");
-    assert_eq!(visit.tab.evaluate("document.activeElement.value").await, "3d");
+    visit.has_typed("lasts", "3d").await;
     assert!(visit.text("#subject").await.contains("5 times by api-7"));
     assert!(visit.text("#found tbody").await.contains("5 times"));
+    for fails in [true, false] {
+        is_away.store(fails, Ordering::Relaxed);
+        let error = "document.querySelector('#subject').innerText.includes('As it was: 503 ')";
+        visit.tab.until(&format!("{error} === {fails}")).await;
+        visit.has_typed("lasts", "3d").await;
+    }
 
     let label = "document.activeElement.textContent";
     visit
@@ -390,16 +427,7 @@ async fn an_error_of_the_subject_or_of_the_search_stops_no_refresh() {
     let is_away = Arc::new(AtomicBool::new(false));
     let mails = Policy::new("mails", SlidingLog::per_hour(1)).failure_mode(FailureMode::Closed);
     let limiter = Limiter::new(Leaving(store(), is_away.clone()), mails);
-    let refuses = is_away.clone();
-    let app = page_of(&limiter, true).layer(middleware::from_fn(move |request: AxumRequest, next: Next| {
-        let refused = request.uri().path().ends_with("/search") && refuses.load(Ordering::Relaxed);
-        async move {
-            match refused {
-                true => StatusCode::SERVICE_UNAVAILABLE.into_response(),
-                false => next.run(request).await,
-            }
-        }
-    }));
+    let app = failing(page_of(&limiter, true), "/search", &is_away);
     check(&limiter, "42", 2).await;
     let mut visit = Visit::of(tab, app, "").await;
     visit.find("42").await;
@@ -504,6 +532,126 @@ async fn fifty_policies_and_ten_thousand_subjects_fit_the_page() {
     visit.end();
 }
 
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn two_reports_of_one_second_are_one_sample_and_a_report_that_is_late_is_dropped() {
+    const HOLD: &str = "(() => {
+        const real = fetch;
+        const released = new Promise((release) => { window.release = release; });
+        window.fetch = async (...request) => {
+            const response = await real(...request);
+            if (!window.isHeld) {
+                window.isHeld = true;
+                await released;
+            }
+            return response;
+        };
+    })()";
+    const REFRESH: &str =
+        "document.querySelector('#status').textContent = '', document.querySelector('#refresh').click()";
+    let Some(tab) = Chromium::start().await else { return };
+    let limiter = Limiter::new(store(), Policy::new("mails", SlidingLog::per_hour(1)));
+    let mut visit = Visit::of(tab, page_of(&limiter, true), "").await;
+    visit.tab.evaluate("document.querySelector('#auto').click()").await;
+    visit.tab.evaluate("void (performance.now = () => window.clock)").await;
+    for (clock, checks) in [(100_000, 0), (110_000, 10), (110_001, 10)] {
+        check(&limiter, "42", checks).await;
+        visit.tab.evaluate(&format!("window.clock = {clock}")).await;
+        visit.tab.evaluate(REFRESH).await;
+        visit.has_status("Refreshed.").await;
+    }
+    let chart = visit.text("#chart").await;
+    assert!(chart.contains("at most 2 per second"), "{chart}");
+
+    visit.tab.evaluate(HOLD).await;
+    visit.tab.evaluate("window.clock = 120_000").await;
+    visit.tab.evaluate(REFRESH).await;
+    visit.tab.until("window.isHeld === true").await;
+    check(&limiter, "42", 10).await;
+    visit.tab.evaluate("window.clock = 130_000").await;
+    visit.tab.evaluate(REFRESH).await;
+    visit.has_status("Refreshed.").await;
+    visit
+        .tab
+        .evaluate("document.querySelector('#status').textContent = ''")
+        .await;
+    visit.tab.evaluate("release()").await;
+    visit.has_status("Refreshed.").await;
+    let chart = visit.text("#chart").await;
+    assert!(chart.contains("mails: 0.5 per second"), "{chart}");
+    let decisions = "[...document.querySelectorAll('#policies dt')].find((term) => term.textContent === 'Decisions').nextSibling.textContent";
+    assert_eq!(visit.tab.evaluate(decisions).await, "30");
+    visit.end();
+}
+
+/// Otherwise an operator resets a caller twice.
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_change_that_is_done_is_shown_as_done_if_no_report_follows() {
+    let Some(tab) = Chromium::start().await else { return };
+    let limiter = Limiter::new(store(), Policy::new("mails", SlidingLog::per_hour(1)));
+    let is_away = Arc::new(AtomicBool::new(false));
+    let app = failing(page_of(&limiter, true), "/report", &is_away);
+    check(&limiter, "42", 2).await;
+    let mut visit = Visit::of(tab, app, "").await;
+    visit.find("42").await;
+    visit.has_status("mails denies key=42.").await;
+    is_away.store(true, Ordering::Relaxed);
+    visit
+        .tab
+        .evaluate("document.querySelector('#subject button').click()")
+        .await;
+    visit.tab.until("document.querySelector('dialog').open").await;
+    visit.tab.evaluate("document.querySelector('#reset').click()").await;
+    visit
+        .has_status_with("The counts of key=42 in mails are reset. The page is not refreshed: 503 ")
+        .await;
+    assert_eq!(
+        visit.tab.evaluate("document.querySelector('#status.error')").await,
+        Value::Null
+    );
+    let shown = visit.text("#subject").await;
+    assert!(shown.contains("1 of 1"), "{shown}");
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn of_the_limits_that_deny_a_row_has_the_enforced_one_with_the_longest_wait() {
+    let Some(tab) = Chromium::start().await else { return };
+    let store = store();
+    let hourly = || Policy::new("mails", SlidingLog::per_hour(1));
+    let limiters = [
+        hourly().observe_only(),
+        Policy::new("mails", SlidingLog::per_minute(1)),
+        hourly(),
+    ]
+    .map(|policy| Limiter::new(store.clone(), policy));
+    let mut admin = Admin::new();
+    for limiter in &limiters {
+        check(limiter, "42", 2).await;
+        admin = admin.limiter(limiter);
+    }
+    let app = Router::new().nest("/operators/limits", admin.router_behind_authentication());
+    let mut visit = Visit::of(tab, app, "").await;
+    visit.find("42").await;
+    visit.has_status("mails denies key=42 by 2 of its 3 limits.").await;
+    let rows = visit.text("#found tbody").await;
+    assert!(rows.contains("denies: quota exceeded for 1 h"), "{rows}");
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn the_share_of_the_keys_is_as_it_is_written() {
+    let Some(tab) = Chromium::start().await else { return };
+    let mails = Policy::new("mails", SlidingLog::per_hour(1)).enforce_share(0.07);
+    let mut visit = Visit::of(tab, page_of(&Limiter::new(store(), mails), true), "").await;
+    let card = visit.text("#policies").await;
+    assert!(card.contains("enforced for 7 % of the keys"), "{card}");
+    visit.end();
+}
+
 /// Draws `docs/pictures/admin.png` if the environment variable `TOWER_QUOTA_PICTURES` is set.
 #[tokio::test]
 #[ignore = "needs Chromium: `.ci/test`"]
@@ -552,6 +700,9 @@ async fn the_picture_of_the_documentation_shows_the_page() {
             }
         }
     };
+    // The chart has one sample a second.
+    let faster = "((now) => { performance.now = () => 20 * now(); })(performance.now.bind(performance))";
+    visit.tab.evaluate(faster).await;
     for step in 0..24 {
         traffic(step).await;
         let pause = "document.querySelector('#refresh').click(), new Promise((done) => setTimeout(done, 100))";

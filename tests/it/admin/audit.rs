@@ -323,6 +323,10 @@ async fn a_change_that_is_confirmed_is_logged_as_done_also_if_no_counts_are_read
             false => operator.set_override("mails", "key=1", "sliding-log 9/min", "1h").await,
         };
         assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(
+            response.json()["error"],
+            "the change is done, but its counts cannot be read: the store of the counts fails: the counts are away"
+        );
         assert_eq!(limiter.overrides().is_empty(), ends, "it is changed");
         let text = log.text().split_off(before);
         let line = text.lines().find(|line| line.contains("tower_quota::audit"));
