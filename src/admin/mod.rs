@@ -291,8 +291,8 @@ impl Admin {
 
     /// Sets the function that names the operator of a request, for the [audit log](Self#the-audit-log).
     ///
-    /// It reads what the authentication of the application has left in the request. The default is the user of Basic
-    /// authentication.
+    /// It reads what the authentication of the application has left in the request. The default reads the user of Basic
+    /// credentials. It is only for an application that verifies these: with other authentication a client can send any user.
     ///
     /// ```
     /// use tower_quota::Admin;
