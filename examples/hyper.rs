@@ -14,7 +14,7 @@
 //! ratelimit: "say-hi";r=0;t=30
 //! ```
 
-use std::{convert::Infallible, env, error::Error, time::Duration};
+use std::{convert::Infallible, env, error::Error, io::ErrorKind, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -48,10 +48,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
     loop {
-        let Ok((stream, peer)) = listener.accept().await else {
-            // Such as too many open files, or a client that has left.
-            sleep(Duration::from_secs(1)).await;
-            continue;
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue, // the client has left
+            Err(error) => {
+                eprintln!("{error}"); // such as too many open files
+                sleep(Duration::from_secs(1)).await;
+                continue;
+            }
         };
         let service = service.clone().map_request(move |mut request: Request<_>| {
             request.extensions_mut().insert(PeerAddr(peer));

@@ -48,8 +48,8 @@ impl Webhooks {
         }
     }
 
-    /// Sends an event until the receiver accepts it, and waits as long as the receiver requires, within bounds. A queue on a disk
-    /// would keep it.
+    /// Sends an event until the receiver accepts it, at most ten times, and waits as long as the limit and, within bounds, the
+    /// receiver require. A queue on a disk would keep it.
     pub(crate) async fn deliver(self, tenant: u64, event: String) {
         let Some(receiver) = self.receivers.get(&tenant) else {
             return;
@@ -66,12 +66,14 @@ impl Webhooks {
                     return;
                 }
                 let decision = response.and_then(|response| response.extensions().get::<Decision>());
-                if decision.is_none_or(Decision::is_allowed) {
-                    attempts += 1; // it was sent
-                }
-                decision.and_then(|decision| decision.retry_after().or(decision.requested_pause()))
-            }; // its connection is free again
-            sleep(pause.unwrap_or(Duration::from_secs(1 << attempts)).min(LONGEST_PAUSE)).await;
+                let own_wait = decision.and_then(Decision::retry_after);
+                let pause = own_wait.or(decision.and_then(Decision::requested_pause));
+                let pause = pause.unwrap_or(Duration::from_secs(1 << attempts));
+                // An event that has to wait for the limit was not refused.
+                attempts += u32::from(own_wait.is_none());
+                pause
+            }; // the connection of the response is free again
+            sleep(pause.min(LONGEST_PAUSE)).await;
         }
         eprintln!("{receiver} does not accept {event}");
     }

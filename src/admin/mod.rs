@@ -80,8 +80,8 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 ///
 /// A key is written as in Redis: [`Key`](crate::Key) has a table of its components. Characters that are not ASCII can be written as
 /// themselves, and are shown so: `ext:user=张三` is `ext:user=^E5^BC^A0^E4^B8^89` in Redis. A key that no request of the policy
-/// has is refused, with what its keys are made of, unless the report lists it; of a policy of a limiter, of one with an
-/// extractor that has no such form, and by `/end-override`, any key is accepted. A hash that a store keeps of a long key
+/// has is refused, with what its keys are made of, unless the report lists it. Any key is accepted for a policy of a limiter, for
+/// one with an extractor that has no such form, and by `/end-override`. A hash that a store keeps of a long key
 /// (`hash=..`) can be used in its place. Where a store [hashes all keys](crate::RedisStoreBuilder::hash_keys), the key itself is
 /// written, and not the hash. If layers have a policy of one name in several stores, `store` selects one of these by its number
 /// in the report.

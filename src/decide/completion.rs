@@ -209,9 +209,9 @@ impl Decision {
     /// The pause that the response to an admitted request asks for, if a policy [learns](crate::Policy::learn_from_responses) from
     /// it: the time until the server accepts the next request.
     ///
-    /// It is set in the decision, which the layer [leaves in the response](crate::RateLimitLayer::response_extensions): when the head
-    /// of the response is received, and the trailers of a gRPC call if they ask for a longer one. It is what the response asks for,
-    /// also where that is above the longest ban of the policy. `None` if it asks for none.
+    /// It is set in the decision, which the layer [leaves in the response](crate::RateLimitLayer::response_extensions): when
+    /// the head of the response is received, and the trailers of a gRPC call if they ask for a longer one. It is what the
+    /// response asks for, also where that is above the longest ban of the policy. `None` if it asks for none.
     ///
     /// ```
     /// use std::time::Duration;

@@ -137,8 +137,10 @@ impl CheckContext {
                     .all(|one| all.iter().any(|other| one.limit.limit == other.limit.limit))
             };
             let are_apart = !among(&own, &others) && !among(&others, &own);
-            let is_other =
-                |other: &&&PolicyContext| other.file_number().is_none() || other.file_number() != policy.file_number();
+            let is_other = |other: &&&PolicyContext| {
+                let is_of_file = other.file_number().is_some() && other.file_number() == policy.file_number();
+                !is_of_file || other.limit.name != policy.limit.name
+            };
             let other = others.iter().filter(|_| are_apart).find(is_other)?;
             Some(other.limit.limit.clone())
         })

@@ -1,6 +1,9 @@
 //! The pause that a response of another server asks for.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use base64::{
     Engine,
@@ -42,8 +45,8 @@ pub(crate) fn requested_by(status: StatusCode, headers: &HeaderMap, are_own: boo
 
 /// Whether a response is of a cache: its age is positive (RFC 9111 §5.1).
 fn is_stored(headers: &HeaderMap) -> bool {
-    let age = text_of(headers, AGE.as_str()).and_then(|age| age.parse::<u64>().ok());
-    age.is_some_and(|age| age > 0)
+    let age = text_of(headers, AGE.as_str()).unwrap_or_default();
+    age.bytes().all(|byte| byte.is_ascii_digit()) && age.bytes().any(|byte| byte != b'0')
 }
 
 /// The pause that the status of a gRPC call asks for: in the head or in the trailers.
@@ -98,11 +101,9 @@ pub(crate) fn wait_of_exhausted(headers: &HeaderMap) -> Option<Duration> {
     let joined = lines.join(",");
     // A slot may be free long before its lease would have expired.
     let policies = lines_of(RATELIMIT_POLICY).collect::<Vec<_>>().join(",");
-    let is_of_slots = |member: &&str| {
-        let name = parts(member).next();
-        let mut same_name = split(&policies, ',').filter(|policy| parts(policy).next() == name);
-        same_name.any(|policy| parts(policy).any(|part| part == r#"qu="concurrent-requests""#))
-    };
+    let of_slots = split(&policies, ',').filter(|policy| parts(policy).any(|part| part == CONCURRENT_REQUESTS));
+    let of_slots: BTreeSet<_> = of_slots.filter_map(|policy| parts(policy).next()).collect();
+    let is_of_slots = |member: &str| parts(member).next().is_some_and(|name| of_slots.contains(name));
     let of_members = split(&joined, ',').filter(|member| !is_of_slots(member));
     let of_members = of_members.map(|member| exhausted(member, ';', ["r", "t"]));
     let of_lines = lines.iter().copied().chain([&*joined]);
@@ -110,6 +111,9 @@ pub(crate) fn wait_of_exhausted(headers: &HeaderMap) -> Option<Duration> {
     let waits = of_members.chain(of_lines).flatten();
     waits.max().map(Duration::from_secs)
 }
+
+/// The quota unit of a policy of slots.
+const CONCURRENT_REQUESTS: &str = r#"qu="concurrent-requests""#;
 
 /// The value and the parameters of the member of a list.
 fn parts(member: &str) -> impl Iterator<Item = &str> {
@@ -349,6 +353,12 @@ mod tests {
                 None,
             ),
             (200, &[("age", "0"), ("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
+            (200, &[("age", "-1"), ("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
+            (
+                200,
+                &[("age", "99999999999999999999"), ("ratelimit", "\"a\";r=0;t=9")],
+                None,
+            ),
             (
                 200,
                 &[
@@ -432,6 +442,14 @@ mod tests {
         let pause = requested_by(StatusCode::TOO_MANY_REQUESTS, &fields.into_iter().collect(), false);
         let pause = pause.expect("a pause").as_secs();
         assert!((3_000..=3_600).contains(&pause), "{pause}");
+    }
+
+    /// Each is looked up among all: the time must not grow with the product of their numbers.
+    #[test]
+    fn many_members_and_policies_are_read_at_once() {
+        let list = |member: &str| HeaderValue::from_str(&vec![member; 100_000].join(",")).expect("text");
+        let headers = [(RATELIMIT, list("a")), (RATELIMIT_POLICY, list("b"))];
+        assert_eq!(wait_of_exhausted(&headers.into_iter().collect()), None);
     }
 
     #[test]

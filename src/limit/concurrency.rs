@@ -116,9 +116,9 @@ use crate::ConfigError;
 /// other slots in the store; without one they expire after one lease.
 ///
 /// The work that has lost its slots is not interrupted: [`Slots::is_lost`](crate::Slots::is_lost) reports it, and that work is
-/// the only way in which more than the limit can run at once while the store replies and keeps its data and its clock is not set. A lease
-/// that expired is taken up again by the next renewal if there is room. [Behavior under faults](crate::guide::faults#slots) has
-/// what happens to slots when Redis, a runtime or a process fails.
+/// the only way in which more than the limit can run at once while the store replies and keeps its data and its clock is not
+/// set. A lease that expired is taken up again by the next renewal if there is room. [Behavior under
+/// faults](crate::guide::faults#slots) has what happens to slots when Redis, a runtime or a process fails.
 ///
 /// # What it costs
 ///

@@ -352,7 +352,7 @@ impl NamedLimit {
     /// The same counts with a share of the limit.
     pub(crate) fn scaled(&self, share: Share) -> Self {
         let scaled = Self::new(self.name.clone(), self.limit.scaled(share)).formerly(self.former.clone());
-        // Without the rate of the bucket.
+        // The shape of the whole: shares of a bucket have other rates.
         Self {
             shape: self.shape,
             ..scaled

@@ -63,10 +63,11 @@ use crate::{ConfigError, error::StoreError, limit::Share};
 ///
 /// # Counting locally
 ///
-/// The counts of the process, in a [`MemoryStore`] of 100,000 keys that all layers and limiters on one store share as long as one of
-/// them exists, start empty at the first failure; a later failure continues with them. When the store replies again, its own counts apply and the local ones do not. So in one window a caller may be
-/// admitted up to the limit by the store, and up to the limit by each process. A check that timed out may have been counted
-/// in both. An attacker that makes the store fail meets the same limits in each process.
+/// The counts of the process, in a [`MemoryStore`] of 100,000 keys that all layers and limiters on one store share as long as
+/// one of them exists, start empty at the first failure; a later failure continues with them. When the store replies again, its
+/// own counts apply and the local ones do not. So in one window a caller may be admitted up to the limit by the store, and up
+/// to the limit by each process. A check that timed out may have been counted in both. An attacker that makes the store fail
+/// meets the same limits in each process.
 ///
 /// `limit` and `RateLimit-Policy` show the whole limit; `remaining` and the waits are those of the share. A share is rounded
 /// down, and never below 1. Of a [`TokenBucket`](crate::TokenBucket) the burst and the rate are shared, and the rate exactly: a

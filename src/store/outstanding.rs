@@ -32,7 +32,7 @@ type OwedCounts = [AtomicU64; 2];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwedKind {
-    /// A refund or a charge after the check.
+    /// A refund or a charge after the check, or a reset.
     Settlement,
     /// The release of slots.
     Release,

@@ -87,7 +87,7 @@ impl TryFrom<FileFields> for Config {
             skipped: file.skip.conditions(file.client_ip.as_ref(), Spelling::Both)?,
             blocked: file.block.conditions(file.client_ip.as_ref(), Spelling::Either)?,
         };
-        let config = Self {
+        Ok(Self {
             enabled: file.enabled,
             listed: (!listed.is_empty()).then(|| Arc::new(listed)),
             client_ip: file.client_ip,
@@ -95,35 +95,11 @@ impl TryFrom<FileFields> for Config {
             plan: file.plan,
             plans,
             extensions: Extensions::default(),
-        };
-        config.validate_former_names()?;
-        Ok(config)
+        })
     }
 }
 
 impl Config {
-    /// Refuses policies of one plan that are counted under one name.
-    fn validate_former_names(&self) -> Result<(), ConfigError> {
-        let names: BTreeSet<&str> = self.places().map(policy_at).collect();
-        let outside = [String::new()];
-        for plan in self.plans.iter().map(|plan| format!("{plan}/")).chain(outside) {
-            let mut counted = BTreeMap::new();
-            for name in &names {
-                let place = format!("{plan}{name}");
-                let Some(entry) = self.nearest(&place).and_then(|place| self.policies.get(place)) else {
-                    continue;
-                };
-                if let Some(other) = counted.insert(entry.formerly.as_deref().unwrap_or(name), name) {
-                    return Err(ConfigError::new(format!(
-                        "the policies `{other}` and `{name}` would share their counts, since the former name of one is the name or the \
-                         former name of the other; remove `formerly`, or one of the policies",
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The names of the policies outside of plans, in alphabetical order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.places().filter(|place| !is_of_plan(place))

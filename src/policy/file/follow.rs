@@ -144,7 +144,7 @@ impl File {
         state.text = text.or(state.text.take());
         drop(state);
 
-        // Requests settle meanwhile, and what receives events and metrics may read the policies.
+        // Requests settle meanwhile, and what receives events and metrics may read the policies, but not load any.
         for (basis, _) in &renewed {
             basis.context.register_metrics();
             basis.context.log_conflict();
@@ -184,8 +184,10 @@ impl File {
     pub(super) fn note(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state();
         change(&mut state);
+        let is_refused = state.fault().is_some();
+        drop(state);
         if let Some(path) = &self.path {
-            file_refused(path, state.fault().is_some());
+            file_refused(path, is_refused);
         }
     }
 

@@ -2,7 +2,7 @@ use std::{
     future::pending,
     pin::pin,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
     task::Poll,
@@ -50,7 +50,7 @@ pub(super) struct Backend {
     pub(super) limits: BatchLimits,
     pub(super) deny_cache: Option<DenyCache>,
     /// Whether a call can use keys of several slots of a node of a cluster, as a trial has found.
-    reaches_several_slots: AtomicBool,
+    reaches_several_slots: OnceLock<bool>,
     /// How many microseconds the clock of Redis is ahead of that of the process, as far as that is known.
     ahead_us: AtomicI64,
     /// Whether settings of Redis with which limits are lost have been logged.
@@ -81,7 +81,7 @@ impl Backend {
                 false => BatchLimits::NO_BATCHES,
             },
             deny_cache: settings.deny_cache.then(DenyCache::new),
-            reaches_several_slots: AtomicBool::new(false),
+            reaches_several_slots: OnceLock::new(),
             ahead_us: AtomicI64::new(0),
             settings_checked: AtomicBool::new(false),
             refusal_logged_at: Mutex::default(),
@@ -99,12 +99,17 @@ impl Backend {
     }
 
     pub(super) fn reaches_several_slots(&self) -> bool {
-        self.reaches_several_slots.load(Ordering::Relaxed)
+        self.reaches_several_slots.get().copied().unwrap_or_default()
     }
 
-    /// Sets what a trial has found.
+    /// Whether a trial has found it.
+    pub(super) fn has_tried_several_slots(&self) -> bool {
+        self.reaches_several_slots.get().is_some()
+    }
+
+    /// Sets what a trial has found first.
     pub(super) fn set_reaches_several_slots(&self, reaches: bool) {
-        self.reaches_several_slots.store(reaches, Ordering::Relaxed);
+        let _ = self.reaches_several_slots.set(reaches);
     }
 
     /// Fails while the breaker is open, for so many checks. The probes of a cluster node are sent to the node of the `key`.

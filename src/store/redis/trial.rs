@@ -72,7 +72,7 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
     // The slots of the keys may be moving, or others than those that are known.
     const TRIALS: usize = 3;
 
-    if !backend.client.is_clustered() {
+    if !backend.client.is_clustered() || backend.has_tried_several_slots() {
         return Ok(());
     }
     let mut refused = None;

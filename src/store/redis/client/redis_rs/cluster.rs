@@ -415,7 +415,16 @@ mod tests {
         ] {
             assert_eq!(redirected(words), Some((moved, (host.into(), port))), "{words}");
         }
-        for words in ["MOVED", "MOVED 1", "MOVED 1 a", "MOVED 1 a:70000", "TRYAGAIN", "ERR no"] {
+        for words in [
+            "MOVED",
+            "MOVED 1",
+            "MOVED 1 a",
+            "MOVED 1 a:70000",
+            "MOVED 1 ?:6381",
+            "ASK 1 ?:6381",
+            "TRYAGAIN",
+            "ERR no",
+        ] {
             assert_eq!(redirected(words), None, "{words}");
         }
         assert_eq!(redirected(&format!("ASK 1 {}:1", "a".repeat(254))), None);
