@@ -159,10 +159,10 @@ use crate::{ConfigError, key};
 ///
 /// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
 /// matched none, or either has a rest such as `/files/{*rest}`, or the template is one of several in the matched one, such as
-/// `/users/root` in `/users/{id}`, the path is compared too: `{id}` is a segment, and a rest includes the routes below it. In gRPC it is `/shop.Accounts/SignIn`, also for a
-/// layer around one service. A template that matches none of the paths it looks like, such as `/users/:id` or `/admin/*`, is an error.
-/// `others` are the requests that no other policy of their plan, in this file, with `routes` or `methods` is for; one that is for it
-/// in some spellings only, as below, is counted by both.
+/// `/users/root` in `/users/{id}`, the path is compared too: `{id}` is a segment, and a rest includes the routes below it. In
+/// gRPC it is `/shop.Accounts/SignIn`, also for a layer around one service. A template that matches none of the paths it looks
+/// like, such as `/users/:id` or `/admin/*`, is an error. `others` are the requests that no other policy of their plan, in this
+/// file, with `routes` or `methods` is for; one that is for it in some spellings only, as below, is counted by both.
 ///
 /// A path is compared as written, decoded, and in normal form: without trailing slashes, `//`, dot segments, `%2F`, `\`,
 /// parameters (`;v=1`) and upper case. A policy or `[block]` applies if one of these matches, and `[skip]` if all do. So `/login/`
