@@ -11,6 +11,7 @@ use axum::{
     routing::post,
 };
 use http_body_util::{BodyExt, Limited};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde::Deserialize;
 use tokio::time::timeout;
 use tower_quota::{
@@ -74,7 +75,7 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
     let webhooks = webhooks::policy(policies.unkeyed("webhooks")?);
     let webhooks = RateLimitLayer::try_new(store.clone(), webhooks)?.headers(Headers::None);
     let services = Services {
-        webhooks: Webhooks::new(&webhooks, receivers),
+        webhooks: Webhooks::new(&webhooks, Client::builder(TokioExecutor::new()).build_http(), receivers),
         orders: Limiter::try_new(store, policies.unkeyed_plans(["orders"])?)?,
     };
 

@@ -14,11 +14,11 @@ mod webhooks;
 use std::{
     collections::HashMap,
     fs,
-    future::Future,
+    future::{Future, pending},
     net::{IpAddr, SocketAddr},
     process::{Child, Command},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -30,6 +30,7 @@ use axum::{
     http::{HeaderMap, Request, StatusCode, Uri, request::Builder},
     response::IntoResponse,
 };
+use http_body_util::BodyExt;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
@@ -428,12 +429,20 @@ async fn no_replica_calls_a_receiver_before_it_accepts_calls_again() {
     assert_eq!(events, ["milk", "tea"]);
 }
 
+/// With a server in place of a client, so that the times of a clock that is paused do not depend on sockets.
+fn calling(server: Router, policy: Policy<()>, paths: &[(u64, &str)]) -> Webhooks<Router> {
+    let url = |path| format!("http://example.com{path}").parse().expect("a URL");
+    let receivers = paths.iter().map(|(tenant, path)| (*tenant, url(path))).collect();
+    let limit = RateLimitLayer::new(MemoryStore::new(), webhooks::policy(policy));
+    Webhooks::new(&limit, server, receivers)
+}
+
 /// Two tenants have receivers on one server, of which one requires a pause of centuries.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_receiver_holds_its_own_events_alone_and_for_a_bounded_time() {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let seen = calls.clone();
-    let server = serve(Router::new().fallback(async move |uri: Uri| {
+    let server = Router::new().fallback(async move |uri: Uri| {
         seen.lock()
             .expect("no thread panics with it")
             .push(uri.path().to_owned());
@@ -441,16 +450,13 @@ async fn a_receiver_holds_its_own_events_alone_and_for_a_bounded_time() {
             "/hostile" => (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "99999999999")]).into_response(),
             _ => "thanks".into_response(),
         }
-    }))
-    .await;
+    });
     let calls_of = |path: &str| {
         let calls = calls.lock().expect("no thread panics with it");
         calls.iter().filter(|called| *called == path).count()
     };
-    let url = |path| format!("http://{server}{path}").parse().expect("a URL");
-    let receivers = HashMap::from([(10, url("/hostile")), (20, url("/friendly"))]);
-    let limit = webhooks::policy(Policy::new("webhooks", SlidingLog::per_second(10)));
-    let webhooks = Webhooks::new(&RateLimitLayer::new(MemoryStore::new(), limit), receivers);
+    let policy = Policy::new("webhooks", SlidingLog::per_second(10));
+    let webhooks = calling(server, policy, &[(10, "/hostile"), (20, "/friendly")]);
 
     let started = tokio::time::Instant::now();
     let hostile = tokio::spawn(webhooks.clone().deliver(10, "tea".to_owned()));
@@ -458,25 +464,23 @@ async fn a_receiver_holds_its_own_events_alone_and_for_a_bounded_time() {
     webhooks.deliver(20, "milk".to_owned()).await;
     assert_eq!((calls_of("/friendly"), calls_of("/hostile")), (1, 1));
 
-    tokio::time::pause();
     hostile.await.expect("it gives up");
     assert_eq!(calls_of("/hostile"), 10);
     let waited = started.elapsed();
     assert!(waited <= 11 * webhooks::LONGEST_PAUSE, "{waited:?}");
 }
 
+/// Each waits in the line for at most 5 s, which is 50 of them.
 #[tokio::test(start_paused = true)]
 async fn events_that_the_limit_holds_back_are_sent_at_last() {
-    const EVENTS: usize = 150;
+    const EVENTS: usize = 1_000;
     let received = Arc::new(AtomicUsize::new(0));
     let seen = received.clone();
-    let server = serve(Router::new().fallback(async move || {
+    let server = Router::new().fallback(async move || {
         seen.fetch_add(1, Ordering::Relaxed);
-    }))
-    .await;
-    let receivers = HashMap::from([(10, format!("http://{server}/").parse().expect("a URL"))]);
-    let limit = webhooks::policy(Policy::new("webhooks", SlidingLog::per_second(10)));
-    let webhooks = Webhooks::new(&RateLimitLayer::new(MemoryStore::new(), limit), receivers);
+    });
+    let policy = Policy::new("webhooks", SlidingLog::per_second(10)).wait_up_to(Duration::from_secs(5));
+    let webhooks = calling(server, policy, &[(10, "/")]);
 
     let mut sent = JoinSet::new();
     for _ in 0..EVENTS {
@@ -484,6 +488,58 @@ async fn events_that_the_limit_holds_back_are_sent_at_last() {
     }
     sent.join_all().await;
     assert_eq!(received.load(Ordering::Relaxed), EVENTS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_connection_of_a_response_is_free_while_its_pause_lasts() {
+    let bodies = Arc::new(Mutex::new(Vec::new()));
+    let seen = bodies.clone();
+    let server = Router::new().fallback(async move || {
+        let connection = Arc::new(());
+        seen.lock()
+            .expect("no thread panics with it")
+            .push(Arc::downgrade(&connection));
+        let body = Body::from("busy").map_frame(move |frame| {
+            let _held = &connection;
+            frame
+        });
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            [("retry-after", "60")],
+            Body::new(body),
+        )
+    });
+    let policy = Policy::new("webhooks", SlidingLog::per_second(10));
+    let webhooks = calling(server, policy, &[(10, "/")]);
+    let sent = tokio::spawn(webhooks.deliver(10, "tea".to_owned()));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    {
+        let bodies = bodies.lock().expect("no thread panics with it");
+        assert_eq!(bodies.iter().map(Weak::strong_count).collect::<Vec<_>>(), [0]);
+    }
+    sent.abort();
+}
+
+/// The second call waits in the line for longer than a call may take.
+#[tokio::test(start_paused = true)]
+async fn a_receiver_that_does_not_respond_is_called_again() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let seen = calls.clone();
+    let server = Router::new().fallback(async move || {
+        if seen.fetch_add(1, Ordering::Relaxed) == 0 {
+            pending::<()>().await;
+        }
+    });
+    let minute = Duration::from_secs(MINUTE);
+    let policy = Policy::new("webhooks", SlidingLog::per_minute(1)).wait_up_to(minute);
+    let webhooks = calling(server, policy, &[(10, "/")]);
+
+    let started = tokio::time::Instant::now();
+    let delivered = tokio::time::timeout(10 * minute, webhooks.deliver(10, "tea".to_owned())).await;
+    assert!(delivered.is_ok());
+    let waited = started.elapsed();
+    assert!((MINUTE..MINUTE + 5).contains(&waited.as_secs()), "{waited:?}");
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
 
 /// 15:00 in Berlin, and 23:00 in Tokyo.

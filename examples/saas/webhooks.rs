@@ -3,19 +3,19 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use axum::{
-    body::Body,
-    http::{Request, Uri},
+    BoxError,
+    body::{Body, Bytes, HttpBody},
+    http::{Request, Response, Uri},
 };
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use tokio::time::sleep;
-use tower::{Layer, ServiceExt};
+use tower::{Layer, Service, ServiceExt, timeout::Timeout};
 use tower_quota::{Ban, Decision, Policy, RateLimit, RateLimitLayer, key};
 
 /// A receiver that requires a longer pause is called again after this one, so that no event waits for days.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// A receiver that has not responded by then is called again.
+const TIMEOUT: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 10;
 
 /// The URL of each tenant.
@@ -34,14 +34,19 @@ pub(crate) fn policy(unkeyed: Policy<()>) -> Policy {
 }
 
 #[derive(Clone)]
-pub(crate) struct Webhooks {
+pub(crate) struct Webhooks<C = Client<HttpConnector, Body>> {
     receivers: Arc<Receivers>,
-    client: RateLimit<Client<HttpConnector, Body>>,
+    client: RateLimit<Timeout<C>>,
 }
 
-impl Webhooks {
-    pub(crate) fn new(limit: &RateLimitLayer, receivers: Receivers) -> Self {
-        let client = Client::builder(TokioExecutor::new()).build_http();
+impl<C, B> Webhooks<C>
+where
+    C: Service<Request<Body>, Response = Response<B>, Error: Into<BoxError>> + Clone,
+    B: HttpBody<Data = Bytes>,
+{
+    pub(crate) fn new(limit: &RateLimitLayer, client: C, receivers: Receivers) -> Self {
+        // Inside of the limit: the time in its line does not count.
+        let client = Timeout::new(client, TIMEOUT);
         Self {
             receivers: Arc::new(receivers),
             client: limit.clone().response_extensions(true).layer(client),
