@@ -342,6 +342,11 @@ mod tests {
                 &[("retry-after", "30"), ("ratelimit", "\"a\";r=0;t=9")],
                 Some(30_000),
             ),
+            (
+                403,
+                &[("retry-after", "30"), ("ratelimit", "\"a\";r=0;t=9")],
+                Some(30_000),
+            ),
             (200, &[("age", "600"), ("ratelimit", "\"a\";r=0;t=9")], None),
             (
                 200,
@@ -384,6 +389,24 @@ mod tests {
             (
                 429,
                 &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "7000")],
+                Some(7_000),
+            ),
+            (
+                429,
+                &[
+                    ("retry-after", "3"),
+                    ("grpc-status", "8"),
+                    ("grpc-retry-pushback-ms", "7000"),
+                ],
+                Some(3_000),
+            ),
+            (
+                429,
+                &[
+                    ("grpc-status", "8"),
+                    ("grpc-retry-pushback-ms", "7000"),
+                    ("ratelimit", "\"a\";r=0;t=9"),
+                ],
                 Some(7_000),
             ),
             (
