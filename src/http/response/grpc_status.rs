@@ -193,7 +193,7 @@ mod tonic {
     use crate::{Denied, http::headers::GRPC_RETRY_PUSHBACK, store::StoreError};
 
     /// The status that [`Grpc`](crate::http::response::Grpc) responds with, always with the pushback, and the rate limit fields as
-    /// metadata.
+    /// metadata. In a stream that has begun they become trailers, where the draft of the rate limit fields permits none.
     impl From<Denied> for Status {
         fn from(denied: Denied) -> Self {
             let decision = denied.decision();
