@@ -626,6 +626,8 @@ async fn the_token_bucket_decides_alike_in_rust_and_in_lua() {
         TokenBucket::new(7, WINDOW).into(),
         TokenBucket::new(7, WINDOW).burst(3).into(),
         TokenBucket::new(3, WINDOW).burst(11).into(),
+        // Two tokens in an odd number of microseconds: not one in half of them.
+        TokenBucket::new(2, WINDOW + Duration::from_micros(1)).burst(5).into(),
     ];
     agree(WINDOW, &[&versions]).await;
 }
