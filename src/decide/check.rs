@@ -245,7 +245,7 @@ fn gives_back(operation: Operation, undecided: &Undecided) -> bool {
 
 impl Drop for StoreCheck {
     /// Where a policy depends on how the request ends, or its usage is observed, a check continues without its caller, to end
-    /// as a cancelled request. So does one whose request may wait, to be refunded, one that takes slots, to release them, and a
+    /// as a cancelled request. So does one for a request that may wait, to be refunded, one that takes slots, to release them, and a
     /// reset, to remove the counts of this process too.
     fn drop(&mut self) {
         let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {

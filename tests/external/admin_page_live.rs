@@ -39,7 +39,7 @@ fn page_of(limiter: &Limiter, show_keys: bool) -> Router {
     Router::new().nest("/operators/limits", admin.router_behind_authentication())
 }
 
-/// Responds with an error to the requests whose path has this end, while that is set.
+/// Responds with an error to the requests for a path with this end, while that is set.
 fn failing(app: Router, path: &'static str, fails: &Arc<AtomicBool>) -> Router {
     let fails = fails.clone();
     app.layer(middleware::from_fn(move |request: AxumRequest, next: Next| {
