@@ -216,7 +216,8 @@ pub trait Store: Send + Sync + 'static {
     /// # }
     /// ```
     ///
-    /// Nothing is sent again, and nothing is kept from being sent later. Stores do not implement this.
+    /// A reset is one of the settlements until the store has replied. Nothing is sent again, and nothing is kept from being sent
+    /// later. Stores do not implement this.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -16,11 +16,11 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
     AcquireError, Ban, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy,
     RateLimitLayer, SlidingLog, key,
-    store::{Charge, ErrorKind, Operation, Store, StoreFuture, StoreId, StoreRequest},
+    store::{Charge, ErrorKind, Operation, Store, StoreRequest},
 };
 
 use crate::support::{
-    Algorithm, Bench, Broken, Cluster, Counted, Received, Redis, Sentinel, connected, each_store, eventually, patient,
+    Algorithm, Bench, Cluster, Counted, Flaky, Received, Redis, Sentinel, connected, each_store, eventually, patient,
 };
 
 each_store! {
@@ -923,29 +923,11 @@ async fn an_inner_layer_bans_for_what_it_charges() {
     assert_eq!(send(&service, Request::get("/")).await.status, 200);
 }
 
-/// A store that fails while the test sets it to fail.
-#[derive(Clone)]
-struct Flaky(MemoryStore, Arc<AtomicBool>);
-
-impl Store for Flaky {
-    fn id(&self) -> Option<StoreId> {
-        self.0.id()
-    }
-
-    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        match self.1.load(Ordering::Relaxed) {
-            true => Broken::default().decide(requests),
-            false => self.0.decide(requests),
-        }
-    }
-}
-
 #[tokio::test]
 async fn while_the_store_fails_this_process_has_bans_of_its_own() {
-    let store = Flaky(MemoryStore::new(), Arc::default());
-    let fails = store.1.clone();
+    let store = Flaky::default();
     let hourly = Policy::new("test", SlidingLog::per_hour(4)).failure_mode(tower_quota::FailureMode::local_share(1, 4));
-    let limiter = Limiter::new(store, hourly.ban(ban().longest(HOUR)));
+    let limiter = Limiter::new(store.clone(), hourly.ban(ban().longest(HOUR)));
     let reason = async || {
         check(&limiter)
             .await
@@ -953,7 +935,7 @@ async fn while_the_store_fails_this_process_has_bans_of_its_own() {
             .next()
             .and_then(|policy| policy.denial())
     };
-    fails.store(true, Ordering::Relaxed);
+    store.fail(true);
     let (full, banned) = (Some(Denial::QuotaExceeded), Some(Denial::Banned));
     for expected in [None, full, full, banned, banned] {
         assert_eq!(reason().await, expected);
@@ -962,12 +944,12 @@ async fn while_the_store_fails_this_process_has_bans_of_its_own() {
     assert_eq!(reason().await, None);
 
     // Neither ban is one of the other.
-    fails.store(false, Ordering::Relaxed);
+    store.fail(false);
     assert_eq!(reason().await, None);
     limiter.ban("k", HOUR).await.expect("the store replies");
     assert_eq!(reason().await, banned);
     // A key that was blocked stays so.
-    fails.store(true, Ordering::Relaxed);
+    store.fail(true);
     assert_eq!(reason().await, banned);
     let error = limiter.ban("l", HOUR).await.unwrap_err();
     assert_ne!(error.kind(), ErrorKind::Refused);

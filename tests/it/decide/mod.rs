@@ -11,7 +11,6 @@ mod line;
 mod line_faults;
 mod line_order;
 mod line_schedules;
-mod local_counts;
 mod settlement;
 mod terminated;
 mod unwinding;

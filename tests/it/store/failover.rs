@@ -1,57 +1,24 @@
 //! What counts while a store fails: how much of it, where refunds go, and what is reported.
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use axum::{Router, routing::get as route};
 use http::StatusCode;
-use tokio::time::{advance, sleep};
+use tokio::time::{advance, sleep, timeout};
 use tower_quota::{
-    Decision, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
-    store::{ErrorKind, NodeState, Store, StoreError, StoreFuture, StoreId, StoreRequest},
+    Ban, Decision, FailureMode, Limit, Limiter, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    store::{ErrorKind, NodeState, Store, StoreError, StoreFuture, StoreRequest},
 };
 
 use crate::support::{
-    Algorithm, Broken, Later, Log, Redis, connected, eventually, get, less_patient, patient, send, try_decide,
+    Algorithm, Broken, Flaky, Gated, Later, Log, PATIENCE, Redis, connected, eventually, get, less_patient, patient,
+    send, try_decide,
 };
 
-/// A store that fails while the test sets it to fail.
-#[derive(Clone)]
-struct Flaky {
-    store: MemoryStore,
-    fails: Arc<AtomicBool>,
-}
-
-impl Flaky {
-    fn new() -> Self {
-        Self {
-            store: MemoryStore::new(),
-            fails: Arc::default(),
-        }
-    }
-
-    fn fail(&self, fails: bool) {
-        self.fails.store(fails, Ordering::Relaxed);
-    }
-}
-
-impl Store for Flaky {
-    fn id(&self) -> Option<StoreId> {
-        self.store.id()
-    }
-
-    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        match self.fails.load(Ordering::Relaxed) {
-            true => Broken::default().decide(requests),
-            false => self.store.decide(requests),
-        }
-    }
-}
+const DAY: Duration = Duration::from_secs(86_400);
 
 fn hourly(quota: u64) -> Limit {
     SlidingLog::per_hour(quota).into()
@@ -128,7 +95,7 @@ async fn every_kind_of_failure_is_one() {
 
 #[tokio::test]
 async fn a_store_that_replies_again_decides_by_its_own_counts() {
-    let store = Flaky::new();
+    let store = Flaky::default();
     let limiter = Limiter::new(store.clone(), policy(hourly(3)));
     let decision = limiter.check("k").await.expect("a decision");
     assert!(decision.store_error().is_none());
@@ -163,7 +130,7 @@ async fn a_redis_that_was_killed_is_replaced_and_counts_again_when_it_is_back() 
 
 #[tokio::test]
 async fn layers_and_limiters_on_one_store_share_the_counts_of_the_process() {
-    let store = Flaky::new();
+    let store = Flaky::default();
     store.fail(true);
     let layer = || RateLimitLayer::new(store.clone(), policy(hourly(3)).key(key::constant("k")));
     let app = Router::new()
@@ -370,7 +337,7 @@ fn a_share_is_above_0_and_at_most_1() {
 async fn a_refund_goes_to_where_the_request_was_counted() {
     let refund = async |decision: Decision| decision.take_receipt().refund().await;
     for cost in [1, 2, 8] {
-        let store = Flaky::new();
+        let store = Flaky::default();
         let share = FailureMode::local_share(1, 4);
         let limiter = Limiter::new(Later(store.clone()), policy(hourly(8)).failure_mode(share));
         store.fail(true);
@@ -395,7 +362,7 @@ async fn a_refund_goes_to_where_the_request_was_counted() {
 #[tokio::test]
 async fn a_settlement_is_made_where_the_request_was_counted() {
     for actual in [0, 1, 5] {
-        let store = Flaky::new();
+        let store = Flaky::default();
         let limiter = Limiter::new(Later(store.clone()), policy(hourly(8)));
         let shared = limiter.request("k").cost(2).check().await.expect("a decision");
         store.fail(true);
@@ -429,7 +396,7 @@ async fn a_refund_gives_back_exactly_what_was_counted() {
 
 #[tokio::test]
 async fn a_reset_is_for_the_store_and_the_process() {
-    let store = Flaky::new();
+    let store = Flaky::default();
     let limiter = Limiter::new(Later(store.clone()), policy(hourly(2)));
     for fails in [true, false] {
         store.fail(fails);
@@ -466,7 +433,7 @@ async fn each_failure_is_observed_although_the_process_counts() {
 #[tokio::test(start_paused = true)]
 async fn there_is_one_line_for_each_change_of_state() {
     let log = Log::capture();
-    let store = Flaky::new();
+    let store = Flaky::default();
     let limiters = [(); 3].map(|()| Limiter::new(store.clone(), policy(hourly(1))));
     for fails in [false, true, false] {
         store.fail(fails);
@@ -496,7 +463,7 @@ async fn there_is_one_line_for_each_change_of_state() {
 #[tokio::test(start_paused = true)]
 async fn a_share_of_failures_is_one_state_and_a_line_a_minute() {
     let log = Log::capture();
-    let store = Flaky::new();
+    let store = Flaky::default();
     let limiter = Limiter::new(store.clone(), policy(hourly(1)));
     for _ in 0..100 {
         for number in 0..100 {
@@ -545,4 +512,79 @@ async fn a_key_of_another_type_is_one_line_with_a_count_and_no_state() {
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
+}
+
+const MODES: [FailureMode; 4] = [
+    FailureMode::Local,
+    FailureMode::local_share(1, 2),
+    FailureMode::Open,
+    FailureMode::Closed,
+];
+
+#[tokio::test]
+async fn shares_of_a_limit_are_of_one_count() {
+    for limit in [Limit::from(SlidingLog::new(60, DAY)), TokenBucket::new(60, DAY).into()] {
+        let store = Flaky::default();
+        store.fail(true);
+        let shares = (2..=6).map(|of| FailureMode::local_share(1, of));
+        let limiters: Vec<_> = shares
+            .map(|mode| Limiter::new(store.clone(), Policy::new("p", limit.clone()).failure_mode(mode)))
+            .collect();
+        let mut admitted = Vec::new();
+        for limiter in &limiters {
+            let mut count = 0;
+            while check(limiter, 1).await {
+                count += 1;
+            }
+            admitted.push(count);
+        }
+        assert_eq!(admitted, [30, 0, 0, 0, 0], "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_reset_ends_counts_and_bans_of_the_process_whatever_its_failure_mode() {
+    for limit in [Limit::from(SlidingLog::new(1, DAY)), TokenBucket::new(1, DAY).into()] {
+        for mode in MODES {
+            let store = Flaky::default();
+            let policy = || Policy::new("p", limit.clone()).ban(Ban::by_hand());
+            let limiter = Limiter::new(store.clone(), policy());
+            let other = Limiter::new(store.clone(), policy().failure_mode(mode));
+
+            store.fail(true);
+            assert!(check(&limiter, 1).await);
+            assert!(!check(&limiter, 1).await);
+            store.fail(false);
+            other.reset("k").await.expect("the store replies");
+            store.fail(true);
+            assert!(check(&limiter, 1).await, "a count: {limit}, {mode}");
+
+            store.fail(false);
+            other.ban("k", DAY).await.expect("the store replies");
+            other.reset("k").await.expect("the store replies");
+            store.fail(true);
+            assert!(check(&limiter, 1).await, "a ban: {limit}, {mode}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reset_whose_caller_leaves_ends_the_counts_of_the_process() {
+    let flaky = Flaky::default();
+    let store = Gated::new(flaky.clone());
+    let limiter = Limiter::new(store.clone(), Policy::new("p", SlidingLog::new(1, DAY)));
+    flaky.fail(true);
+    store.open(2);
+    assert!(check(&limiter, 1).await);
+    assert!(!check(&limiter, 1).await);
+
+    flaky.fail(false);
+    let left = timeout(Duration::from_millis(1), limiter.reset("k")).await;
+    assert!(left.is_err(), "the gate is closed");
+    store.open(1);
+    store.drained(PATIENCE).await.expect("the reset goes on");
+
+    flaky.fail(true);
+    store.open(1);
+    assert!(check(&limiter, 1).await);
 }

@@ -70,7 +70,7 @@ pub(crate) use self::{
     proxy::Proxy,
     redis::{Redis, free_port},
     sentinel::{Sentinel, lone_sentinel},
-    stores::{Broken, Counted, Fixed, Gated, Later},
+    stores::{Broken, Counted, Fixed, Flaky, Gated, Later},
     traffic::{Tally, Traffic},
     usage::{Usage, limits},
     worker::{Worker, work},

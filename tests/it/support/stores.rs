@@ -1,14 +1,15 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use tokio::sync::Semaphore;
-use tower_quota::store::{
-    ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse,
+use tower_quota::{
+    MemoryStore,
+    store::{ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse},
 };
 
 /// A store that never returns a ready response.
@@ -104,6 +105,32 @@ impl Store for Broken {
     fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
         self.calls.fetch_add(1, Ordering::Relaxed);
         StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "the store is away")))
+    }
+}
+
+/// A store that fails while the test sets it to fail.
+#[derive(Clone, Default)]
+pub(crate) struct Flaky {
+    store: MemoryStore,
+    fails: Arc<AtomicBool>,
+}
+
+impl Flaky {
+    pub(crate) fn fail(&self, fails: bool) {
+        self.fails.store(fails, Ordering::Relaxed);
+    }
+}
+
+impl Store for Flaky {
+    fn id(&self) -> Option<StoreId> {
+        self.store.id()
+    }
+
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        match self.fails.load(Ordering::Relaxed) {
+            true => Broken::default().decide(requests),
+            false => self.store.decide(requests),
+        }
     }
 }
 
