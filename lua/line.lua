@@ -129,7 +129,7 @@ local function read_line(run, charge, fits)
     local left = remaining_behind(line, charge.room)
     fits = math.min(times, (left - left % charge.cost) / charge.cost)
   end
-  line.lacks = fits < times or charge.bans and charge.bans.is_in_force
+  line.fits, line.lacks = fits, fits < times or charge.bans and charge.bans.is_in_force
   -- A request that has just arrived stands in the line only if it may wait for all that it lacks.
   if operation == 'wait' and line.lacks and not run.waiting then
     line.wait = time_until(charge, before(run, line, 1))
@@ -184,7 +184,7 @@ local function settle(run, charge, admitted)
       table.insert(kept, at, charge.cost)
       table.insert(kept, at, waiting[2 * n - 1])
     end
-  elseif line.lacks and run.may_wait and #place < 2 * PLACE_SIZE then
+  elseif line.lacks and run.may_wait and not run.leads and #place < 2 * PLACE_SIZE then
     kept = { unpack(place) }
     kept[#kept + 1], kept[#kept + 2] = now, charge.cost
   else
@@ -221,6 +221,8 @@ end
 local function settle_line(run, charge, admitted)
   local line, operation, wait = charge.line, run.operation, 0
   local wakes = operation == 'refund' or operation == 'end' or operation == 'reset'
+  -- A key that has room for the first request which is not admitted does not hold it, though it lacks room for all.
+  line.lacks = line.lacks and (line.fits <= admitted or charge.bans and charge.bans.is_in_force)
   if operation == 'wait' or run.waiting then
     wakes = settle(run, charge, admitted) or wakes
   end

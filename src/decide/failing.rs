@@ -117,8 +117,11 @@ fn closes(policy: &PolicyDecision) -> bool {
 pub(super) fn reset(policies: &[PolicyDecision]) {
     let counts = |policy: &&PolicyDecision| policy.context.failover.has_counts();
     for policy in policies.iter().filter(counts) {
-        // A memory store replies at once and does not fail.
-        let counts = policy.context.failover.counts();
-        drop(counts.decide(&[StoreRequest::new(Operation::Reset, [&policy.charge])]));
+        let of_share = policy.local_charge(Operation::Reset);
+        for charge in [&policy.charge].into_iter().chain(&of_share) {
+            // A memory store replies at once and does not fail.
+            let counts = policy.context.failover.counts();
+            drop(counts.decide(&[StoreRequest::new(Operation::Reset, [charge])]));
+        }
     }
 }

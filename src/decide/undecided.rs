@@ -321,7 +321,7 @@ impl PolicyDecision {
         let hash = HASHER.hash_one((
             self.context.store_id(),
             named.shape,
-            &*named.name,
+            named.counted_as(),
             self.charge.key.as_bytes(),
         ));
         // A double holds it exactly.

@@ -349,14 +349,9 @@ impl NamedLimit {
         self.shape == other.shape && self.counted_as() == other.counted_as()
     }
 
-    /// The same counts with a share of the limit.
+    /// A share of the limit. It has the same counts, but for a bucket of another rate.
     pub(crate) fn scaled(&self, share: Share) -> Self {
-        let scaled = Self::new(self.name.clone(), self.limit.scaled(share)).formerly(self.former.clone());
-        // The shape of the whole: shares of a bucket have other rates.
-        Self {
-            shape: self.shape,
-            ..scaled
-        }
+        Self::new(self.name.clone(), self.limit.scaled(share)).formerly(self.former.clone())
     }
 }
 

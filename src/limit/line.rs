@@ -36,7 +36,8 @@ pub struct ChargeLine {
     /// If this is the line in which the requests that are decided are the first of their process: the newest arrival in it that the
     /// process knows. The replies to those that stand in its place since then are under way.
     pub leads: Option<u64>,
-    /// Whether that line is in another slot of a cluster.
+    /// Whether that line is in another slot of a cluster, or the request has just arrived and has keys in other slots: whether it may
+    /// wait for all of them is known in none, so it stands in no line.
     pub leads_elsewhere: bool,
 }
 
@@ -183,7 +184,7 @@ impl Line {
                     self.replace(place, &waiting, now);
                 }
             }
-            (None, _) if lacks && waits && before.len() < PLACE_SIZE => {
+            (None, _) if lacks && waits && !standing.charge.leads_elsewhere && before.len() < PLACE_SIZE => {
                 let mut waiting = before;
                 waiting.push(Arrival { at: now, weight: cost });
                 self.replace(place, &waiting, now);

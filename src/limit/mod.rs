@@ -136,7 +136,7 @@
 //! window to counts of their own. [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) chooses the numbers for each request.
 //!
 //! A request that was checked before a [reload](crate::Policies) is refunded or settled by the new numbers. A request for which
-//! `with_limit_fn` has chosen the numbers is settled by these.
+//! `with_limit_fn`, or `plans` of a policy in a file, has chosen the numbers is settled by these.
 //!
 //! ```
 //! use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, TokenBucket};

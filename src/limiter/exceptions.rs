@@ -6,7 +6,7 @@ use crate::{
     decide::send_bans,
     limit::LengthText,
     observe::notify,
-    store::{Override, Overrides, StoreError},
+    store::{Override, OverrideError, Overrides, StoreError},
 };
 
 /// Bans by hand.
@@ -198,7 +198,12 @@ impl Limiter {
             }
             (overrides, counted_as)
         };
-        overrides.set(&counted_as, &key, limit, None).await?;
-        Ok(())
+        let changed = overrides.set(&counted_as, &key, limit, None).await;
+        changed.map_err(|error| {
+            if let OverrideError::Unconfirmed(error) = &error {
+                notify(&self.on_failure, error);
+            }
+            error.into()
+        })
     }
 }

@@ -110,6 +110,7 @@ impl Limiter {
     /// Notifies the callbacks.
     fn observe(&self, operation: Operation, decision: Result<Decision, StoreError>) -> Result<Decision, StoreError> {
         let failure = decision.as_ref().map_or_else(Some, Decision::store_error);
+        let failure = failure.filter(|error| !error.is_permanent());
         failure.inspect(|error| notify(&self.on_failure, error));
         let decision = decision?;
         if operation.counts() && !decision.as_slice().is_empty() {

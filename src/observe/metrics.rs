@@ -246,15 +246,11 @@ impl MemoryMetrics {
     }
 }
 
-/// Records a load of a content with this hash from a file of limits, or of policies in place of it, which have the hash 0.
-pub(crate) fn file_loaded(path: &Path, at: SystemTime, hash: u64) {
-    let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+/// Records when the content of a file of limits was loaded, its hash, and whether the newest one is refused.
+pub(crate) fn file_followed(path: &Path, (loaded_at, hash, is_refused): (SystemTime, u64, bool)) {
+    let at = loaded_at.duration_since(UNIX_EPOCH).unwrap_or_default();
     gauge!(FILE_LOADED, "file" => path.display().to_string()).set(at.as_secs_f64());
     gauge!(FILE_HASH, "file" => path.display().to_string()).set(exact(hash));
-}
-
-/// Records whether the newest content of the same is refused.
-pub(crate) fn file_refused(path: &Path, is_refused: bool) {
     gauge!(FILE_REFUSED, "file" => path.display().to_string()).set(f64::from(u8::from(is_refused)));
 }
 

@@ -223,12 +223,18 @@ impl<K> Policy<K> {
     /// Whether it applies to requests of the plan at this position.
     #[inline]
     pub(crate) fn is_of_plan(&self, position: usize) -> bool {
-        self.plan.as_ref().is_none_or(|plan| plan.position == position)
+        self.plan_position().is_none_or(|own| own == position)
+    }
+
+    /// The position of the plan that it is of, unless it is of all.
+    #[inline]
+    pub(crate) fn plan_position(&self) -> Option<usize> {
+        self.plan.as_ref()?.position
     }
 
     /// The name of the plan that it is of, unless it is of all.
     pub(crate) fn plan_name(&self) -> Option<&Arc<str>> {
-        self.plan.as_ref().map(|plan| &plan.choice.names[plan.position])
+        self.plan.as_ref()?.choice.names.get(self.plan_position()?)
     }
 }
 
@@ -287,7 +293,8 @@ impl<K> Policy<K> {
     {
         policies.clone().try_for_each(|policy| policy.accepts_override(limit))?;
         // A key is of one plan.
-        let (of_plans, of_all): (Vec<_>, Vec<_>) = policies.clone().partition(|policy| policy.plan.is_some());
+        let (of_plans, of_all): (Vec<_>, Vec<_>) =
+            policies.clone().partition(|policy| policy.plan_position().is_some());
         of_all.iter().try_for_each(|policy| policy.affords(limit))?;
         let affordable = of_plans.iter().map(|policy| policy.affords(limit));
         affordable.reduce(Result::or).unwrap_or(Ok(()))?;

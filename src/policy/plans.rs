@@ -146,18 +146,20 @@ impl<K> IntoPolicies<K> for Plans<K> {
             unknown: Mutex::default(),
             without: AtomicU32::new(0),
         });
-        let of_plans = of_plans.into_iter().enumerate().flat_map(|(position, policies)| {
-            let choice = choice.clone();
-            policies.into_iter().map(move |policy| Policy {
-                plan: Some(PlanOf {
-                    choice: choice.clone(),
-                    position,
-                    is_within_another: policy.plan.is_some(),
-                }),
-                ..policy
-            })
-        });
-        of_plans.chain(self.in_each).collect()
+        let of_plans = of_plans
+            .into_iter()
+            .enumerate()
+            .flat_map(|(position, policies)| policies.into_iter().map(move |policy| (Some(position), policy)));
+        let of_all = self.in_each.into_iter().map(|policy| (None, policy));
+        let of_plan = |(position, policy): (_, Policy<K>)| Policy {
+            plan: Some(PlanOf {
+                choice: choice.clone(),
+                position,
+                is_within_another: policy.plan.is_some(),
+            }),
+            ..policy
+        };
+        of_plans.chain(of_all).map(of_plan).collect()
     }
 }
 
@@ -167,7 +169,8 @@ impl_debug!(Plans[K], plans => plans: plans.plans, in_each: plans.in_each);
 #[derive(Clone)]
 pub(super) struct PlanOf {
     pub(super) choice: Arc<PlanChoice>,
-    pub(super) position: usize,
+    /// `None` if requests of all plans meet it.
+    pub(super) position: Option<usize>,
     /// Whether the policy is one of a plan of other [`Plans`] too, by which no request is decided.
     is_within_another: bool,
 }

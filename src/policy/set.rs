@@ -85,9 +85,9 @@ fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), Conf
         ));
     }
     for (position, policy) in policies.iter().enumerate() {
-        let in_one_plan = |earlier: &&Policy| match (&earlier.plan, &policy.plan) {
-            (Some(one), Some(other)) => one.position == other.position,
-            _ => true,
+        let in_one_plan = |earlier: &&Policy| match policy.plan_position() {
+            Some(position) => earlier.is_of_plan(position),
+            None => true,
         };
         let mut earlier = policies[..position].iter().filter(in_one_plan);
         if earlier.any(|earlier| earlier.name() == policy.name() || earlier.counted_as() == policy.counted_as()) {

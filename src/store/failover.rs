@@ -71,8 +71,8 @@ use crate::{ConfigError, error::StoreError, limit::Share};
 ///
 /// `limit` and `RateLimit-Policy` show the whole limit; `remaining` and the waits are those of the share. A share is rounded
 /// down, and never below 1. Of a [`TokenBucket`](crate::TokenBucket) the burst and the rate are shared, and the rate exactly: a
-/// quarter of 3 a day is 3 in 4 days. (Where such a rate is not exact in integers below 2^53, only the burst is shared.) A
-/// request whose cost is within the limit but above the share counts as the whole share, so that it is admitted if nothing
+/// quarter of 3 a day is 3 in 4 days, with counts of its own. (Where such a rate is not exact in integers below 2^53, only the burst
+/// is shared.) A request whose cost is within the limit but above the share counts as the whole share, so that it is admitted if nothing
 /// else was.
 ///
 /// A refund goes to where the request was counted. A [reset](crate::Limiter::reset) resets the store and the counts of this

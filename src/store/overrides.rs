@@ -124,7 +124,6 @@ impl Overrides {
     #[cold]
     fn find<R>(&self, policy: &str, key: &Key, read: impl FnOnce(&Override) -> R) -> Option<R> {
         let now = self.now();
-        // The clock of Redis may be ahead for a while; then those that have ended apply again.
         let is_memory = matches!(self.0.source, OverrideSource::Memory(_));
         if is_memory && now.as_micros() >= self.0.first_end_us.load(Ordering::Relaxed).into() {
             self.0.write(|table| table.forget_expired(now));
@@ -202,13 +201,24 @@ impl Overrides {
     fn require_room(&self, policy: &str, key: &Key) -> Result<(), StoreError> {
         let now = self.now();
         self.0.write(|table| {
-            table.forget_expired(now);
+            table.forget_expired(self.forgotten_before(now));
             let replaces = table.0.get(policy).is_some_and(|of_policy| of_policy.contains_key(key));
-            match replaces || table.iter().count() < MAX_OVERRIDES {
+            let in_force = table.iter().filter(|one| now < one.expires_at).count();
+            match replaces || in_force < MAX_OVERRIDES {
                 true => Ok(()),
                 false => Err(too_many()),
             }
         })
+    }
+
+    /// Overrides that have ended before this are forgotten. Those in Redis are known for an hour more, as long as it stores them: its
+    /// clock may be ahead for a while, after which they apply again.
+    fn forgotten_before(&self, now: Duration) -> Duration {
+        match self.0.source {
+            OverrideSource::Memory(_) => now,
+            #[cfg(feature = "_redis")]
+            OverrideSource::Redis(_) => now.saturating_sub(Duration::from_secs(3_600)),
+        }
     }
 
     /// Applies changes, the latest of a key last, after all others are forgotten if these are `all`.
@@ -220,7 +230,7 @@ impl Overrides {
                 table.0.clear();
             }
             changes.for_each(|one| table.insert(one));
-            table.forget_expired(now);
+            table.forget_expired(self.forgotten_before(now));
         });
     }
 

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     ConfigError,
     limit::hash_text,
-    observe::{file_loaded, file_refused},
+    observe::file_followed,
     policy::{
         Basis, Policy,
         set::{Validate, distinct},
@@ -45,7 +45,10 @@ pub(super) struct State {
     /// The policies that the application has by their places, each as of the last load that contains it.
     pub(super) used: Used,
     subscribers: Vec<Weak<Live>>,
-    loaded_at: Option<SystemTime>,
+    loaded_at: SystemTime,
+    is_reloaded: bool,
+    /// That of the content in force; 0 of policies in place of a file.
+    hash: u64,
     /// The number of loads, whether applied or refused.
     #[cfg(feature = "file")]
     pub(super) loads: u64,
@@ -83,19 +86,17 @@ impl File {
     pub(super) fn new(config: Config, file: Option<(PathBuf, String)>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let (path, text) = file.unzip();
-        if let Some(path) = &path {
-            file_loaded(path, SystemTime::now(), hash_file(text.as_deref()));
-            file_refused(path, false);
-        }
         Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             path,
             state: Mutex::new(State {
                 config,
+                hash: hash_file(text.as_deref()),
                 text,
                 used: BTreeMap::new(),
                 subscribers: Vec::new(),
-                loaded_at: None,
+                loaded_at: SystemTime::now(),
+                is_reloaded: false,
                 #[cfg(feature = "file")]
                 loads: 0,
                 refused: None,
@@ -139,8 +140,8 @@ impl File {
         }
         let before = mem::replace(&mut state.config, config.clone());
         state.used.clone_from(&used);
-        let (now, hash) = (SystemTime::now(), hash_file(text.as_deref()));
-        state.loaded_at = Some(now);
+        (state.loaded_at, state.is_reloaded) = (SystemTime::now(), true);
+        state.hash = hash_file(text.as_deref());
         state.text = text.or(state.text.take());
         drop(state);
 
@@ -152,9 +153,6 @@ impl File {
         }
         warn_of_load(&before, &config, &used);
         tracing::info!(policies = config.names().count(), "changed limits are applied");
-        if let Some(path) = &self.path {
-            file_loaded(path, now, hash);
-        }
         Ok(())
     }
 
@@ -182,12 +180,19 @@ impl File {
     }
 
     pub(super) fn note(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.state();
-        change(&mut state);
-        let is_refused = state.fault().is_some();
-        drop(state);
-        if let Some(path) = &self.path {
-            file_refused(path, is_refused);
+        change(&mut self.state());
+        self.record();
+    }
+
+    /// Records the content in force and whether a newer one is refused, for metrics: not before a layer or a limiter follows the file,
+    /// since it may be read to be validated.
+    fn record(&self) {
+        let Some(path) = &self.path else { return };
+        let state = self.state();
+        if !state.subscribers.is_empty() {
+            let recorded = (state.loaded_at, state.hash, state.fault().is_some());
+            drop(state);
+            file_followed(path, recorded);
         }
     }
 
@@ -199,7 +204,8 @@ impl File {
     /// When the file was last loaded again.
     #[cfg(feature = "admin")]
     pub(crate) fn reloaded_at(&self) -> Option<SystemTime> {
-        self.state().loaded_at
+        let state = self.state();
+        state.is_reloaded.then_some(state.loaded_at)
     }
 }
 
@@ -325,6 +331,7 @@ impl Live {
         });
         for file in files {
             file.subscribe(Arc::downgrade(&live));
+            file.record();
         }
         live
     }

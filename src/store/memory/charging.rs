@@ -298,7 +298,8 @@ impl<'a> Advanced<'a> {
         woken: &mut Vec<u64>,
     ) -> (u64, Option<Duration>) {
         let is_banned = self.is_banned();
-        let lacks = operation.regards_lines() && (self.lacks() || is_banned);
+        // A key that has room for the first request which is not admitted does not hold it, though it lacks room for all.
+        let lacks = operation.regards_lines() && (self.lacks() && self.fitting <= admitted || is_banned);
         let arrival = (self.charge.cost(), self.waits);
         // Before the place of a request that has just arrived is added.
         let is_new = self.line.as_ref().is_some_and(|line| line.standing.waiting.is_none());

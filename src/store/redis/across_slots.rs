@@ -131,15 +131,12 @@ impl<'a> Progress<'a> {
     }
 
     async fn decide(&mut self, slots: Vec<(u16, Positions)>) -> Result<(), StoreError> {
-        let (mut failure, is_one_slot) = (None, slots.len() == 1);
+        let mut failure = None;
         for (slot, positions) in slots {
             let of_request = self.request.operation;
             let operation = if of_request.decides() && !self.allowed {
                 // After a denial, the other slots only report their states.
                 Operation::Peek
-            } else if of_request == Operation::Wait && self.request.waiting.is_none() && !is_one_slot {
-                // Whether a request that has just arrived may wait for all of its keys is not known in any slot.
-                Operation::Check
             } else {
                 of_request
             };

@@ -40,8 +40,9 @@ impl StoreRequest<'_> {
     pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> OwnedRequest {
         let is_whole = positions.len() == self.charge_count();
         let leads = |charge: &Charge| charge.line.as_ref().is_some_and(|line| line.leads.is_some());
+        let is_new = operation == Operation::Wait && self.waiting.is_none() && !is_whole;
         let leads_elsewhere =
-            self.charges().any(leads) && !positions.iter().any(|position| leads(self.charge(*position)));
+            is_new || self.charges().any(leads) && !positions.iter().any(|position| leads(self.charge(*position)));
         let charges = positions.iter().map(|position| {
             let mut charge = self.charge(*position).clone();
             if let Some(line) = &mut charge.line {

@@ -23,7 +23,7 @@ use tower_quota::{
     RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, key, store::Store,
 };
 
-use crate::support::{Cluster, Counted, Redis, connected, patient};
+use crate::support::{Cluster, Counted, Redis, connected, eventually, patient};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -564,6 +564,67 @@ async fn one_that_waits_in_two_slots_of_a_cluster_is_not_denied_for_a_ban_again_
 
     let admitted = request().acquire().await.expect("no ban begins");
     assert!(admitted.delay() > 3 * SECOND, "{:?}", admitted.delay());
+}
+
+/// None of those that wait is denied when it arrives.
+#[tokio::test]
+async fn those_that_arrive_with_keys_in_two_slots_of_a_cluster_and_wait_begin_no_ban() {
+    let cluster = Cluster::start().await;
+    let [one, two, _] = cluster.keys().await;
+    let store = connected(patient(), &cluster.url()).await;
+    cluster.serves(&store).await;
+    let policy = |name, quota| {
+        let policy = Policy::new(name, SlidingLog::per_second(quota));
+        policy.failure_mode(FailureMode::Closed).wait_up_to(20 * SECOND)
+    };
+    let banning = policy("banning", 1).ban(Ban::after(3, 3_600 * SECOND));
+    let limiter = Limiter::new(store, [banning, policy("other", 9)]);
+    let request = || limiter.request(&*one).key_of("other", &*two);
+    let (a, b, c, d) = tokio::join!(
+        request().acquire(),
+        request().acquire(),
+        request().acquire(),
+        request().acquire()
+    );
+    for admitted in [a, b, c, d] {
+        admitted.expect("no ban begins");
+    }
+    // A denial of one that does not wait counts.
+    for _ in 0..3 {
+        assert!(!request().cost(1).max_wait(Duration::ZERO).acquire().await.is_ok());
+    }
+    let banned = request().check().await.expect("a cluster");
+    assert!(banned.retry_after() > Some(60 * SECOND), "{banned:?}");
+}
+
+/// Equal requests are checked together.
+#[tokio::test]
+async fn those_that_wait_for_a_limit_of_their_own_hold_nothing_of_another_one() {
+    let redis = Redis::start();
+    let stores: [Arc<dyn Store>; 2] = [
+        Arc::new(MemoryStore::new()),
+        Arc::new(connected(patient(), &redis.url()).await),
+    ];
+    for store in stores {
+        store.receive_wakes();
+        let store = Counted::new(store);
+        let of = |name, quota, seconds| {
+            Policy::new(name, SlidingLog::new(quota, seconds * SECOND)).wait_up_to(7_200 * SECOND)
+        };
+        let both = Limiter::new(store.clone(), [of("all", 2, 1), of("own", 1, 7_200)]);
+        let request = |both: Limiter| async move { both.request("all").key_of("own", "a").acquire().await.map(drop) };
+        request(both.clone()).await.expect("there is room");
+        let waiting = [(); 3].map(|()| tokio::spawn(request(both.clone())));
+        // Four arrivals, and two checks of all that wait.
+        eventually("they wait", async || store.calls() >= 6).await;
+
+        let other = Limiter::new(store.clone(), of("all", 2, 1));
+        assert!(other.check("all").await.expect("it replies").is_allowed());
+        let calls = store.calls();
+        sleep(SECOND).await;
+        assert!(store.calls() - calls < 20, "{} calls a second", store.calls() - calls);
+        waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    }
 }
 
 /// The calls of the script, and the commands that scripts have run.

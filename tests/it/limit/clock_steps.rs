@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_quota::{
-    Key, Limit, RedisStore,
+    Key, Limit, Limiter, Policy, RedisStore, SlidingLog,
     store::{Charge, Operation, Store, StoreRequest},
 };
 
@@ -43,7 +43,12 @@ impl Bench {
         clock.stop_at(Self::START);
         let redis = clock.start_redis();
         // Denials are not cached: the cache uses another clock.
-        let store = patient().deny_cache(false).url(&redis.url()).connect().await;
+        let store = patient()
+            .deny_cache(false)
+            .overrides(true)
+            .url(&redis.url())
+            .connect()
+            .await;
         let store = store.expect("the URL is good");
         store.ready().await.expect("Redis answers");
         Self { clock, redis, store }
@@ -196,4 +201,28 @@ async fn windows_of_a_calendar_follow_the_clock_of_redis() {
         let wait = denied.states()[0].retry_after.expect("it is denied");
         assert!(wait <= Duration::from_secs(25 * 3_600), "{wait:?}");
     }
+}
+
+#[tokio::test]
+async fn an_override_that_ends_by_a_clock_ahead_applies_again() {
+    let bench = Bench::start().await;
+    let limiter = Limiter::new(bench.store.clone(), Policy::new("mails", SlidingLog::per_hour(1)));
+    let raise = async |key: &str| {
+        let nine: Limit = "sliding-log 9/h".parse().expect("a limit");
+        let lasts = Duration::from_secs(1_800);
+        limiter
+            .override_limit("mails", key, nine, lasts)
+            .await
+            .expect("Redis answers");
+    };
+    let raised = || -> Vec<_> { limiter.overrides().into_iter().map(|one| one.key.to_string()).collect() };
+
+    raise("a").await;
+    bench.set(Bench::START + HOUR as u64).await;
+    raise("b").await;
+    assert_eq!(raised(), ["key=b"]);
+
+    bench.set(Bench::START + SECOND).await;
+    eventually("both apply", async || raised() == ["key=a", "key=b"]).await;
+    assert_eq!(limiter.peek("a").await.expect("Redis answers").limit(), 9);
 }

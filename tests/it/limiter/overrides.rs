@@ -1,6 +1,12 @@
 //! Overrides of single keys: in each store, in all processes, and while Redis is away.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use tokio::{
     runtime::Builder,
@@ -491,6 +497,9 @@ async fn refused_reads(redis: &Redis) -> u64 {
 async fn something_else_under_the_key_of_overrides_is_logged_once(library: ClientLibrary) {
     let (log, redis) = (Log::capture(), Redis::start());
     let [one, _] = two(builder().client_library(library), &redis).await;
+    let failures = Arc::new(AtomicU64::new(0));
+    let count = failures.clone();
+    let one = one.on_failure(move |_| drop(count.fetch_add(1, Ordering::Relaxed)));
     one.override_limit("mails", "a", log_of(9), HOUR)
         .await
         .expect("it is valid");
@@ -503,6 +512,7 @@ async fn something_else_under_the_key_of_overrides_is_logged_once(library: Clien
     assert!(started.elapsed() >= Duration::from_secs(3), "a failover is not logged");
     let error = one.override_limit("mails", "a", log_of(8), HOUR).await.unwrap_err();
     assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+    assert_eq!(failures.load(Ordering::Relaxed), 1);
     assert_eq!(state(&one, "a").await.0, 9, "it was read before");
 
     redis.command::<()>("DEL", ["quota:1:overrides"]).await;

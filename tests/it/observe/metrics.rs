@@ -964,6 +964,33 @@ fn a_reload_changes_the_gauges_of_the_file_and_its_limits() {
     assert_eq!(all()[..2], first[..2]);
 }
 
+#[test]
+fn the_gauges_of_a_file_are_those_of_the_policies_that_layers_follow() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("limits.toml");
+    let write = |quota: &str| {
+        let text = format!("policies.api = {{ limit = 'sliding-log {quota}', key = 'ip' }}");
+        fs::write(&path, text).expect("a file");
+        Policies::from_file(&path)
+    };
+    let policies = write("1/min").expect("policies");
+
+    let metrics = Metrics::install();
+    let gauge = |name| metrics.value(&format!("tower_quota_file_{name}{{file=\"{}\"}}", path.display()));
+    let all = || ["refused", "hash", "loaded_timestamp_seconds"].map(gauge);
+    let _layer = policies.layer(MemoryStore::new(), ["api"]).expect("a layer");
+    let first = all();
+    assert!(first[0] == 0.0 && first[1] > 0.0 && first[2] > 0.0, "{first:?}");
+
+    // Another one of this path, such as to validate it.
+    write("2/min").expect("policies");
+    assert_eq!(all(), first);
+    write("2").unwrap_err();
+    policies.reload().unwrap_err();
+    write("3/min").expect("policies");
+    assert_eq!(all(), [1.0, first[1], first[2]]);
+}
+
 #[tokio::test]
 async fn a_recorder_that_is_installed_after_the_layer_is_built_counts_all() {
     let app = app(RateLimitLayer::new(MemoryStore::new(), policy(1)));

@@ -93,6 +93,17 @@ async fn all_settings_of_a_policy_are_those_of_its_plan() {
 }
 
 #[tokio::test]
+async fn plans_that_limit_nothing_have_their_names() {
+    let burst = Policy::new("burst", SlidingLog::per_second(5));
+    let plans = Plans::new("free", vec![]).plan("pro", vec![]).in_each(burst);
+    let limiter = Limiter::new(MemoryStore::new(), plans);
+    let check = async |plan: &'static str| limiter.request("42").plan(plan).check().await;
+
+    assert_eq!(check("pro").await.expect("a decision").remaining(), 4);
+    assert!(check("gold").await.unwrap_err().to_string().contains("`free`, `pro`"));
+}
+
+#[tokio::test]
 async fn an_empty_plan_limits_nothing_and_one_with_one_policy_limits_no_other() {
     let plans = Plans::new("free", vec![]).plan("pro", requests(1));
     let app = app(RateLimitLayer::new(MemoryStore::new(), by_header(plans)));

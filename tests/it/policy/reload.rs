@@ -124,6 +124,25 @@ async fn a_refund_and_a_wait_keep_the_name_under_which_they_count() {
     assert_eq!((admitted.remaining(), left("api").await, left("post").await), (0, 0, 2));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_does_not_wait_behind_those_that_count_under_a_former_name() {
+    let limited = "policies.sign-in = { limit = 'sliding-log 1/10s', key = 'ip', wait = '1min'";
+    let file = File::new(&format!("{limited}, formerly = 'login' }}"));
+    let policies = file.watch();
+    let limiter = Limiter::new(MemoryStore::new(), policies.get("sign-in").unwrap());
+    let acquire = || limiter.request("42").acquire();
+
+    acquire().await.expect("there is room");
+    let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(acquire())).collect();
+    for acquired in &mut waiting {
+        assert_waits(acquired).await;
+    }
+    file.write(&format!("{limited} }}"));
+    policies.reload().unwrap();
+    acquire().await.expect("there is room");
+    assert!(acquire().await.expect("there is room").delay() <= Duration::from_secs(10));
+}
+
 #[tokio::test]
 async fn a_layer_applies_the_new_numbers_to_the_counts_there_are() {
     let file = File::new(&api("sliding-log 3/min"));

@@ -523,7 +523,11 @@ const MODES: [FailureMode; 4] = [
 
 #[tokio::test]
 async fn shares_of_a_limit_are_of_one_count() {
-    for limit in [Limit::from(SlidingLog::new(60, DAY)), TokenBucket::new(60, DAY).into()] {
+    for (limit, by_shares) in [
+        (Limit::from(SlidingLog::new(60, DAY)), [30, 0, 0, 0, 0]),
+        // Those of a bucket have other rates, and so are other counts.
+        (TokenBucket::new(60, DAY).into(), [30, 20, 15, 12, 10]),
+    ] {
         let store = Flaky::default();
         store.fail(true);
         let shares = (2..=6).map(|of| FailureMode::local_share(1, of));
@@ -538,8 +542,31 @@ async fn shares_of_a_limit_are_of_one_count() {
             }
             admitted.push(count);
         }
-        assert_eq!(admitted, [30, 0, 0, 0, 0], "{limit}");
+        assert_eq!(admitted, by_shares, "{limit}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bucket_that_was_used_for_long_has_a_share_at_once() {
+    let store = Flaky::default();
+    store.fail(true);
+    let limiter = |mode| {
+        let policy = policy(TokenBucket::per_second(8)).failure_mode(mode);
+        Limiter::new(store.clone(), policy)
+    };
+    let (whole, share) = (limiter(FailureMode::Local), limiter(FailureMode::local_share(1, 4)));
+    for _ in 0..60 {
+        assert_eq!(admitted(&whole).await, 8);
+        advance(Duration::from_secs(1)).await;
+    }
+    for _ in 0..60 {
+        assert_eq!(admitted(&share).await, 2);
+        advance(Duration::from_secs(1)).await;
+    }
+
+    assert!(admitted(&share).await > 0);
+    share.reset("k").await.expect_err("the store fails");
+    assert_eq!((admitted(&share).await, admitted(&whole).await), (2, 8));
 }
 
 #[tokio::test]
