@@ -19,6 +19,7 @@ use crate::{ConfigError, Limit, limit::parse_length, store::StoreError};
 
 /// What a request contains, as its query or its body. Each route reads some of it.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Input {
     pub(super) policy: Option<String>,
     pub(super) key: Option<String>,
@@ -34,6 +35,9 @@ pub(super) struct Input {
     /// When it ends, in seconds since the Unix epoch.
     until: Option<Lasts>,
 }
+
+/// 31 years, the longest override.
+const LONGEST: Duration = Duration::from_secs(31 * 366 * 86_400);
 
 /// A number of seconds, or text.
 #[derive(Deserialize)]
@@ -68,18 +72,15 @@ impl Input {
                 Err(_) => parse_length(text.trim()),
             },
         };
-        lasts.filter(|lasts| !lasts.is_zero()).ok_or_else(|| {
+        lasts.filter(|lasts| !lasts.is_zero() && *lasts <= LONGEST).ok_or_else(|| {
             AdminError::bad_request(
-                "`lasts` is not a length of time; use one such as `3d`, `12h`, or a number of seconds, or an end as `until`, in \
+                "`lasts` is not a length of time up to 31 years; use one such as `3d`, `12h`, or a number of seconds, or an end as `until`, in \
                  seconds since the Unix epoch",
             )
         })
     }
 
     fn left_until(&self, until: &Lasts) -> Result<Duration, AdminError> {
-        /// 31 years, the longest override.
-        const LONGEST: Duration = Duration::from_secs(31 * 366 * 86_400);
-
         if self.lasts.is_some() {
             return Err(AdminError::bad_request(
                 "`lasts` and `until` exclude each other; use one of them",
@@ -93,7 +94,7 @@ impl Input {
         let left = Duration::from_secs(until).saturating_sub(now.unwrap_or_default());
         match left.is_zero() || left > LONGEST {
             true => Err(AdminError::bad_request(
-                "`until` is not a time of the next 31 years; use the seconds since the Unix epoch of a later time",
+                "`until` is not the number of a time of the next 31 years; use the seconds since the Unix epoch",
             )),
             false => Ok(left),
         }

@@ -129,6 +129,7 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
     let denial = decided.and_then(PolicyDecision::denial);
     // The wait of the decision may be that of the limit.
     let banned_for = match denial {
+        Some(Denial::Banned) if store_error.is_some() => decided.and_then(PolicyDecision::retry_after),
         Some(Denial::Banned) => banned_for(policy, limit, key).await,
         _ => None,
     };

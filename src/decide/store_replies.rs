@@ -25,7 +25,7 @@ impl Responses {
 }
 
 /// Passes on a response, in a task if it is not there yet. Outside of a runtime there is none.
-fn receive(response: StoreFuture, end: impl FnOnce(&Result<StoreResponse, StoreError>) + Send + 'static) {
+pub(super) fn receive(response: StoreFuture, end: impl FnOnce(&Result<StoreResponse, StoreError>) + Send + 'static) {
     match (response.try_ready(), Handle::try_current()) {
         (Ok(response), _) => end(&response),
         (Err(pending), Ok(runtime)) => drop(runtime.spawn(async { end(&pending.await) })),

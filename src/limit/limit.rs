@@ -157,7 +157,7 @@ impl Limit {
     /// it is used up, is longer.
     pub(crate) fn validate_wait(&self, longest: Duration) -> Result<(), ConfigError> {
         let Some(window) = self.window() else { return Ok(()) };
-        let at_once = match matches!(self, Self::FixedWindow(_) | Self::SlidingCounter(_)) {
+        let at_once = match matches!(self, Self::FixedWindow(_)) {
             true => 1,
             false => u32::try_from(self.quota()).unwrap_or(u32::MAX),
         };

@@ -135,7 +135,8 @@
 //! While old and new replicas of a service run side by side, each applies its own numbers: to the same counts, or with another
 //! window to counts of their own. [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) chooses the numbers for each request.
 //!
-//! A request that was checked before a [reload](crate::Policies) is refunded or settled by the new numbers. A request for which
+//! A request that was checked before a [reload](crate::Policies) is refunded or settled where it was counted, by the
+//! new numbers if they have the same counts. A request for which
 //! `with_limit_fn`, or `plans` of a policy in a file, has chosen the numbers is settled by these.
 //!
 //! ```

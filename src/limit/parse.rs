@@ -70,6 +70,15 @@ impl TryFrom<&str> for Limit {
     }
 }
 
+/// Parses the text, such as that of a variable of the environment.
+impl TryFrom<String> for Limit {
+    type Error = ConfigError;
+
+    fn try_from(text: String) -> Result<Self, ConfigError> {
+        text.parse()
+    }
+}
+
 const LOG: &str = "sliding-log 100/min";
 const COARSE_LOG: &str = "sliding-log 1000000/10s precision 1000";
 const COUNTER: &str = "sliding-counter 1000/h";

@@ -214,7 +214,10 @@ pub(crate) fn validate_for_limiter(policy: &Policy) -> Result<(), ConfigError> {
             "leave it out, set `.ban(Ban::by_hand())`, and `ban` the key when a response asks for a pause",
         )
     } else if settings.refund_if.is_some() {
-        ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
+        (
+            "`.refund_if(..)`",
+            "leave it out, and refund by `decision.take_receipt().refund()`",
+        )
     } else {
         return Ok(());
     };

@@ -13,7 +13,11 @@ use std::{
 use http::{Method, StatusCode};
 use smallvec::SmallVec;
 
-use super::{PolicyDecision, completion::caught, store_replies::Responses};
+use super::{
+    PolicyDecision,
+    completion::caught,
+    store_replies::{Responses, receive},
+};
 use crate::{
     Decision,
     observe::GaugeGuard,
@@ -88,6 +92,9 @@ impl Held {
     }
 }
 
+/// The release of leases in one place.
+type Unsent = (Owed, SmallVec<[Arc<Lease>; 1]>);
+
 impl Slots {
     /// Whether others may hold the slots: their lease expired, and there was no room to take them again when the store was
     /// reached; or no renewal was confirmed for the length of the lease.
@@ -150,6 +157,15 @@ impl Slots {
 
     /// Ends all leases, those in one place in one call.
     fn end(&mut self) -> Responses {
+        let mut unconfirmed = Responses::default();
+        for (release, leases) in self.ended() {
+            unconfirmed.push(Lease::send(Operation::EndLease, &leases), release);
+        }
+        unconfirmed
+    }
+
+    /// Ends all leases, and returns those of each place with their release, which is to be sent.
+    fn ended(&mut self) -> SmallVec<[Unsent; 1]> {
         for Held { lease, keeper, .. } in &self.0 {
             keeper.forget(lease);
         }
@@ -159,18 +175,18 @@ impl Slots {
             .drain(..)
             .filter_map(|held| Some((held.lease.end()?, held.lease)));
         let mut unsent: SmallVec<[(Owed, Arc<Lease>); 1]> = ended.collect();
-        let mut unconfirmed = Responses::default();
+        let mut groups = SmallVec::new();
         while let Some((_, first)) = unsent.first() {
             let first = first.clone();
             let (together, others) = unsent.into_iter().partition(|(_, lease)| lease.shares_store(&first));
             let (releases, leases): (SmallVec<[Owed; 1]>, SmallVec<[Arc<Lease>; 1]>) =
                 SmallVec::<[_; 1]>::into_iter(together).unzip();
             if let Some(release) = releases.into_iter().reduce(Owed::join) {
-                unconfirmed.push(Lease::send(Operation::EndLease, &leases), release);
+                groups.push((release, leases));
             }
             unsent = others;
         }
-        unconfirmed
+        groups
     }
 }
 
@@ -296,7 +312,9 @@ impl Decision {
 /// Releases the slots that the store may have taken for these policies, since the outcome is unknown.
 #[cold]
 pub(crate) fn release_unknown(policies: &[PolicyDecision]) {
-    drop(Slots::of(policies));
+    for (release, leases) in Slots::of(policies).ended() {
+        receive(Lease::end_until_replied(leases), |response| release.end(response));
+    }
 }
 
 impl PolicyDecision {

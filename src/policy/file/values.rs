@@ -314,9 +314,13 @@ impl Extensions {
 
     pub(super) fn get(&self, name: &str) -> Result<&Extension, ConfigError> {
         self.0.get(name).ok_or_else(|| {
+            let registered = match self.0.keys().map(String::as_str).collect::<Vec<_>>().join("`, `") {
+                none if none.is_empty() => none,
+                names => format!(", and `{names}` is"),
+            };
             ConfigError::new(format!(
-                "`extension:{name}` is not registered; call `with_extension(\"{name}\", |value: &Type| ..)` on the policies \
-                 before it is used"
+                "`extension:{name}` is not registered{registered}; correct the name, or call `with_extension(\"{name}\", |value: \
+                 &Type| ..)` on the policies before it is used"
             ))
         })
     }

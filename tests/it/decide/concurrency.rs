@@ -1272,3 +1272,38 @@ async fn a_request_that_fails_drops_the_weight_of_leases_that_have_expired() {
     let peeked = decide(&store, Operation::Peek, &limit, "k", 1).await;
     assert_eq!(peeked.states()[0].remaining, 5);
 }
+
+/// A store whose replies are lost for a while: it admits checks meanwhile, and gets nothing else.
+#[derive(Clone, Default)]
+struct Unanswered {
+    store: MemoryStore,
+    is_silent: Arc<AtomicBool>,
+}
+
+impl Store for Unanswered {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            return self.store.decide(requests);
+        }
+        if requests[0].operation() == Operation::Check {
+            drop(self.store.decide(requests));
+        }
+        StoreFuture::ready(Err(StoreError::new(ErrorKind::Timeout, "there is no reply")))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_of_checks_without_a_reply_are_free_when_the_store_replies_again() {
+    let store = Unanswered::default();
+    let slots = Concurrency::new(1).lease(Duration::from_secs(3_600));
+    let limiter = Limiter::new(store.clone(), Policy::new("jobs", slots).failure_mode(FailureMode::Open));
+
+    store.is_silent.store(true, Ordering::Relaxed);
+    drop(limiter.check("a").await.expect("it is open"));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    store.is_silent.store(false, Ordering::Relaxed);
+    assert!(!limiter.check("a").await.expect("it replies").is_allowed());
+
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(limiter.check("a").await.expect("it replies").is_allowed());
+}

@@ -490,6 +490,7 @@ async fn each_setting_of_a_policy_is_decided() {
     }
     for limit in [
         Limit::from(SlidingLog::new(3, LONGEST)),
+        SlidingCounter::new(3, LONGEST).into(),
         TokenBucket::new(3, LONGEST).into(),
     ] {
         let policy = Policy::new("test", limit);

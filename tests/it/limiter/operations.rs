@@ -633,7 +633,7 @@ fn a_limiter_of_a_policy_that_needs_a_request_is_an_error_with_the_fix() {
         (uploads().apply_if(|_| true), ["`.apply_if(..)`", "leave it out"]),
         (
             uploads().refund_if(|_| true),
-            ["`.refund_if(..)`", "call `refund` of the decision"],
+            ["`.refund_if(..)`", "`decision.take_receipt().refund()`"],
         ),
     ] {
         let error = Limiter::try_new(MemoryStore::new(), policy).unwrap_err().to_string();
