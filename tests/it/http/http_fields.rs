@@ -355,6 +355,36 @@ async fn hd_22_of_single_values_the_lower_remaining_wins_whole() {
         ],
     );
 
+    // A number is compared in each spelling; other text has no number. The service adds no reset.
+    for (theirs, is_kept) in [
+        (&["0"][..], true),
+        (&["-3"], true),
+        (&["0.0"], true),
+        (&["5.9"], true),
+        (&["-0.5"], true),
+        (&["5", "99"], true),
+        (&["61.5"], false),
+        (&["1e3"], false),
+        (&["9999999999999999999999"], false),
+        (&["inf"], false),
+        (&["NaN"], false),
+        (&["many"], false),
+    ] {
+        let mut fields = vec![("x-ratelimit-limit", "70")];
+        fields.extend(theirs.iter().map(|line| ("x-ratelimit-remaining", *line)));
+        let lines = lines(&call_behind(ours(60), 200, &fields).await);
+        let kept = [
+            "x-ratelimit-limit: 70",
+            &*format!("x-ratelimit-remaining: {}", theirs[0]),
+        ];
+        let replaced = [
+            "x-ratelimit-limit: 100",
+            "x-ratelimit-remaining: 60",
+            "x-ratelimit-reset: 59",
+        ];
+        assert_eq!(lines, if is_kept { &kept[..] } else { &replaced }, "{theirs:?}");
+    }
+
     let theirs = &[
         ("ratelimit", "limit=70, remaining=5, reset=7"),
         ("ratelimit-policy", "70;w=9"),
