@@ -1370,18 +1370,27 @@ async fn a_page_of_another_site_cannot_reset() {
     let body = r#"{"policy":"api","key":"ip=192.0.2.1","limit":"sliding-log 9/min","lasts":"1h"}"#;
     let host = ("host", "a.example");
     for (fields, status, reason) in [
-        ([host, ("sec-fetch-site", "cross-site")], 403, "another origin"),
-        ([host, ("sec-fetch-site", "same-site")], 403, "another origin"),
-        ([host, ("origin", "https://evil.example")], 403, "another origin"),
-        ([host, ("content-type", "text/plain")], 415, "application/json"),
+        (&[host, ("sec-fetch-site", "cross-site")][..], 403, "another origin"),
         (
-            [host, ("content-type", "application/x-www-form-urlencoded")],
+            &[host, ("sec-fetch-site", "same-site"), ("origin", "http://a.example")],
+            403,
+            "another origin",
+        ),
+        (&[host, ("sec-fetch-site", "none")], 403, "another origin"),
+        (&[host, ("origin", "https://evil.example")], 403, "another origin"),
+        (&[host, ("origin", "http://a.example:81")], 403, "another origin"),
+        (&[host, ("origin", "null")], 403, "another origin"),
+        (&[host, ("origin", "a.example")], 403, "another origin"),
+        (&[("origin", "http://a.example")], 403, "another origin"),
+        (&[host, ("content-type", "text/plain")], 415, "application/json"),
+        (
+            &[host, ("content-type", "application/x-www-form-urlencoded")],
             415,
             "application/json",
         ),
     ] {
         for path in ["/subject", "/reset", "/override", "/end-override"] {
-            let response = operator.post(path, body, &fields).await;
+            let response = operator.post(path, body, fields).await;
             assert_eq!(response.status.as_u16(), status, "{fields:?}");
             assert!(response.json().to_string().contains(reason), "{fields:?}");
         }
@@ -1398,13 +1407,27 @@ async fn a_page_of_another_site_cannot_reset() {
     }
     assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 0);
 
-    let own = [
-        host,
-        ("sec-fetch-site", "same-origin"),
-        ("content-type", "application/json; charset=utf-8"),
-    ];
-    assert_eq!(operator.post("/reset", body, &own).await.status, StatusCode::OK);
-    assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 2);
+    let same_origin = ("sec-fetch-site", "same-origin");
+    let json = ("content-type", "application/json; charset=utf-8");
+    for (uri, own) in [
+        ("/reset", &[host, same_origin, json][..]),
+        // A proxy has replaced `Host`.
+        (
+            "/reset",
+            &[("host", "10.0.0.1"), same_origin, ("origin", "https://a.example")],
+        ),
+        (
+            "/reset",
+            &[("host", "a.example:3000"), ("origin", "http://a.example:3000")],
+        ),
+        ("/reset", &[host, ("origin", "http://A.example")]),
+        // HTTP/2
+        ("https://a.example/reset", &[("origin", "https://a.example")]),
+    ] {
+        assert_eq!(operator.post(uri, body, own).await.status, StatusCode::OK, "{own:?}");
+        assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 2, "{own:?}");
+        call(&app(&layer), "192.0.2.1", 2).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -1419,11 +1442,12 @@ async fn a_page_of_another_site_reads_nothing() {
         for (field, value, status) in [
             ("sec-fetch-site", "cross-site", 403),
             ("sec-fetch-site", "same-site", 403),
-            ("referer", "https://evil.example/page", 403),
+            ("referer", "https://evil.example/a.example", 403),
             ("origin", "null", 403),
             // An address that the operator enters, the page, and curl.
             ("sec-fetch-site", "none", 200),
             ("sec-fetch-site", "same-origin", 200),
+            ("referer", "https://a.example/admin?x=//y", 200),
             ("accept", "*/*", 200),
         ] {
             for method in [Method::GET, Method::HEAD] {
