@@ -327,6 +327,12 @@ mod tests {
                 &[("retry-after", "Sun, 06 Nov 1994 08:50:37 GMT"), date],
                 Some(60_000),
             ),
+            (
+                429,
+                &[("retry-after", "Sunday, 06-Nov-94 08:50:37 GMT"), date],
+                Some(60_000),
+            ),
+            (429, &[("retry-after", "Sun Nov  6 08:50:37 1994"), date], Some(60_000)),
             (429, &[("retry-after", "Sun, 06 Nov 1994 08:48:37 GMT"), date], Some(0)),
             (429, &[("retry-after", "Sun, 06 Nov 1994 08:48:37 GMT")], Some(0)),
             (429, &[("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
@@ -479,33 +485,6 @@ mod tests {
     fn a_number_that_is_too_large_is_the_longest_pause() {
         let pause = requested(429, &[("retry-after", "99999999999999999999999")]);
         assert!(pause.is_some_and(|pause| pause > 1 << 40));
-    }
-
-    #[test]
-    fn a_date_is_read_in_each_format() {
-        for (date, seconds) in [
-            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
-            ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777),
-            ("Sunday, 06-Nov-94 08:49:37 GMT", 784_111_777),
-            ("Sun Nov  6 08:49:37 1994", 784_111_777),
-            ("Tue, 29 Feb 2000 23:59:59 GMT", 951_868_799),
-            ("Wed, 01 Mar 2000 00:00:00 GMT", 951_868_800),
-            ("Mon, 01 Mar 2100 00:00:00 GMT", 4_107_542_400),
-        ] {
-            assert_eq!(seconds_of(date), Some(seconds), "{date}");
-        }
-        for wrong in [
-            "",
-            "30",
-            "Sun, 06 Nov 1994 08:49:37",
-            "Sun, 06 Nov 1994 08:49:37 CET",
-            "Sun, 00 Nov 1994 08:49:37 GMT",
-            "Sun, 06 Nov 1994 24:49:37 GMT",
-            "Sun, 06 Nov 1969 08:49:37 GMT",
-            "Sun, +6 Nov 1994 08:49:37 GMT",
-        ] {
-            assert_eq!(seconds_of(wrong), None, "{wrong}");
-        }
     }
 
     #[test]
