@@ -116,8 +116,6 @@ struct Inner {
     server_time: Duration,
     /// How long the request has waited before.
     waited: Duration,
-    /// What was added at random to the waits of a denial.
-    jitter: Duration,
     policies: PolicyDecisions,
     /// The failure of the store, if it did not decide.
     store_error: Option<Box<StoreError>>,
@@ -295,7 +293,6 @@ impl Inner {
             units: 1,
             server_time: Duration::ZERO,
             waited: Duration::ZERO,
-            jitter: Duration::ZERO,
             policies,
             store_error: None,
             joined: None,
@@ -320,11 +317,6 @@ impl Decision {
         EMPTY.clone()
     }
 
-    /// What was added to its waits.
-    pub(crate) fn jitter(&self) -> Duration {
-        self.0.jitter
-    }
-
     /// Whether there was nothing to decide, and no failure.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.policies.is_empty() && self.0.store_error.is_none()
@@ -338,7 +330,6 @@ impl Decision {
         let mut delayed = Inner {
             server_time: self.0.server_time,
             waited: self.0.waited,
-            jitter,
             units: self.0.units,
             store_error: self.0.store_error.clone(),
             ..Inner::new(self.0.allowed, self.0.policies.clone())

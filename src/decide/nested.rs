@@ -66,7 +66,6 @@ impl Decision {
         Some(Self(Arc::new(Inner {
             server_time: later.server_time(),
             waited: self.0.waited.saturating_add(later.0.waited),
-            jitter: later.0.jitter,
             units: later.0.units,
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
             joined: Some([self.clone(), later.clone()]),

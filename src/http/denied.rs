@@ -117,8 +117,7 @@ impl Decision {
 
     /// The header fields of the decision: the rate limit fields, and `Retry-After` if waiting helps.
     ///
-    /// They are those that the layer or the limiter which decided adds to a response, without the bound of
-    /// [`longest_retry_after`](crate::RateLimitLayer::longest_retry_after). There are none if no policy applies.
+    /// They are those that the layer or the limiter which decided adds to a response. There are none if no policy applies.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

@@ -1,7 +1,7 @@
 mod values;
 mod write;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
@@ -297,8 +297,6 @@ impl fmt::Debug for Headers {
 pub(crate) struct Fields {
     pub(crate) dialect: Headers,
     pub(crate) partition_key: Option<Secret>,
-    /// The longest wait that a response asks for.
-    pub(crate) longest_retry_after: Option<Duration>,
     /// Whether policies that only observe have a field.
     pub(crate) observed: bool,
 }

@@ -60,42 +60,6 @@ impl RateLimitLayer {
         Ok(self)
     }
 
-    /// The longest wait of a denial in `Retry-After`, and in `RetryInfo` of gRPC.
-    ///
-    /// A limit by the month denies for weeks, and many clients give up when they are asked to wait for more than a minute. With a
-    /// longest wait they try again sooner, and are denied again. The field `RateLimit` and
-    /// [`Decision::retry_after`](crate::Decision::retry_after) have the wait as it is. The [jitter](Self::retry_jitter) is added after
-    /// the bound. By default it is not bounded.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use bytes::Bytes;
-    /// use http::Request;
-    /// use http_body_util::Empty;
-    /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
-    ///
-    /// # type Body = Empty<Bytes>;
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let policy = Policy::new("daily", SlidingLog::per_day(1)).key(key::constant("all"));
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).longest_retry_after(Duration::from_secs(60));
-    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
-    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
-    /// }));
-    ///
-    /// service.clone().oneshot(Request::new(Body::new())).await?;
-    /// let denied = service.oneshot(Request::new(Body::new())).await?;
-    /// assert_eq!(denied.headers()["retry-after"], "60");
-    /// assert_eq!(denied.headers()["ratelimit"], r#""daily";r=0;t=86400"#);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn longest_retry_after(mut self, longest: Duration) -> Self {
-        self.present(|presentation| presentation.fields.longest_retry_after = Some(longest));
-        self
-    }
-
     /// Adds the field `RateLimit-Observed` for the policies that [only observe](crate::Policy::observe_only).
     ///
     /// It has the members of `RateLimit` in [`Headers::Draft08`], with the parameter `denied` if the policy would have denied
@@ -135,8 +99,7 @@ impl RateLimitLayer {
     /// retry together.
     ///
     /// The wait is the same in all fields of a response: `Retry-After`, `t` of `RateLimit`, `RateLimit-Reset`,
-    /// `X-RateLimit-Reset`, and in gRPC `RetryInfo` and `grpc-retry-pushback-ms`, unless
-    /// [`longest_retry_after`](Self::longest_retry_after) bounds some of them. The
+    /// `X-RateLimit-Reset`, and in gRPC `RetryInfo` and `grpc-retry-pushback-ms`. The
     /// [`Decision`](crate::Decision::retry_after) of a denial includes it. It is also added to the wait of 1 s after a failure
     /// of the store. The default is [`Duration::ZERO`].
     ///

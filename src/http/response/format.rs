@@ -225,22 +225,14 @@ impl Rejection<'_> {
     }
 
     /// The wait before the next attempt, in `Retry-After` as whole seconds, rounded up, and in `RetryInfo` and the pushback of
-    /// gRPC: that of the decision, or the [longest](crate::RateLimitLayer::longest_retry_after) one with its
-    /// [jitter](crate::RateLimitLayer::retry_jitter).
+    /// gRPC. It includes the [jitter](crate::RateLimitLayer::retry_jitter) of the layer.
     ///
     /// `None` if waiting does not help: the cost of the request is above the limit, the limit admits nothing, the key cannot be
     /// extracted, or the request is blocked.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Limited(decision) => {
-                let wait = decision.retry_after()?;
-                // Layers around the one that denies have bounds of their own.
-                let denier = decision.deniers().next()?;
-                let longest = Presentation::of(&denier.context).fields.longest_retry_after;
-                // The jitter also spreads those that the bound makes equal.
-                Some(longest.map_or(wait, |longest| wait.min(longest.saturating_add(decision.jitter()))))
-            }
+            Self::Limited(decision) => decision.retry_after(),
             Self::Refused(_) | Self::Blocked => None,
             Self::Failed { retry_after, .. } => Some(*retry_after),
         }

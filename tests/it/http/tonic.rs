@@ -482,16 +482,6 @@ async fn gr_26_a_store_that_fails_closed_is_unavailable_for_a_second() {
     assert_eq!(field(&status, "retry-after"), None, "HTTP succeeded");
 }
 
-#[tokio::test]
-async fn the_longest_wait_bounds_retry_info_and_pushback() {
-    for (wait, longest, expected) in [(3_600, 60, 60_000), (30, 60, 30_000)] {
-        let layer = RateLimitLayer::new(Fixed::denied(Duration::from_secs(wait)), default());
-        let status = status_from(layer.longest_retry_after(Duration::from_secs(longest))).await;
-        assert_eq!(waits(&status), [expected; 2]);
-        assert_eq!(field(&status, "ratelimit"), Some(&*format!("\"default\";r=0;t={wait}")));
-    }
-}
-
 /// RetryInfo and pushback, in milliseconds rounded up.
 fn waits(status: &Status) -> [u128; 2] {
     let retry_info = status.get_details_retry_info().expect("RetryInfo");
