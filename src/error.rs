@@ -253,6 +253,11 @@ impl StoreError {
         self.kind
     }
 
+    /// Whether the store has not replied, or not in time.
+    pub(crate) fn has_no_reply(&self) -> bool {
+        matches!(self.kind, ErrorKind::Timeout | ErrorKind::Unreachable)
+    }
+
     /// Whether what was asked for is not possible, such as for a policy or a plan that does not exist, so that it would fail again.
     #[must_use]
     pub fn is_permanent(&self) -> bool {

@@ -71,6 +71,13 @@ impl TryFrom<&str> for Limit {
 }
 
 /// Parses the text, such as that of a variable of the environment.
+///
+/// ```
+/// use tower_quota::{Limit, Policy, SlidingLog};
+///
+/// let limit = std::env::var("LIMIT").unwrap_or("5/min".to_owned());
+/// assert_eq!(Policy::new("mails", limit).limit(), Some(&Limit::from(SlidingLog::per_minute(5))));
+/// ```
 impl TryFrom<String> for Limit {
     type Error = ConfigError;
 

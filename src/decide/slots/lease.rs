@@ -16,7 +16,7 @@ use tokio::{
 #[cfg(feature = "admin")]
 use crate::Key;
 use crate::{
-    store::{Charge, ErrorKind, LeaseId, Operation, Owed, PerStore, Store, StoreError, StoreFuture, StoreRequest},
+    store::{Charge, LeaseId, Operation, Owed, PerStore, Store, StoreFuture, StoreRequest},
     sync::{Mutex, MutexGuard},
 };
 
@@ -99,25 +99,22 @@ impl Lease {
         Arc::ptr_eq(&self.store, &other.store)
     }
 
-    /// Ends leases that share their store, as often as it takes until the store replies or they have expired: a call without a reply
-    /// may still be executed.
-    pub(super) fn end_until_replied(leases: SmallVec<[Arc<Self>; 1]>) -> StoreFuture {
-        let response = match Self::send(Operation::EndLease, &leases).try_ready() {
-            Ok(Ok(response)) => return StoreFuture::ready(Ok(response)),
-            Ok(Err(error)) => StoreFuture::ready(Err(error)),
-            Err(pending) => pending,
-        };
-        StoreFuture::pending(async move {
+    /// Ends leases that share their store again, until it replies or they have expired: a call without a reply may still be executed.
+    /// Nothing waits for it.
+    pub(super) fn end_later(leases: SmallVec<[Arc<Self>; 1]>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        runtime.spawn(async move {
             let longest = leases.iter().map(|lease| lease.length).max().unwrap_or_default();
             let (expired, mut pause) = (Instant::now() + longest, FIRST_PAUSE);
-            let mut response = response.await;
-            while response.as_ref().is_err_and(has_no_reply) && Instant::now() + pause < expired {
+            while Instant::now() + pause < expired {
                 sleep(pause).await;
+                let response = Self::send(Operation::EndLease, &leases).await;
+                if !response.is_err_and(|error| error.has_no_reply()) {
+                    return;
+                }
                 pause = LONGEST_PAUSE.min(2 * pause);
-                response = Self::send(Operation::EndLease, &leases).await;
             }
-            response
-        })
+        });
     }
 
     /// Sends an operation on leases that share their store.
@@ -135,10 +132,6 @@ impl Lease {
 /// The pauses between releases without a reply.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-fn has_no_reply(error: &StoreError) -> bool {
-    matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unreachable)
-}
 
 /// A renewal that is in flight, until it is finished.
 pub(super) struct Renewal(Option<Arc<Lease>>);

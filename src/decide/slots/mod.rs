@@ -313,7 +313,12 @@ impl Decision {
 #[cold]
 pub(crate) fn release_unknown(policies: &[PolicyDecision]) {
     for (release, leases) in Slots::of(policies).ended() {
-        receive(Lease::end_until_replied(leases), |response| release.end(response));
+        receive(Lease::send(Operation::EndLease, &leases), |response| {
+            release.end(response);
+            if response.as_ref().is_err_and(StoreError::has_no_reply) {
+                Lease::end_later(leases);
+            }
+        });
     }
 }
 

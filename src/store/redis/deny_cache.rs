@@ -386,6 +386,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_reset_invalidates_a_denial() {
+        let (cache, charge, now) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
+        deny(&cache, &charge, now);
+        cache.invalidate(&[charge.request(Operation::Reset)]);
+        assert_eq!(cached(&cache, &charge, now), None);
+
+        // Redis denies before the reset, and the reply arrives after it.
+        let check = charge.request(Operation::Check);
+        let generation = cache.generation(&check);
+        cache.invalidate(&[charge.request(Operation::Reset)]);
+        cache.insert(&check, now, generation, WAIT, &[ChargeState::new(0, Some(WAIT), WAIT)]);
+        assert_eq!(cached(&cache, &charge, now), None);
+
+        deny(&cache, &charge, now);
+        assert!(cached(&cache, &charge, now).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_cache_is_bounded_and_evicts_the_oldest_denials() {
         let (cache, now) = (DenyCache::new(), Instant::now());
         for number in 0..50_000 {

@@ -1275,12 +1275,12 @@ async fn a_request_that_fails_drops_the_weight_of_leases_that_have_expired() {
 
 /// A store whose replies are lost for a while: it admits checks meanwhile, and gets nothing else.
 #[derive(Clone, Default)]
-struct Unanswered {
+struct SilentForAWhile {
     store: MemoryStore,
     is_silent: Arc<AtomicBool>,
 }
 
-impl Store for Unanswered {
+impl Store for SilentForAWhile {
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         if !self.is_silent.load(Ordering::Relaxed) {
             return self.store.decide(requests);
@@ -1294,9 +1294,12 @@ impl Store for Unanswered {
 
 #[tokio::test(start_paused = true)]
 async fn slots_of_checks_without_a_reply_are_free_when_the_store_replies_again() {
-    let store = Unanswered::default();
+    let store = SilentForAWhile::default();
     let slots = Concurrency::new(1).lease(Duration::from_secs(3_600));
-    let limiter = Limiter::new(store.clone(), Policy::new("jobs", slots).failure_mode(FailureMode::Open));
+    let limiter = Limiter::new(
+        store.clone(),
+        Policy::new("jobs", slots).failure_mode(FailureMode::Open),
+    );
 
     store.is_silent.store(true, Ordering::Relaxed);
     drop(limiter.check("a").await.expect("it is open"));

@@ -499,7 +499,9 @@ async fn something_else_under_the_key_of_overrides_is_logged_once(library: Clien
     let [one, _] = two(builder().client_library(library), &redis).await;
     let failures = Arc::new(AtomicU64::new(0));
     let count = failures.clone();
-    let one = one.on_failure(move |_| drop(count.fetch_add(1, Ordering::Relaxed)));
+    let one = one.on_failure(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
     one.override_limit("mails", "a", log_of(9), HOUR)
         .await
         .expect("it is valid");
