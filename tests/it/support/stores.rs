@@ -87,6 +87,10 @@ impl<S: Store> Store for Counted<S> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.store.decide(requests)
     }
+
+    fn id(&self) -> Option<StoreId> {
+        self.store.id()
+    }
 }
 
 /// A store that always fails.
