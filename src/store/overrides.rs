@@ -317,26 +317,6 @@ mod tests {
     use crate::SlidingLog;
 
     #[tokio::test]
-    async fn there_is_a_bounded_number_of_them() {
-        let (limit, lasts) = (Limit::from(SlidingLog::per_hour(9)), Duration::from_secs(9));
-        let overrides = Overrides::new(OverrideSource::Memory(Box::new(|| Duration::ZERO)));
-        let all = (0..MAX_OVERRIDES as u64).map(|n| Override::new("p", n.into(), (limit.clone(), lasts), None));
-        overrides.apply(true, all);
-
-        let set = async |key: u64| {
-            overrides
-                .set("p", &key.into(), Some((limit.clone(), lasts)), None)
-                .await
-        };
-        let Err(OverrideError::Refused(error)) = set(MAX_OVERRIDES as u64).await else {
-            panic!("it is one too many");
-        };
-        assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
-        assert!(set(1).await.is_ok(), "it replaces one");
-        assert_eq!(overrides.list().len(), MAX_OVERRIDES);
-    }
-
-    #[tokio::test]
     async fn after_the_last_override_requests_read_no_table() {
         let now = Arc::new(AtomicU64::new(0));
         let clock = now.clone();

@@ -371,3 +371,33 @@ impl ConnectionSettings {
         Some(Arc::new(Authenticator::new(source)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_does_not_return_ends_after_30_s_and_one_that_panics_at_once() {
+        async fn panics() -> Result<Credentials, String> {
+            panic!("as a provider may")
+        }
+
+        let builder = RedisStoreBuilder::new;
+        for (builder, cause, seconds) in [
+            (
+                builder().credentials(pending::<Result<Credentials, String>>),
+                "it did not return within 30s",
+                30,
+            ),
+            (builder().credentials(panics), "it panicked", 0),
+        ] {
+            let (source, called) = (builder.credentials.expect("a provider"), Instant::now());
+            let error = source.latest(2 * CALL_TIMEOUT).await.expect_err(cause);
+            let expected = format!("the provider of `RedisStoreBuilder::credentials` fails: {cause} (");
+            assert!(error.starts_with(&expected), "{error}");
+            assert_eq!(called.elapsed().as_secs(), seconds, "{error}");
+        }
+    }
+}

@@ -81,6 +81,10 @@ async fn lists_slots_and_bans(store: impl Store + Clone) {
         Value::Null
     );
 
+    for key in 0..30_u64 {
+        held.push(limiter.check(key).await.expect("the store replies"));
+    }
+    assert_eq!(list(0, "slots").await.as_array().map(Vec::len), Some(20));
     drop(held);
     assert_eq!(list(0, "slots").await, json!([]));
     operator.reset("mails", "key=44").await;
@@ -241,6 +245,8 @@ async fn ten_thousand_overrides_hold() {
         .await
         .unwrap_err();
     assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
+    let replaces = limiter.override_limit("mails", 1_u64, limit, MINUTE).await;
+    replaces.expect("it replaces one");
 
     let operator = of(&limiter);
     assert_eq!(

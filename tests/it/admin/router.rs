@@ -1,6 +1,8 @@
 //! The router for operators.
 
 use std::{
+    env,
+    process::{self, Command},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
@@ -679,8 +681,13 @@ async fn processes_on_one_redis_name_a_subject_by_one_hash() {
     assert_eq!(hash, hash_of(&two).await);
     assert_ne!(hash, hash_of(&elsewhere).await);
     assert_eq!(one.report().await["shares_hashes"], true);
-    let expires: i64 = redis.command("TTL", ["quota:1:secret"]).await;
-    assert!(expires > 365 * 86_400, "{expires}");
+    let expires = async || redis.command::<i64>("TTL", ["quota:1:secret"]).await;
+    assert!(expires().await > 365 * 86_400);
+    // It is renewed when it is read.
+    let () = redis.command("PEXPIRE", ["quota:1:secret", "1000000"]).await;
+    let [(_, later), _] = two_processes(patient, &redis).await;
+    assert_eq!(hash, hash_of(&later).await);
+    assert!(expires().await > 365 * 86_400);
 
     // Redis is not to have the secret where keys are hashed.
     let () = other.command("FLUSHALL", ["SYNC"]).await;
@@ -890,10 +897,28 @@ async fn each_response_names_the_instance() {
     ] {
         assert_eq!(response["instance"], "api-7", "{response}");
     }
+}
 
-    let own = Operator::of(&layer).report().await["instance"].take();
-    let expected = std::env::var("HOSTNAME").unwrap_or_else(|_| format!("process {}", std::process::id()));
-    assert_eq!(own, expected);
+/// In processes of their own, which have another environment.
+#[test]
+fn the_instance_is_the_host_of_a_container_or_the_process() {
+    const TEST: &str = "admin::router::the_instance_is_the_host_of_a_container_or_the_process";
+    const EXPECTED: &str = "TOWER_QUOTA_INSTANCE";
+    if let Ok(host) = env::var(EXPECTED) {
+        let process = format!("process {}", process::id());
+        let expected = if host.is_empty() { process } else { host };
+        let text = format!("{:?}", Admin::new());
+        assert!(text.contains(&format!("instance: {expected:?}")), "{text}");
+        return;
+    }
+    for (host, expected) in [(Some("api-7"), "api-7"), (Some(""), ""), (None, "")] {
+        let mut child = Command::new(env::current_exe().expect("this binary"));
+        child.args(["--exact", TEST]).env(EXPECTED, expected);
+        child.env_remove("HOSTNAME").envs(host.map(|host| ("HOSTNAME", host)));
+        let output = child.output().expect("it starts");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{host:?}: {text}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -980,6 +1005,24 @@ async fn layers_and_limiters_on_one_store_share_a_policy_and_its_denials() {
     );
     let reset = operator.reset("api", "ip=192.0.2.9").await.json();
     assert_eq!(reset["counts"][1]["denial"], Value::Null);
+}
+
+#[tokio::test(start_paused = true)]
+async fn policies_that_differ_in_a_setting_are_listed_apart() {
+    let same = || api(SlidingLog::per_minute(2));
+    for (other, listed) in [
+        (same(), 1),
+        (same().cost(2), 2),
+        (same().failure_mode(FailureMode::Closed), 2),
+        (same().enforce_share(0.5), 2),
+        (same().ban(Ban::by_hand()), 2),
+    ] {
+        let (store, text) = (MemoryStore::new(), format!("{other:?}"));
+        let layers = [same(), other].map(|policy| RateLimitLayer::new(store.clone(), policy));
+        let admin = Admin::new().layer(&layers[0]).layer(&layers[1]);
+        let report = Operator(admin.router_behind_authentication()).report().await;
+        assert_eq!(report["policies"].as_array().map(Vec::len), Some(listed), "{text}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -1161,6 +1204,13 @@ async fn a_reset_is_of_the_limits_of_all_time_zones() {
         assert_eq!(reset.status, StatusCode::OK);
         assert_eq!(send(n, zone).await, StatusCode::OK, "{zone}");
     }
+
+    // An operator sees twenty of them.
+    let seen = [
+        operator.policy().await["limits"].take(),
+        operator.get("mails", "ip=192.0.2.0").await.json()["counts"].take(),
+    ];
+    assert_eq!(seen.map(|seen| seen.as_array().map(Vec::len)), [Some(20); 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -1654,4 +1704,6 @@ async fn the_debug_text_of_an_admin_has_no_key() {
         text,
         r#"Admin { sources: 1, instance: "api-7", show_keys: true, most_denied: 100, .. }"#
     );
+    let most = format!("{:?}", Admin::new().most_denied(20_000));
+    assert!(most.contains("most_denied: 10000,"), "{most}");
 }

@@ -64,6 +64,26 @@ async fn an_override_ends_at_its_time() {
     assert_eq!(mails.overrides(), []);
 }
 
+async fn an_override_lasts_31_years_at_most(mails: &Limiter) {
+    let set = mails.override_limit("mails", "a", log_of(9), Duration::MAX).await;
+    set.expect("it is valid");
+    assert_eq!(state(mails, "a").await, (9, 9));
+    let now = mails.check("a").await.expect("the store answers").server_time();
+    let lasts = (mails.overrides()[0].expires_at - now).as_secs();
+    assert!((999_999_000..=1_000_000_000).contains(&lasts), "{lasts} s");
+}
+
+#[tokio::test]
+async fn an_override_in_memory_lasts_31_years_at_most() {
+    an_override_lasts_31_years_at_most(&limiter(MemoryStore::new())).await;
+}
+
+async fn an_override_in_redis_lasts_31_years_at_most(library: ClientLibrary) {
+    let redis = Redis::start();
+    let store = connected(builder().client_library(library), &redis.url()).await;
+    an_override_lasts_31_years_at_most(&limiter(store)).await;
+}
+
 #[tokio::test]
 async fn only_overrides_that_can_be_applied_are_set() {
     let store = MemoryStore::new();
@@ -360,6 +380,7 @@ async fn a_layer_applies_an_override_to_fixed_and_to_chosen_limits() {
 
 each_client! {
     an_override_is_known_to_all_processes
+    an_override_in_redis_lasts_31_years_at_most
     a_denial_that_is_cached_is_none_under_a_higher_limit
     overrides_apply_while_redis_is_away
     a_user_that_may_not_load_the_script_of_overrides_is_refused
@@ -630,6 +651,46 @@ async fn a_process_reads_the_changes_since_its_version_or_all_if_some_are_forgot
     assert_eq!(read(&redis, &v6, &[]).await, ("0".to_owned(), true, vec![]));
     let (_, all, changes) = read(&redis, &v6, &[LONG, "p\na\n1/h\n"]).await;
     assert_eq!((all, &*changes), (true, &["p a 1/h".to_owned()][..]));
+}
+
+#[tokio::test]
+async fn versions_are_kept_for_an_hour_after_the_last_override() {
+    let redis = Redis::start();
+    for change in [["86400000000", "p\na\n1/h\n"], ["0", "p\na\nunlimited\n"]] {
+        read(&redis, "0", &change).await;
+        let left: i64 = redis.command("PTTL", ["quota:1:overrides"]).await;
+        assert!((89_880_000..=90_002_000).contains(&left), "{left} ms");
+    }
+}
+
+/// By another process, with a clock that is an hour ahead.
+#[tokio::test]
+async fn after_the_clock_is_set_back_an_override_that_was_ended_is_over_and_later_ones_are_read() {
+    let redis = Redis::start();
+    let [one, other] = two(builder(), &redis).await;
+    let set = async |key: &str| one.override_limit("mails", key, log_of(9), 9 * HOUR).await;
+    set("a").await.expect("it is valid");
+    has_quota(&other, "a", 9).await;
+
+    let script = RedisStore::scripts().last().expect("a store has scripts");
+    let ahead = script.replacen("call('TIME')", "{ call('TIME')[1] + 3600, 0 }", 1);
+    assert_ne!(ahead, *script, "the script reads the time");
+    let end = [
+        &*ahead,
+        "1",
+        "quota:1:overrides",
+        "0",
+        "4",
+        "0",
+        "mails\nkey=a\nunlimited\n\n",
+    ];
+    redis.command::<()>("EVAL", end).await;
+    eventually("it is over", async || {
+        one.overrides().is_empty() && other.overrides().is_empty()
+    })
+    .await;
+    set("b").await.expect("it is valid");
+    has_quota(&other, "b", 9).await;
 }
 
 /// The bytes that Redis has sent.

@@ -7,17 +7,19 @@ mod client;
 mod server;
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
 
+use tokio::time::timeout;
 use tower_quota::{
     ClientLibrary::{self, Fred, RedisRs},
     RedisStore,
+    store::ErrorKind,
 };
 
 use self::server::{Behavior, HostileServer, Reply};
-use crate::support::Log;
+use crate::support::{Log, PATIENCE};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_application_uses_the_server_that_it_is_given() {
@@ -43,6 +45,29 @@ async fn a_cluster_that_refuses_keys_of_several_slots_in_a_call_is_logged_once_a
     assert_eq!(text.matches("INFO tower_quota").count(), 1, "{text}");
     assert!(text.contains("the keys of one slot of this cluster only"), "{text}");
     assert!(text.contains("do not hash to the same slot"), "{text}");
+}
+
+/// On a busy machine a short timeout may end before the trial does.
+#[tokio::test]
+async fn a_store_whose_overrides_cannot_be_read_connects_no_longer_than_its_timeout() {
+    static IS_TRIED: AtomicBool = AtomicBool::new(false);
+    let refusing = |command: &str, _, _| match command {
+        "EVALSHA" if !IS_TRIED.swap(true, Ordering::Relaxed) => Reply::Bytes(packed(&[1.8e15])),
+        "EVALSHA" => Reply::Bytes(b"-ERR no overrides\r\n".to_vec()),
+        _ => Reply::Honest,
+    };
+    for timeouts in 1.. {
+        IS_TRIED.store(false, Ordering::Relaxed);
+        let server = HostileServer::start(refusing);
+        let builder = RedisStore::builder().connect_timeout(timeouts * Duration::from_millis(500));
+        let url = format!("redis://127.0.0.1:{}", server.port());
+        let connected = timeout(PATIENCE, builder.overrides(true).url(&url).connect());
+        let error = connected.await.expect("it ends").unwrap_err();
+        if error.to_string() == "the overrides could not be read within the connect timeout" {
+            return assert_eq!(error.kind(), ErrorKind::Timeout);
+        }
+        assert!(timeouts < 9, "{error}");
+    }
 }
 
 /// What an attacker gains.
