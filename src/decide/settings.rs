@@ -349,6 +349,18 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "serde")]
+    fn the_most_units_that_wait_are_those_in_code_else_those_of_a_file() {
+        let waiting = |max_waiting| Settings {
+            max_waiting,
+            ..Settings::default()
+        };
+        for (own, file, expected) in [(Some(5), Some(9), 5), (Some(5), None, 5), (None, Some(9), 9)] {
+            assert_eq!(waiting(own).over(&waiting(file)).max_waiting, Some(expected));
+        }
+    }
+
+    #[test]
     fn policies_have_other_keys_first() {
         let (mails, logins) = (contained(0.1, "mails"), contained(0.1, "logins"));
         let common = mails.iter().filter(|key| logins.contains(key)).count();

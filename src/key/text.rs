@@ -240,6 +240,15 @@ mod tests {
     }
 
     #[test]
+    fn no_header_that_clients_can_send_beside_those_of_proxies_is_a_key() {
+        assert_eq!(FORWARDING_HEADERS.len(), 22);
+        for name in FORWARDING_HEADERS {
+            let error = Named::parse(&format!("header:{name}")).err().expect(name);
+            assert!(error.contains(&format!("`header` `\"{name}\"`")), "{error}");
+        }
+    }
+
+    #[test]
     fn the_docs_and_the_errors_have_every_key() {
         let error = Named::parse("address").err().unwrap();
         for (name, argument, _) in KEYS {

@@ -276,6 +276,14 @@ mod tests {
     fn a_violation_describes_the_limit() {
         let described = |limit: Limit| description(&limit, limit.window());
         assert_eq!(described(SlidingLog::per_minute(100).into()), "100 requests per 60s");
+        let half = SlidingLog::new(5, Duration::from_millis(500));
+        assert_eq!(described(half.into()), "5 requests per 0.5s");
+        #[cfg(feature = "calendar")]
+        {
+            let monthly = crate::FixedWindow::calendar(5, crate::limit::Calendar::Month, "UTC");
+            let described = described(monthly.expect("a time zone").into());
+            assert_eq!(described, "5 requests per calendar window");
+        }
         assert_eq!(described(Concurrency::new(3).into()), "3 requests at once");
         assert_eq!(described(Limit::DenyAll), "no requests");
     }

@@ -7,7 +7,8 @@ use std::{
 
 use axum::{Router, routing};
 use tower_quota::{
-    Decision, Denial, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    Ban, Decision, Denial, FailureMode, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog,
+    TokenBucket, key,
     store::{ErrorKind, Store},
 };
 
@@ -121,6 +122,31 @@ async fn a_denial_is_observed_with_the_jitter_of_its_response() {
     assert_eq!(denied.field("retry-after"), Some(&*rounded_up));
 }
 
+/// Another caller takes the room for which the request waits.
+#[tokio::test(start_paused = true)]
+async fn a_denial_after_a_wait_is_observed_with_the_wait_and_the_jitter() {
+    let (observed, second) = (Observed::default(), Duration::from_secs(1));
+    let policy = || Policy::new("p", SlidingLog::new(1, 10 * second)).key(key::constant("all"));
+    let store = MemoryStore::new();
+    let layer = RateLimitLayer::new(store.clone(), policy().wait_up_to(15 * second)).retry_jitter(second);
+    let app = app(observed.by(layer));
+    send(&app, get("/")).await;
+    let waits = tokio::spawn(async move { send(&app, get("/")).await });
+    tokio::time::sleep(9 * second).await;
+    let other = Limiter::new(store, policy());
+    let charged = other.request(Key::constant("all")).charge().await;
+    assert!(charged.is_ok());
+    assert_eq!(waits.await.expect("no panic").status, 429);
+
+    let denied = observed.decisions().pop().expect("two decisions");
+    assert!(denied.delay() >= 9 * second, "{:?}", denied.delay());
+    assert_ne!(
+        denied.retry_after().expect("a wait").subsec_nanos(),
+        0,
+        "with the jitter"
+    );
+}
+
 #[tokio::test]
 async fn a_request_without_a_decision_is_not_observed() {
     let observed = Observed::default();
@@ -144,6 +170,7 @@ async fn while_the_store_fails_only_local_decisions_are_observed() {
     ] {
         let observed = Observed::default();
         let layer = RateLimitLayer::new(Broken::default(), policy().failure_mode(mode));
+        let layer = layer.retry_jitter(Duration::from_secs(1));
         assert_eq!(statuses(observed.by(layer)).await, expected, "{mode}");
 
         let observed_decisions = observed.decisions();
@@ -263,7 +290,8 @@ async fn a_limiter_observes_each_failure_in_every_mode() {
     ] {
         let observed = Arc::new(Mutex::new(Vec::new()));
         let events = observed.clone();
-        let limiter = Limiter::new(Broken::default(), policy().failure_mode(mode)).on_failure(move |error| {
+        let banning = policy().failure_mode(mode).ban(Ban::by_hand());
+        let limiter = Limiter::new(Broken::default(), banning).on_failure(move |error| {
             let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
             events.push(error.kind());
         });
@@ -274,9 +302,10 @@ async fn a_limiter_observes_each_failure_in_every_mode() {
         ];
         assert_eq!(results, [mode != FailureMode::Closed; 3], "{mode}");
         assert!(limiter.reset("42").await.is_err(), "{mode}");
+        assert!(limiter.ban("42", Duration::from_secs(60)).await.is_err(), "{mode}");
 
         let observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
-        assert_eq!(*observed, [ErrorKind::Unreachable; 4], "{mode}");
+        assert_eq!(*observed, [ErrorKind::Unreachable; 5], "{mode}");
     }
 }
 

@@ -1108,6 +1108,7 @@ async fn credentials_are_hashed_in_keys() {
         "x-password",
         "ocp-apim-subscription-key",
         "x-amz-security-token",
+        "x-auth",
     ] {
         let server = Server::reporting(key::header(name)).await;
         let key = server.key("/", &[(name, secret.as_bytes())]).await;

@@ -469,6 +469,11 @@ async fn a_peek_of_a_blocked_request_says_so() {
     assert!(layer.peek(&head("/", "42")).await.is_ok());
     let error = layer.peek(&head("/admin", "42")).await.expect_err("it is blocked");
     assert!(error.to_string().contains("blocked"), "{error}");
+    let messages = Limiter::from(&layer);
+    assert!(messages.request_of(&head("/", "42")).is_ok());
+    let error = messages.request_of(&head("/admin", "42")).err();
+    let error = error.expect("it is blocked").to_string();
+    assert!(error.contains("the layer blocks the request"), "{error}");
 }
 
 #[tokio::test]

@@ -630,6 +630,18 @@ fn a_limiter_of_a_policy_that_needs_a_request_is_an_error_with_the_fix() {
             uploads().cost_fn(|_| 1),
             ["`.cost_fn(..)`", "`.cost(..)`, and `.request(key).cost(..)`"],
         ),
+        (
+            uploads().wait_up_to_fn(|_| Duration::ZERO),
+            ["`.wait_up_to_fn(..)`", "`max_wait` for other waits"],
+        ),
+        (
+            uploads().fair_by(key::constant("all")),
+            ["`.fair_by(..)`", "use `fair_by` of each request"],
+        ),
+        (
+            uploads().priority_fn(|_| 1),
+            ["`.priority_fn(..)`", "use `priority` of each request"],
+        ),
         (uploads().apply_if(|_| true), ["`.apply_if(..)`", "leave it out"]),
         (
             uploads().refund_if(|_| true),
@@ -641,11 +653,4 @@ fn a_limiter_of_a_policy_that_needs_a_request_is_an_error_with_the_fix() {
             assert!(error.contains(part), "{error}");
         }
     }
-}
-
-#[test]
-fn a_limiter_of_two_policies_of_one_name_is_an_error_that_names_it() {
-    let twice = [Policy::new("twice", LOG_OF_5), Policy::new("twice", LOG_OF_5)];
-    let error = Limiter::try_new(MemoryStore::new(), twice).unwrap_err().to_string();
-    assert!(error.contains("`twice`"), "{error}");
 }

@@ -272,6 +272,31 @@ async fn a_request_without_a_key_is_refused_or_not_observed() {
 }
 
 #[tokio::test]
+async fn a_peek_of_a_layer_counts_no_outcome() {
+    let metrics = Metrics::install();
+    let by_user = || {
+        let by_user = Policy::new("api", SlidingLog::per_minute(9)).key(key::header("user"));
+        by_user.apply_if(|parts| parts.uri.path() != "/health")
+    };
+    let store = MemoryStore::new;
+    for layer in [
+        RateLimitLayer::new(store(), by_user()),
+        RateLimitLayer::new(
+            store(),
+            [Policy::new("other", "9/min").key(key::constant("all")), by_user()],
+        ),
+    ] {
+        let layer = layer.skip(is("/skipped")).block(is("/admin"));
+        for (path, is_decided) in [("/skipped", true), ("/health", true), ("/admin", false), ("/", false)] {
+            let (parts, ()) = get(path).body(()).expect("a request").into_parts();
+            assert_eq!(layer.peek(&parts).await.is_ok(), is_decided, "{path}");
+        }
+    }
+    metrics.assert_outcomes("api", &[]);
+    metrics.assert_outcomes("other", &[]);
+}
+
+#[tokio::test]
 async fn a_request_that_no_plan_regards_is_counted_once_for_all_of_them() {
     let metrics = Metrics::install();
     let is = |path: &'static str| move |parts: &Parts| parts.uri.path() == path;

@@ -25,18 +25,6 @@ fn assert_contains(error: impl std::fmt::Display, words: &[&str]) {
 }
 
 #[test]
-#[should_panic(expected = "\"\" is not a policy name")]
-fn an_empty_policy_name() {
-    let _ = policy("");
-}
-
-#[test]
-#[should_panic(expected = "such as `say-hi`")]
-fn a_policy_name_in_capitals() {
-    let _ = policy("Say Hi");
-}
-
-#[test]
 fn two_policies_of_one_name_in_a_layer() {
     let error = RateLimitLayer::try_new(MemoryStore::new(), [policy("a"), policy("b"), policy("a")]).unwrap_err();
     assert_contains(error, &["two policies are named `a`", "each policy needs its own"]);
@@ -52,14 +40,6 @@ fn two_policies_of_one_name_in_a_layer_that_cannot_fail() {
 fn two_policies_of_one_name_in_a_limiter() {
     let error = Limiter::try_new(MemoryStore::new(), [policy("a"), policy("a")]).unwrap_err();
     assert_contains(error, &["two policies are named `a`", "each policy needs its own"]);
-}
-
-#[test]
-fn a_log_of_more_than_it_can_keep() {
-    let error = Policy::new("downloads", SlidingLog::per_day(100_001))
-        .validate()
-        .unwrap_err();
-    assert_contains(error, &["100001", "at most 100000"]);
 }
 
 #[test]
@@ -232,6 +212,16 @@ fn a_header_name_that_is_none() {
 }
 
 #[test]
+fn a_key_of_a_header_that_clients_can_set_is_logged() {
+    for (name, logged) in [("X-Forwarded-For", 1), ("x-user-id", 0)] {
+        let log = Log::capture();
+        let _ = key::header(name);
+        let line = "clients can set the header of this key; use `key::client_ip(..)` header=\"x-forwarded-for\"";
+        assert_eq!(log.text().matches(line).count(), logged, "{}", log.text());
+    }
+}
+
+#[test]
 fn a_header_name_is_text_or_bytes() {
     let name = HeaderName::from_static("x-user");
     let keys = [
@@ -267,6 +257,23 @@ async fn a_redis_url_with_a_bad_port_shows_no_password() {
     let chain = format!("{error} {:?} {error:?}", std::error::Error::source(&error));
     assert!(chain.contains("URL"), "{chain}");
     assert!(!chain.contains("secret"), "{chain}");
+}
+
+#[tokio::test]
+async fn a_parameter_that_no_redis_url_has_is_logged_unless_it_may_be_a_password() {
+    for (url, logged) in [
+        ("redis://127.0.0.1:1/0?deadline=5", 1),
+        ("redis://127.0.0.1:1/3?client=a@b", 0),
+        ("redis-cluster://127.0.0.1:1?node=127.0.0.1:2", 0),
+    ] {
+        let log = Log::capture();
+        let store = RedisStore::builder().url(url).connect_lazy();
+        drop(store.expect("a good URL"));
+        let text = log.text();
+        for part in ["this parameter of the Redis URL is ignored", "parameter=\"deadline\""] {
+            assert_eq!(text.matches(part).count(), logged, "{url}: {text}");
+        }
+    }
 }
 
 #[test]

@@ -496,19 +496,7 @@ fn a_client_address_that_cannot_be_trusted_is_an_error_that_names_the_fix() {
 
 #[test]
 fn a_forwarding_header_is_no_key() {
-    for name in [
-        "x-forwarded-for",
-        "X-Forwarded-For",
-        "forwarded",
-        "x-real-ip",
-        "cf-connecting-ip",
-        "true-client-ip",
-        "fly-client-ip",
-        "x-client-ip",
-        "x-cluster-client-ip",
-        "fastly-client-ip",
-        "x-envoy-external-address",
-    ] {
+    for name in ["X-Forwarded-For", "x-real-ip"] {
         for key in [
             format!("\"header:{name}\""),
             format!("[\"ip\", \"method or header:{name} or ip\"]"),

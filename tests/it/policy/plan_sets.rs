@@ -220,6 +220,13 @@ async fn each_plan_of_a_request_that_does_not_exist_is_logged_once() {
         logs.contains("glod") && logs.contains("silver") && logs.contains("`free`, `pro`"),
         "{logs}"
     );
+
+    let logs = Log::capture();
+    for number in 0..40 {
+        request(&app, &format!("plan-{number}")).await;
+    }
+    let logs = logs.text();
+    assert_eq!(logs.matches("plan that does not exist").count(), 16 - 2, "{logs}");
 }
 
 #[tokio::test]
