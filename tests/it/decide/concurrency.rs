@@ -1135,7 +1135,10 @@ async fn three_replicas_never_hold_more_than_the_limit_at_once() {
 /// The environment variable with the URL of the Redis of a holder.
 const HOLDER: &str = "TOWER_QUOTA_HOLDER";
 
-/// In another process: holds three slots with a lease of a second, until it is killed.
+/// So long that each is renewed in time on a busy machine.
+const HOLDER_LEASE: Duration = Duration::from_secs(5);
+
+/// In another process: holds three slots until it is killed.
 #[tokio::test]
 async fn a_holder_that_is_to_be_killed() {
     let Ok(url) = env::var(HOLDER) else { return };
@@ -1149,7 +1152,7 @@ async fn a_holder_that_is_to_be_killed() {
 }
 
 fn of_holder() -> Policy<()> {
-    Policy::new("exports", Concurrency::new(3).lease(Duration::from_secs(1)))
+    Policy::new("exports", Concurrency::new(3).lease(HOLDER_LEASE))
 }
 
 /// A process that is killed when this is dropped.
@@ -1187,7 +1190,7 @@ async fn the_slots_of_a_process_that_is_killed_are_free_within_a_lease() {
     // For longer than a lease, they are renewed.
     let started = limiter.peek("42").await.expect("Redis replies").server_time();
     let mut now = started;
-    while now < started + Duration::from_millis(2_500) {
+    while now < started + HOLDER_LEASE * 3 / 2 {
         let peeked = limiter.peek("42").await.expect("Redis replies");
         assert_eq!(peeked.remaining(), 0, "after {:?}", now - started);
         now = peeked.server_time();
@@ -1207,11 +1210,7 @@ async fn the_slots_of_a_process_that_is_killed_are_free_within_a_lease() {
     })
     .await;
     println!("free after {:?}", free - killed);
-    assert!(
-        last_denied < killed + Duration::from_secs(1),
-        "{:?}",
-        last_denied - killed
-    );
+    assert!(last_denied < killed + HOLDER_LEASE, "{:?}", last_denied - killed);
 }
 
 #[tokio::test]

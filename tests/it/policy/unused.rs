@@ -42,11 +42,14 @@ async fn policies_that_follow_a_file_log_it_once_after_the_first_interval() {
     // After the file is first read, as an application does.
     let mails = Limiter::new(MemoryStore::new(), live.unkeyed("mails").expect("the policy"));
     eventually("the line is logged", async || log.text().contains(LINE)).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    fs::write(&path, FILE.replace("3/h", "4/h")).expect("a file");
+    eventually("the file is read again", async || {
+        mails.peek("42").await.expect("in memory").limit() == 4
+    })
+    .await;
     let text = log.text();
     assert_eq!(text.matches(LINE).count(), 1, "{text}");
     assert!(text.contains("logins, users"), "{text}");
-    drop(mails);
 }
 
 #[test]
