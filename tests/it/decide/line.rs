@@ -618,14 +618,14 @@ async fn those_that_wait_for_a_limit_of_their_own_hold_nothing_of_another_one() 
         store.receive_wakes();
         let store = Counted::new(store);
         let of = |name, quota, seconds| {
-            Policy::new(name, SlidingLog::new(quota, seconds * SECOND)).wait_up_to(7_200 * SECOND)
+            Policy::new(name, SlidingLog::new(quota, seconds * SECOND)).wait_up_to(86_400 * SECOND)
         };
         let both = Limiter::new(store.clone(), [of("all", 2, 1), of("own", 1, 7_200)]);
         let request = |both: Limiter| async move { both.request("all").key_of("own", "a").acquire().await.map(drop) };
         request(both.clone()).await.expect("there is room");
         let waiting = [(); 3].map(|()| tokio::spawn(request(both.clone())));
-        // Four arrivals, and two checks of all that wait.
-        eventually("they wait", async || store.calls() >= 6).await;
+        // Their arrivals, and checks of all that wait, one each second.
+        eventually("they wait", async || store.calls() >= 10).await;
 
         let other = Limiter::new(store.clone(), of("all", 2, 1));
         assert!(other.check("all").await.expect("it replies").is_allowed());
