@@ -12,7 +12,7 @@
 --       line    before a charge for which requests may wait: `line`, the longest wait, the cost that comes before it in the process beyond
 --               its place, the number of the line, the time in which the whole quota returns (0: it is not known), and 1 where the
 --               requests are the first of their process in this line, with the newest arrival in it that the process knows in
---               place of that cost, 2 where they are in one of another slot
+--               place of that cost, 2 where they are in one of another slot, or have just arrived and have keys in other slots
 --       3. in a call across slots the keys
 --       Words end with a zero byte, numbers are little-endian doubles.
 -- reply the time, then for each charge of each request: how many of its callers are admitted, remaining, the wait of the next caller

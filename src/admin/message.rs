@@ -19,7 +19,6 @@ use crate::{ConfigError, Limit, limit::parse_length, store::StoreError};
 
 /// What a request contains, as its query or its body. Each route reads some of it.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct Input {
     pub(super) policy: Option<String>,
     pub(super) key: Option<String>,
@@ -74,7 +73,7 @@ impl Input {
         };
         lasts.filter(|lasts| !lasts.is_zero() && *lasts <= LONGEST).ok_or_else(|| {
             AdminError::bad_request(
-                "`lasts` is not a length of time up to 31 years; use one such as `3d`, `12h`, or a number of seconds, or an end as `until`, in \
+                "`lasts` is not a length of time above 0 and up to 31 years; use one such as `3d`, `12h`, or a number of seconds, or an end as `until`, in \
                  seconds since the Unix epoch",
             )
         })
@@ -94,7 +93,7 @@ impl Input {
         let left = Duration::from_secs(until).saturating_sub(now.unwrap_or_default());
         match left.is_zero() || left > LONGEST {
             true => Err(AdminError::bad_request(
-                "`until` is not the number of a time of the next 31 years; use the seconds since the Unix epoch",
+                "`until` is not a time of the next 31 years as a number; use the seconds since the Unix epoch of a later time",
             )),
             false => Ok(left),
         }

@@ -129,7 +129,6 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
     let denial = decided.and_then(PolicyDecision::denial);
     // The wait of the decision may be that of the limit.
     let banned_for = match denial {
-        Some(Denial::Banned) if store_error.is_some() => decided.and_then(PolicyDecision::retry_after),
         Some(Denial::Banned) => banned_for(policy, limit, key).await,
         _ => None,
     };
@@ -152,12 +151,18 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
     }))
 }
 
-/// The rest of the ban of a key that is [bound](Key::bound); none if it is not banned, or the store fails.
+/// The rest of the ban of a key that is [bound](Key::bound); none if it is not banned. While the store fails it is that of this process.
 pub(super) async fn banned_for(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Option<Duration> {
     let undecided = undecided(policy, limit, key);
-    let charge = &undecided.as_slice().first()?.charge;
-    let request = StoreRequest::new(Operation::Peek, [charge]);
-    let response = policy.context.store.decide(&[request]).await.ok()?;
+    let undecided = undecided.as_slice().first()?;
+    let peek = |store: &Arc<dyn Store>, charge| store.decide(&[StoreRequest::new(Operation::Peek, [charge])]);
+    let response = match peek(&policy.context.store, &undecided.charge).await {
+        Ok(response) => response,
+        Err(_) => {
+            let local = undecided.local_charge(Operation::Peek)?;
+            peek(policy.context.failover.counts(), &local).await.ok()?
+        }
+    };
     response.outcomes().first()?.states().first()?.banned_for()
 }
 

@@ -16,7 +16,7 @@ use tokio::{runtime::Handle, time::Instant};
 use super::{Settlement, Undecided, composite, failing, failing::fail, leaving, release_unknown, waiting};
 use crate::{
     Decision, PolicyDecision,
-    store::{Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{ErrorKind, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// A check that is decided already, or waits for the store.
@@ -312,7 +312,7 @@ pub(super) fn settle(
         }
         Err(error) => {
             if undecided.has_leases() {
-                end_unknown(operation, &undecided);
+                end_unknown(operation, &undecided, &error);
             }
             fail(error, operation, &undecided)
         }
@@ -329,9 +329,9 @@ fn count(operation: Operation, decision: &Decision) {
 
 /// Releases the slots that the store may have counted before it failed.
 #[cold]
-fn end_unknown(operation: Operation, undecided: &Undecided) {
+fn end_unknown(operation: Operation, undecided: &Undecided, error: &StoreError) {
     if operation.counts() {
-        release_unknown(undecided.as_slice());
+        release_unknown(undecided.as_slice(), error.kind() == ErrorKind::Timeout);
     }
 }
 

@@ -79,7 +79,7 @@ pub(crate) fn record(
         }
         let Some(outcome) = alone.next().filter(|outcome| !outcome.is_unknown()) else {
             if operation.counts() {
-                release_unknown(slice::from_ref(policy));
+                release_unknown(slice::from_ref(policy), false);
             }
             return false;
         };

@@ -113,7 +113,8 @@ fn closes(policy: &PolicyDecision) -> bool {
     undecided && policy.failure_mode() == FailureMode::Closed
 }
 
-/// Removes what this process has counted in place of the store, also by policies with other failure modes.
+/// Removes what this process has counted in place of the store, also by policies with other failure modes, but for buckets with other
+/// shares.
 pub(super) fn reset(policies: &[PolicyDecision]) {
     let counts = |policy: &&PolicyDecision| policy.context.failover.has_counts();
     for policy in policies.iter().filter(counts) {

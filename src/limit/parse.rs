@@ -75,7 +75,7 @@ impl TryFrom<&str> for Limit {
 /// ```
 /// use tower_quota::{Limit, Policy, SlidingLog};
 ///
-/// let limit = std::env::var("LIMIT").unwrap_or("5/min".to_owned());
+/// let limit = String::from("5/min");
 /// assert_eq!(Policy::new("mails", limit).limit(), Some(&Limit::from(SlidingLog::per_minute(5))));
 /// ```
 impl TryFrom<String> for Limit {

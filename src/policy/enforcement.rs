@@ -122,7 +122,7 @@ impl<K> Policy<K> {
     /// for a cost [above the limit](crate::Denial::CostAboveLimit); a request that is refused without a key,
     /// [blocked](crate::RateLimitLayer::block) or [skipped](crate::RateLimitLayer::skip). Nor does a denial for
     /// [`Limit::DenyAll`](crate::Limit::DenyAll). In a cluster the policies of several keys are decided one after the other, and
-    /// only the denial of the first one that denies counts.
+    /// only the denial of the first one that denies counts: not if requests may wait for that one, and are denied for a later one.
     ///
     /// Setting it again replaces it. By default a policy has no bans.
     ///

@@ -76,7 +76,7 @@ use crate::{ConfigError, error::StoreError, limit::Share};
 /// else was.
 ///
 /// A refund goes to where the request was counted. A [reset](crate::Limiter::reset) resets the store and the counts of this
-/// process, and fails if the store does.
+/// process, of a bucket those of its own share, and fails if the store does.
 ///
 /// Of several policies that a request counts against, one that is `Closed` closes the request. Else those that count locally
 /// are decided together, and those that are `Open` are left out.

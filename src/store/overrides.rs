@@ -201,24 +201,27 @@ impl Overrides {
     fn require_room(&self, policy: &str, key: &Key) -> Result<(), StoreError> {
         let now = self.now();
         self.0.write(|table| {
-            table.forget_expired(self.forgotten_before(now));
-            let replaces = table.0.get(policy).is_some_and(|of_policy| of_policy.contains_key(key));
-            let in_force = table.iter().filter(|one| now < one.expires_at).count();
-            match replaces || in_force < MAX_OVERRIDES {
+            self.forget_ended(table, now);
+            let in_force = || table.iter().filter(|one| now < one.expires_at);
+            let replaces = |one: &Override| &*one.policy == policy && one.key == *key;
+            match in_force().count() < MAX_OVERRIDES || in_force().any(replaces) {
                 true => Ok(()),
                 false => Err(too_many()),
             }
         })
     }
 
-    /// Overrides that have ended before this are forgotten. Those in Redis are known for an hour more, as long as it stores them: its
-    /// clock may be ahead for a while, after which they apply again.
-    fn forgotten_before(&self, now: Duration) -> Duration {
-        match self.0.source {
-            OverrideSource::Memory(_) => now,
-            #[cfg(feature = "_redis")]
-            OverrideSource::Redis(_) => now.saturating_sub(Duration::from_secs(3_600)),
+    /// Forgets the overrides that have ended. Those in Redis are known for an hour more, as long as it stores them, unless they are
+    /// many: its clock may be ahead for a while, after which they apply again.
+    fn forget_ended(&self, table: &mut Table, now: Duration) {
+        #[cfg(feature = "_redis")]
+        if let OverrideSource::Redis(_) = self.0.source {
+            table.forget_expired(now.saturating_sub(Duration::from_secs(3_600)));
+            if table.iter().count() <= MAX_OVERRIDES {
+                return;
+            }
         }
+        table.forget_expired(now);
     }
 
     /// Applies changes, the latest of a key last, after all others are forgotten if these are `all`.
@@ -230,7 +233,7 @@ impl Overrides {
                 table.0.clear();
             }
             changes.for_each(|one| table.insert(one));
-            table.forget_expired(self.forgotten_before(now));
+            self.forget_ended(table, now);
         });
     }
 

@@ -257,12 +257,12 @@ use crate::{ConfigError, key};
 /// * A file that cannot be read or has a wrong line changes nothing.
 /// * Nor does a file that contradicts the settings in code of a layer or limiter in use, such as a limit of
 ///   [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). The error names the setting.
-/// * A policy that the file has more limits nothing until the application uses it, as after a restart.
+/// * A policy that is new in the file limits nothing until the application uses it, such as after a restart.
 /// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
 ///   off that one, too.
 /// * A request is decided by one load of the file, with all policies of the layer: never by parts of two. One that
-///   [waits](Policy::wait_up_to) follows the limit of each policy, unless the new one has other counts or none, as `unlimited`, or `plans` of the policy
-///   have chosen it.
+///   [waits](Policy::wait_up_to) follows the limit of each policy, unless the new one has other counts or none, as `unlimited`, or the limit was
+///   chosen by `plans` of the policy.
 ///
 /// # Cost
 ///

@@ -314,9 +314,10 @@ impl Extensions {
 
     pub(super) fn get(&self, name: &str) -> Result<&Extension, ConfigError> {
         self.0.get(name).ok_or_else(|| {
-            let registered = match self.0.keys().map(String::as_str).collect::<Vec<_>>().join("`, `") {
-                none if none.is_empty() => none,
-                names => format!(", and `{names}` is"),
+            let names: Vec<_> = self.0.keys().map(|known| format!("`{known}`")).collect();
+            let registered = match names.is_empty() {
+                true => String::new(),
+                false => format!(" (registered: {})", names.join(", ")),
             };
             ConfigError::new(format!(
                 "`extension:{name}` is not registered{registered}; correct the name, or call `with_extension(\"{name}\", |value: \

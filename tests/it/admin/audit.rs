@@ -134,7 +134,7 @@ async fn a_change_that_is_refused_is_logged_with_the_reason() {
             "/override",
             r#"{"policy":"mails","key":"key=1","limit":"sliding-log 9/min","lasts":"soon"}"#,
             &[],
-            "`lasts` is not a length of time up to 31 years",
+            "`lasts` is not a length of time",
         ),
         (
             "/end-override",

@@ -12,7 +12,7 @@ use tower_quota::{
 };
 
 use super::router::{MINUTE, Operator};
-use crate::support::{Counted, Redis, connected, eventually, get_from, patient, send};
+use crate::support::{Broken, Counted, Redis, connected, eventually, get_from, patient, send};
 
 /// The report of a limiter, with the keys.
 fn of(limiter: &Limiter) -> Operator {
@@ -302,4 +302,16 @@ async fn the_report_of_fifty_policies_and_ten_thousand_subjects_is_bounded() {
             .as_str()
             .is_some_and(|error| error.contains("/report?subjects=50"))
     );
+}
+
+#[tokio::test]
+async fn while_the_store_fails_the_rest_of_a_ban_is_that_of_this_process() {
+    let mails = Policy::new("mails", SlidingLog::per_day(1)).ban(Ban::after(1, 9 * MINUTE).first(10 * MINUTE));
+    let limiter = Limiter::new(Broken::default(), mails);
+    for _ in 0..2 {
+        drop(limiter.check("42").await.expect("this process counts"));
+    }
+    let counts = of(&limiter).counts("mails", "key=42").await;
+    let rest = counts["banned_for_seconds"].as_f64();
+    assert!(rest.is_some_and(|rest| (500.0..=600.0).contains(&rest)), "{counts}");
 }

@@ -1350,7 +1350,6 @@ async fn a_mistake_in_an_override_is_an_error_with_the_fix() {
             400,
             "up to 31 years",
         ),
-        (r#""limit":"sliding-log 5/min","lasts":"3d","until_":7"#, 400, "until_"),
     ] {
         let response = operator.post("/override", &format!("{{{subject},{rest}}}"), &[]).await;
         assert_eq!(response.status.as_u16(), status, "{rest}: {}", response.json());

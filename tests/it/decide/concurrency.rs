@@ -1309,3 +1309,16 @@ async fn slots_of_checks_without_a_reply_are_free_when_the_store_replies_again()
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(limiter.check("a").await.expect("it replies").is_allowed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_is_not_sent_is_released_once() {
+    let store = Broken::default();
+    let slots = Concurrency::new(1).lease(Duration::from_secs(3_600));
+    let limiter = Limiter::new(
+        store.clone(),
+        Policy::new("jobs", slots).failure_mode(FailureMode::Open),
+    );
+    drop(limiter.check("a").await.expect("it is open"));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(store.calls(), 2);
+}

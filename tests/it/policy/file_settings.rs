@@ -336,7 +336,7 @@ fn an_extension_that_is_not_registered_is_an_error_that_names_the_call() {
     let misspelled = Policies::from_toml("policies.api = { limit = '1/min', key = 'extension:usr' }").unwrap();
     let misspelled = misspelled.with_extension("user", |user: &User| user.id);
     let error = misspelled.get("api").unwrap_err().to_string();
-    assert!(error.contains("and `user` is; correct the name"), "{error}");
+    assert!(error.contains("(registered: `user`); correct the name"), "{error}");
 
     let live = described("");
     assert!(live.get("api").is_ok());
