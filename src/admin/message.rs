@@ -73,8 +73,8 @@ impl Input {
         };
         lasts.filter(|lasts| !lasts.is_zero() && *lasts <= LONGEST).ok_or_else(|| {
             AdminError::bad_request(
-                "`lasts` is not a length of time above 0 and up to 31 years; use one such as `3d`, `12h`, or a number of seconds, or an end as `until`, in \
-                 seconds since the Unix epoch",
+                "`lasts` is not a length of time above 0 and up to 31 years; use one such as `3d`, `12h`, or a number of seconds, or \
+                 an end as `until`, in seconds since the Unix epoch",
             )
         })
     }

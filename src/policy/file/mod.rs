@@ -261,8 +261,8 @@ use crate::{ConfigError, key};
 /// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
 ///   off that one, too.
 /// * A request is decided by one load of the file, with all policies of the layer: never by parts of two. One that
-///   [waits](Policy::wait_up_to) follows the limit of each policy, unless the new one has other counts or none, as `unlimited`, or the limit was
-///   chosen by `plans` of the policy.
+///   [waits](Policy::wait_up_to) follows the limit of each policy, unless the new one has other counts or none, as `unlimited`, or the
+///   limit was chosen by `plans` of the policy.
 ///
 /// # Cost
 ///
