@@ -18,6 +18,9 @@ pub(crate) mod wakes;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+pub(crate) use self::overrides::OverrideError;
+#[cfg(feature = "admin")]
+pub(crate) use self::status::summary;
 pub(crate) use self::{
     failover::Failover,
     outstanding::{LostSettlements, Outstanding, Owed, OwedKind, PerStore},
@@ -31,8 +34,6 @@ pub use self::{
     response::{StoreFuture, StoreResponse},
     status::{NodeState, NodeStatus, StoreStatus},
 };
-#[cfg(feature = "admin")]
-pub(crate) use self::{overrides::OverrideError, status::summary};
 pub use crate::error::{ErrorKind, StoreError};
 pub(crate) use crate::limit::NamedLimit;
 /// What requests and responses contain, for the tests of this crate. It may change in any version.
