@@ -40,9 +40,13 @@ impl Visit {
         Some(Self { tab, url, clock })
     }
 
+    /// Sets the clocks, and waits until the page has drawn: a route that admits again then replaces the status.
     async fn advance(&mut self, time: Duration) {
         self.clock.advance(time);
-        self.tab.evaluate(&format!("now += {}", time.as_millis())).await;
+        let drawn = "new Promise((drawn) => requestAnimationFrame(() => drawn()))";
+        self.tab
+            .evaluate(&format!("now += {}, {drawn}", time.as_millis()))
+            .await;
     }
 
     /// Waits until the text of a part of a route is this.
