@@ -15,7 +15,11 @@ use axum::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{ConfigError, Limit, limit::parse_length, store::StoreError};
+use crate::{
+    ConfigError, Limit,
+    limit::parse_length,
+    store::{LONGEST_OVERRIDE, StoreError},
+};
 
 /// What a request contains, as its query or its body. Each route reads some of it.
 #[derive(Deserialize)]
@@ -34,9 +38,6 @@ pub(super) struct Input {
     /// When it ends, in seconds since the Unix epoch.
     until: Option<Lasts>,
 }
-
-/// 31 years, the longest override.
-const LONGEST: Duration = Duration::from_secs(31 * 366 * 86_400);
 
 /// A number of seconds, or text.
 #[derive(Deserialize)]
@@ -71,7 +72,7 @@ impl Input {
                 Err(_) => parse_length(text.trim()),
             },
         };
-        lasts.filter(|lasts| !lasts.is_zero() && *lasts <= LONGEST).ok_or_else(|| {
+        lasts.filter(|lasts| !lasts.is_zero() && *lasts <= LONGEST_OVERRIDE).ok_or_else(|| {
             AdminError::bad_request(
                 "`lasts` is not a length of time above 0 and up to 31 years; use one such as `3d`, `12h`, or a number of seconds, or \
                  an end as `until`, in seconds since the Unix epoch",
@@ -91,7 +92,7 @@ impl Input {
         };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let left = Duration::from_secs(until).saturating_sub(now.unwrap_or_default());
-        match left.is_zero() || left > LONGEST {
+        match left.is_zero() || left > LONGEST_OVERRIDE {
             true => Err(AdminError::bad_request(
                 "`until` is not a time of the next 31 years as a number; use the seconds since the Unix epoch of a later time",
             )),

@@ -151,7 +151,7 @@ impl<K> IntoPolicies<K> for Plans<K> {
             .enumerate()
             .flat_map(|(position, policies)| policies.into_iter().map(move |policy| (Some(position), policy)));
         let of_all = self.in_each.into_iter().map(|policy| (None, policy));
-        let of_plan = |(position, policy): (_, Policy<K>)| Policy {
+        let with_choice = |(position, policy): (_, Policy<K>)| Policy {
             plan: Some(PlanOf {
                 choice: choice.clone(),
                 position,
@@ -159,7 +159,7 @@ impl<K> IntoPolicies<K> for Plans<K> {
             }),
             ..policy
         };
-        of_plans.chain(of_all).map(of_plan).collect()
+        of_plans.chain(of_all).map(with_choice).collect()
     }
 }
 

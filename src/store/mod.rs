@@ -19,8 +19,6 @@ pub(crate) mod wakes;
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 pub(crate) use self::overrides::OverrideError;
-#[cfg(feature = "admin")]
-pub(crate) use self::status::summary;
 pub(crate) use self::{
     failover::Failover,
     outstanding::{LostSettlements, Outstanding, Owed, OwedKind, PerStore},
@@ -34,6 +32,8 @@ pub use self::{
     response::{StoreFuture, StoreResponse},
     status::{NodeState, NodeStatus, StoreStatus},
 };
+#[cfg(feature = "admin")]
+pub(crate) use self::{overrides::LONGEST_OVERRIDE, status::summary};
 pub use crate::error::{ErrorKind, StoreError};
 pub(crate) use crate::limit::NamedLimit;
 /// What requests and responses contain, for the tests of this crate. It may change in any version.

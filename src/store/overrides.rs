@@ -94,7 +94,7 @@ struct Table(HashMap<Box<str>, HashMap<Key, Override>>);
 pub(super) const MAX_OVERRIDES: usize = 10_000;
 
 /// The longest override: numbers of microseconds are exact up to here for longer than a century.
-const LONGEST: Duration = Duration::from_micros(crate::limit::MAX_QUOTA);
+pub(crate) const LONGEST_OVERRIDE: Duration = Duration::from_micros(crate::limit::MAX_QUOTA);
 
 impl Overrides {
     pub(super) fn new(source: OverrideSource) -> Self {
@@ -160,7 +160,7 @@ impl Overrides {
         limit: Option<(Limit, Duration)>,
         set_by: Option<&str>,
     ) -> Result<(), OverrideError> {
-        let limit = limit.map(|(limit, lasts)| (limit, lasts.min(LONGEST)));
+        let limit = limit.map(|(limit, lasts)| (limit, lasts.min(LONGEST_OVERRIDE)));
         let set_by = set_by.map(line_of);
         let set_by = set_by.as_deref().filter(|name| !name.is_empty());
         let key = &*self.stored_key(key);

@@ -309,14 +309,14 @@ impl Decision {
     }
 }
 
-/// Releases the slots that the store may have taken for these policies, since the outcome is unknown. Where the call was sent, the
-/// store may execute it late. No more of those are under way than there are until the breaker opens.
+/// Releases the slots that the store may have taken for these policies, since the outcome is unknown. A call that has timed out may be
+/// executed later than its release; the breaker bounds how many there are.
 #[cold]
-pub(crate) fn release_unknown(policies: &[PolicyDecision], is_sent: bool) {
+pub(crate) fn release_unknown(policies: &[PolicyDecision], has_timed_out: bool) {
     for (release, leases) in Slots::of(policies).ended() {
         receive(Lease::send(Operation::EndLease, &leases), move |response| {
             release.end(response);
-            if is_sent && response.as_ref().is_err_and(StoreError::has_no_reply) {
+            if has_timed_out && response.as_ref().is_err_and(StoreError::has_no_reply) {
                 Lease::end_later(leases);
             }
         });

@@ -1291,15 +1291,16 @@ impl Store for SilentForAWhile {
     }
 }
 
+/// A slot for an hour, and requests that are admitted while the store fails.
+fn with_a_long_lease(store: impl Store) -> Limiter {
+    let slots = Concurrency::new(1).lease(Duration::from_secs(3_600));
+    Limiter::new(store, Policy::new("jobs", slots).failure_mode(FailureMode::Open))
+}
+
 #[tokio::test(start_paused = true)]
 async fn slots_of_checks_without_a_reply_are_free_when_the_store_replies_again() {
     let store = SilentForAWhile::default();
-    let slots = Concurrency::new(1).lease(Duration::from_secs(3_600));
-    let limiter = Limiter::new(
-        store.clone(),
-        Policy::new("jobs", slots).failure_mode(FailureMode::Open),
-    );
-
+    let limiter = with_a_long_lease(store.clone());
     store.is_silent.store(true, Ordering::Relaxed);
     drop(limiter.check("a").await.expect("it is open"));
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -1313,11 +1314,7 @@ async fn slots_of_checks_without_a_reply_are_free_when_the_store_replies_again()
 #[tokio::test(start_paused = true)]
 async fn a_check_that_is_not_sent_is_released_once() {
     let store = Broken::default();
-    let slots = Concurrency::new(1).lease(Duration::from_secs(3_600));
-    let limiter = Limiter::new(
-        store.clone(),
-        Policy::new("jobs", slots).failure_mode(FailureMode::Open),
-    );
+    let limiter = with_a_long_lease(store.clone());
     drop(limiter.check("a").await.expect("it is open"));
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(store.calls(), 2);

@@ -606,15 +606,19 @@ async fn those_that_arrive_with_keys_in_two_slots_of_a_cluster_and_wait_begin_no
     assert!(banned.retry_after() > Some(30 * SECOND), "{banned:?}");
 }
 
+/// A store in memory and one in Redis.
+async fn both_stores(redis: &Redis) -> [Arc<dyn Store>; 2] {
+    [
+        Arc::new(MemoryStore::new()),
+        Arc::new(connected(patient(), &redis.url()).await),
+    ]
+}
+
 /// Equal requests are checked together.
 #[tokio::test]
 async fn those_that_wait_for_a_limit_of_their_own_hold_nothing_of_another_one() {
     let redis = Redis::start();
-    let stores: [Arc<dyn Store>; 2] = [
-        Arc::new(MemoryStore::new()),
-        Arc::new(connected(patient(), &redis.url()).await),
-    ];
-    for store in stores {
+    for store in both_stores(&redis).await {
         store.receive_wakes();
         let store = Counted::new(store);
         let of = |name, quota, seconds| {
@@ -886,11 +890,7 @@ async fn callers_that_leave_during_their_first_check_take_nothing_with_them() {
 #[tokio::test]
 async fn requests_of_other_limits_do_not_wake_each_other_without_an_end() {
     let redis = Redis::start();
-    let stores: [Arc<dyn Store>; 2] = [
-        Arc::new(MemoryStore::new()),
-        Arc::new(connected(patient(), &redis.url()).await),
-    ];
-    for store in stores {
+    for store in both_stores(&redis).await {
         // What counts the calls does not pass this on.
         store.receive_wakes();
         let store = Counted::new(store);

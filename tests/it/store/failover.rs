@@ -522,7 +522,7 @@ const MODES: [FailureMode; 4] = [
 ];
 
 #[tokio::test]
-async fn shares_of_a_limit_are_of_one_count() {
+async fn shares_of_a_limit_are_of_one_count_unless_their_rates_differ() {
     for (limit, by_shares) in [
         (Limit::from(SlidingLog::new(60, DAY)), [30, 0, 0, 0, 0]),
         // Those of a bucket have other rates, and so are other counts.
