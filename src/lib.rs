@@ -89,7 +89,9 @@
 //!
 //! [Choosing an algorithm](guide::choosing), and the [migration](guide::migration) from other libraries.
 //!
-//! [Behind proxies](guide::proxies), [Redis for limits](guide::redis), [operating](guide::operating) and
+//! [Comparison](guide::comparison) with other libraries.
+//!
+//! [Behind proxies](guide::proxies), [Redis for limits](guide::redis), [deploying](guide::deploy), [operating](guide::operating) and
 //! [metrics](guide::metrics): what to set up before production, what to watch, and what to do when something is wrong.
 //!
 //! [Clients and denials](guide::clients): which clients wait and retry, tried with curl, Python, Node, gRPC and a browser.

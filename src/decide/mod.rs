@@ -167,7 +167,7 @@ impl Decision {
     /// The time until the same request is admitted, if no other request is admitted meanwhile.
     ///
     /// `None` if the request was admitted, or if waiting does not help, since one of the policies never admits it. In a denial by
-    /// a layer it includes the [jitter](crate::RateLimitLayer::retry_jitter), as the response does.
+    /// a layer it includes the [jitter](crate::RateLimitLayer::retry_jitter), as the response does. For slots, whose end is not known, it is 1 s.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let waits = self.deniers().map(PolicyDecision::retry_after);
@@ -175,7 +175,7 @@ impl Decision {
     }
 
     /// The time until the quota is fully restored, if no further request is admitted; zero if nothing counts. If the request
-    /// has [waited](Self::delay), it is counted from its admission.
+    /// has [waited](Self::delay), it is counted from its admission. Of slots it is the rest of the leases.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.foremost().map_or(Duration::ZERO, PolicyDecision::reset_after)

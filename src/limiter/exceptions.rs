@@ -45,8 +45,8 @@ impl Limiter {
     /// # Errors
     ///
     /// If the store fails: the key is banned in this process then, for the time in which it counts by itself. And if no policy has
-    /// bans, or the [longest](crate::Ban::longest) ban of one is shorter: then no policy bans the key, and the
-    /// [kind](StoreError::kind) is [`Refused`](crate::store::ErrorKind::Refused).
+    /// bans, the [longest](crate::Ban::longest) ban of one is shorter, or the time is below a microsecond: then no policy bans the
+    /// key, and the [kind](StoreError::kind) is [`Refused`](crate::store::ErrorKind::Refused).
     ///
     /// ```
     /// use std::time::Duration;
@@ -66,6 +66,7 @@ impl Limiter {
     pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), StoreError> {
         let mut key = key.into();
         self.accept(&key, None)?;
+        require_time(length, "ban", "reset")?;
         key.bound();
         let (decision, longest) = {
             let context = self.policies.newest().context.here().clone();
@@ -134,8 +135,9 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store fails, or has no overrides; and if the limiter has no policy of this name, the policy is `Unlimited` and so has
-    /// no keys, the limit is not one that it can have, or the store has 10,000 overrides already. Then nothing is changed.
+    /// If the store fails: the change may have been made then. And, with nothing changed, if the store has no overrides, the limiter has
+    /// no policy of this name, the policy is `Unlimited` and so has no keys, the limit is not one that it can have, the time is shorter
+    /// than a microsecond, or the store has 10,000 overrides already.
     pub async fn override_limit(
         &self,
         policy: &str,
@@ -150,7 +152,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store fails, or has no overrides; and if the limiter has no policy of this name.
+    /// If the store fails: the override may have ended then. And if the store has no overrides, or the limiter no policy of this name.
     pub async fn end_override(&self, policy: &str, key: impl Into<Key>) -> Result<(), StoreError> {
         self.set_override(policy, key.into(), None).await
     }
@@ -180,8 +182,9 @@ impl Limiter {
         mut key: Key,
         limit: Option<(Limit, Duration)>,
     ) -> Result<(), StoreError> {
-        if limit.is_some() {
+        if let Some((_, lasts)) = &limit {
             self.accept(&key, Some(policy))?;
+            require_time(*lasts, "override", "end_override")?;
         }
         key.bound();
         let (overrides, counted_as) = {
@@ -206,4 +209,14 @@ impl Limiter {
             error.into()
         })
     }
+}
+
+/// What is shorter than the clock of a store would end at once, and do nothing.
+fn require_time(lasts: Duration, what: &str, end: &str) -> Result<(), StoreError> {
+    if lasts < Duration::from_micros(1) {
+        return Err(StoreError::refused(format!(
+            "this {what} lasts less than a microsecond; to end one, call `{end}`"
+        )));
+    }
+    Ok(())
 }

@@ -297,7 +297,7 @@ impl Limiter {
 
     /// Observes what each policy has charged an admitted request in the end, as
     /// [`RateLimitLayer::on_settled`](crate::RateLimitLayer::on_settled), when its [`Decision`] and its [`Receipt`](crate::Receipt)
-    /// are dropped.
+    /// are dropped. By default none is set; setting it again replaces it.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU64, Ordering};

@@ -248,6 +248,7 @@ impl<K> Policy<K> {
     }
 
     /// The longest wait of each request, in place of [one for all](Self::wait_up_to); with zero the request does not wait.
+    /// Setting it again, or `wait_up_to`, replaces it.
     ///
     /// A [`Limiter`](crate::Limiter), which has no requests, does not take such a policy: it has
     /// [`max_wait`](crate::LimiterRequest::max_wait).
@@ -322,7 +323,7 @@ impl<K> Policy<K> {
     ///
     /// Without it, a request waits for all that have arrived before it: for 40 of tenant A, where it would wait for one of these with
     /// `fair_by(key::header("tenant"))`. Requests without such a key take turns as if they had one. A
-    /// [`Limiter`](crate::Limiter) has [`LimiterRequest::fair_by`](crate::LimiterRequest::fair_by).
+    /// [`Limiter`](crate::Limiter) has [`LimiterRequest::fair_by`](crate::LimiterRequest::fair_by). By default requests wait in the order of arrival.
     ///
     /// ```
     /// use std::time::Duration;

@@ -49,7 +49,7 @@ pub struct NodeStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum NodeState {
-    /// No check has failed for 5 s.
+    /// No share of the checks fails.
     Ok,
     /// A share of the checks fails.
     Degraded,

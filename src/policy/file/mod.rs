@@ -84,13 +84,13 @@ use crate::{ConfigError, key};
 /// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; for [`unkeyed`](Self::unkeyed) |
 /// | `routes` | the [routes](#routes) that the policy is for: one, or a list; or `others` | all |
 /// | `methods` | the methods that the policy is for: one, or a list. `GET` is also for `HEAD`, and for WebSockets of HTTP/2. tonic calls a handler by every method, and axum one of `any`: leave it out there | all |
-/// | `cost` | the cost of a request | 1 |
+/// | `cost` | the cost of a request, from 1 | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
 /// | `wait` | how long a request may [wait](Policy::wait_up_to) until it fits, such as `2s` or `500ms` | it does not wait |
-/// | `max-waiting` | the most units that [wait](Policy::max_waiting) for each key | 500 |
+/// | `max-waiting` | the most units that [wait](Policy::max_waiting) for each key, from 1 | 500 |
 /// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
-/// | `enforce-share` | the [share of the keys](Policy::enforce_share) that the limit is enforced for, such as `0.1`; others are observed | 1 |
-/// | `ban` | when callers are [banned](Policy::ban) and for how long, such as `{ after = 10, within = "1h", first = "1min", longest = "1d" }`; `first` and `longest` may be left out | none |
+/// | `enforce-share` | the [share of the keys](Policy::enforce_share) that the limit is enforced for, from 0 to 1, such as `0.1`; others are observed | 1 |
+/// | `ban` | when callers are [banned](Policy::ban) and for how long, such as `{ after = 10, within = "1h", first = "1min", longest = "1d" }`; `first` and `longest` may be left out; `after` is at most 1,000,000, and `within` 1 ms to 366 days | none |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
 ///
 /// Unknown fields, and names that occur twice, are errors that show the place.
@@ -247,13 +247,14 @@ use crate::{ConfigError, key};
 ///
 /// # What a reload changes
 ///
-/// * The limit, cost, key and failure mode of each policy become those of the file. Settings in code, such as
-///   [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if) or [`failure_mode`](Policy::failure_mode), and the key of a
-///   policy without one in the file, stay and take precedence.
+/// * All that the file has about a policy becomes that of the file, from its limit and key to waits, bans and routes. Settings in code,
+///   such as [`cost_fn`](Policy::cost_fn) or [`failure_mode`](Policy::failure_mode), and the key of a policy without one in the file,
+///   stay and take precedence. [`apply_if`](Policy::apply_if) holds beside `routes` and `methods`, and of
+///   [enforced shares](Policy::enforce_share) the smaller one holds.
 /// * The requests that the file [skips and blocks](#skipped-and-blocked-requests) are skipped and blocked. Those of
 ///   [`RateLimitLayer::skip`](crate::RateLimitLayer::skip) and [`block`](crate::RateLimitLayer::block) stay.
-/// * Counts are kept, and the new numbers apply to them. With another algorithm or window, or another
-///   rate of a bucket, [counts start at zero](crate::limit#when-a-limit-changes).
+/// * Counts are kept, and the new numbers apply to them. With another algorithm, window, precision or prefetch of a log, rate of a
+///   bucket, or time zone, [counts start at zero](crate::limit#when-a-limit-changes).
 /// * A file that cannot be read or has a wrong line changes nothing.
 /// * Nor does a file that contradicts the settings in code of a layer or limiter in use, such as a limit of
 ///   [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). The error names the setting.
@@ -285,14 +286,14 @@ impl From<Config> for Policies {
 
 /// Accessors.
 impl Policies {
-    /// The policy of this name, for a layer. Its limit, cost, key and failure mode follow the file; [`Policy::limit`] returns the
+    /// The policy of this name, for a layer. All that the file has about it follows the file; [`Policy::limit`] returns the
     /// limit at the time of this call. Get all policies when the program starts, so that it does not start with a name
     /// that is missing. Settings in code may contradict the limit of the file, such as [`refund_if`](Policy::refund_if) and
     /// `concurrency 3`: [`RateLimitLayer::try_new`](crate::RateLimitLayer::try_new) returns an error then, and does not panic.
     ///
     /// # Errors
     ///
-    /// If there is no such policy, or it has no key.
+    /// If there is no such policy, or it has no key, or one of an extension that is not [registered](Self::with_extension).
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
         let mut state = self.file.state();
         state.config.require(name)?;

@@ -170,7 +170,7 @@ impl Policies {
     /// longer. A writer that pauses for longer writes another file, and renames it to this one.
     ///
     /// A path that is not a regular file, such as a FIFO, is not read, and is a fault too; it is followed again when it is a
-    /// regular file.
+    /// regular file. So is a reading that does not end within 10 s.
     ///
     /// The task ends when no policy, layer or limiter of these is left, or when another call has begun one. If it ends before, since
     /// its runtime shuts down, a warning is logged, and it is the fault.

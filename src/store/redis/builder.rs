@@ -249,7 +249,7 @@ impl RedisStoreBuilder {
     ///
     /// It is a keyed hash of 128 bits: without the secret, the caller of a key cannot be found by trying addresses. The secret
     /// has at least 16 bytes from a random source. The default is to store readable
-    /// keys.
+    /// keys. With another secret each key is another one: its count, bans and override are lost.
     ///
     /// ```
     /// use tower_quota::RedisStore;

@@ -64,6 +64,25 @@ async fn an_override_ends_at_its_time() {
     assert_eq!(mails.overrides(), []);
 }
 
+#[tokio::test]
+async fn a_ban_or_an_override_that_lasts_no_microsecond_is_refused() {
+    let policy = Policy::new("mails", log_of(5)).ban(Ban::by_hand());
+    let mails = Limiter::new(MemoryStore::new(), policy);
+    for shortest in [Duration::ZERO, Duration::from_nanos(999)] {
+        let error = mails.ban("a", shortest).await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "this ban lasts less than a microsecond; to end one, call `reset`"
+        );
+        let error = mails
+            .override_limit("mails", "a", log_of(9), shortest)
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert!(error.to_string().contains("call `end_override`"), "{error}");
+    }
+}
+
 async fn an_override_lasts_31_years_at_most(mails: &Limiter) {
     let set = mails.override_limit("mails", "a", log_of(9), Duration::MAX).await;
     set.expect("it is valid");
