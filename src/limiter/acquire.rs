@@ -50,6 +50,10 @@ impl Limiter {
     /// # Errors
     ///
     /// If a limit denies it, or the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with timers, if it has to wait.
     pub async fn acquire(&self, key: impl Into<Key>) -> Result<Decision, AcquireError> {
         self.request(key).acquire().await
     }
@@ -103,6 +107,10 @@ impl LimiterRequest<'_> {
     /// # Errors
     ///
     /// If a limit denies it, and as [`check`](Self::check).
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with timers, if it has to wait.
     pub async fn acquire(self) -> Result<Decision, AcquireError> {
         let decision = self.perform(Operation::Wait).await?;
         let is_line_full = decision

@@ -267,8 +267,8 @@ use crate::{ConfigError, key};
 ///
 /// # Cost
 ///
-/// A request reads a pointer with `arc-swap`: some nanoseconds, without a lock, which only one that waits takes. A reload builds what each layer and limiter
-/// decides by, and then replaces all of it, so no request waits for it.
+/// A request reads a pointer with `arc-swap`: some nanoseconds, without a lock. A reload builds what each layer and limiter decides by, and
+/// then replaces all of it; only requests that wait, and refunds and settlements, take a lock, until it has ended.
 #[derive(Clone, Deserialize)]
 #[serde(from = "Config")]
 #[must_use]

@@ -137,6 +137,9 @@ const QUIET: Duration = Duration::from_secs(1);
 /// The time after which a reading is reported that does not end, such as one on a network that fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// After so many readings in a row that differ, a file is taken never to be left alone.
+const UNSETTLED: u32 = 10;
+
 /// Reloads.
 impl Policies {
     /// Reads the file again. See [above](Self#what-a-reload-changes) for what that changes.
@@ -170,7 +173,8 @@ impl Policies {
     /// longer. A writer that pauses for longer writes another file, and renames it to this one.
     ///
     /// A path that is not a regular file, such as a FIFO, is not read, and is a fault too; it is followed again when it is a
-    /// regular file. So is a reading that does not end within 10 s.
+    /// regular file. So are a reading that does not end within 10 s, and a file that
+    /// differs in 10 readings in a row.
     ///
     /// The task ends when no policy, layer or limiter of these is left, or when another call has begun one. If it ends before, since
     /// its runtime shuts down, a warning is logged, and it is the fault.
@@ -330,6 +334,8 @@ fn read_stamped(path: &Path) -> Reading {
 struct Changes {
     /// The last reading, and when the first one of the same ended.
     last: Option<(Reading, Instant)>,
+    /// How many readings in a row have differed from the one before.
+    differing: u32,
     /// The content that could not be applied, and how many loads there had been then.
     refused: Option<(Content, u64)>,
 }
@@ -347,12 +353,19 @@ impl Changes {
             }
         });
         if is_in_force {
-            self.refused = None;
+            *self = Self::default();
             return;
         }
         // Another load since then has cleared the fault.
         let is_refused = matches!(&self.refused, Some((refused, at)) if refused == content && *at == loads);
         let same = last.filter(|(last, _)| *last == reading);
+        self.differing = if same.is_some() { 0 } else { self.differing + 1 };
+        if self.differing == UNSETTLED {
+            let error = "the file changes from each reading to the next";
+            log_refused(error);
+            let _ = policies.file.note_outcome::<&str>(Err(error));
+            self.refused = None;
+        }
         let since = same.map_or_else(Instant::now, |(_, since)| since);
         if began.saturating_duration_since(since) >= QUIET && !is_refused {
             match policies.load(content.clone().map_err(ConfigError::new), loads) {

@@ -1093,6 +1093,24 @@ async fn a_file_is_not_applied_while_the_same_part_of_it_is_written_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_file_that_never_settles_is_a_fault_until_it_does() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    policies.reload_on_change(INTERVAL).unwrap();
+    let app = app(RateLimitLayer::new(MemoryStore::new(), policies.get("api").unwrap()));
+    let log = Log::capture();
+    let warnings = || log.text().matches("the file changes from each reading to the next").count();
+    for written in 0..12 {
+        file.write(&api(&format!("sliding-log {}/min", 10 + written)));
+        tokio::time::sleep(INTERVAL).await;
+        assert_eq!(policies.fault().is_some(), warnings() == 1);
+    }
+    assert_eq!((quota(&app).await.as_str(), warnings()), ("3", 1));
+    readings(2).await;
+    assert_eq!((quota(&app).await.as_str(), policies.fault()), ("21", None));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_fifo_is_reported_and_the_file_is_followed_again_in_its_place() {
     let file = File::new(&api("sliding-log 3/min"));
     let policies = file.watch();
