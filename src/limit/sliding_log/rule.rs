@@ -55,6 +55,10 @@ impl Log {
         let removed = expired.min(self.budget - 2);
         self.budget -= removed;
         let weight: u64 = self.entries.drain(..removed).map(|entry| entry.weight).sum();
+        // A key in use does not keep the memory of its largest burst.
+        if self.entries.capacity() > 4 * self.entries.len() + 64 {
+            self.entries.shrink_to(2 * self.entries.len());
+        }
         self.skipped = 0;
         self.total = match self.is_weighted {
             true => self.total.saturating_sub(weight),
@@ -221,7 +225,7 @@ impl Rule for SlidingLog {
         }
     }
 
-    fn give_back(&self, log: &mut Log, now: u64, at: u64, weight: u64) -> bool {
+    fn give_back(&self, log: &mut Log, now: u64, at: u64, weight: u64, _: u64) -> bool {
         let expired = now.checked_sub(self.window_us());
         let counts = expired.is_none_or(|expired| at > expired);
         let step = self.step();

@@ -46,19 +46,18 @@ pub use self::clock::ManualClock;
 /// new keys are added, without a thread. If the store is full, a new key evicts another one:
 ///
 /// 1. an expired key;
-/// 2. a key of the same policy that does not deny now, the one that expires first;
-/// 3. a key of another policy that does not deny now, of the policy with the most keys;
-/// 4. if all keys deny now, one of the same policy, the one whose denial lasts longest; then one of another policy.
+/// 2. of the keys that do not deny now, as long as these are more than an eighth of the capacity, the one that expires first: one of the
+///    same policy, if that has more than an eighth, and else of the policy with the most of them;
+/// 3. of the keys that deny now, the one whose denial ends first, of the policy with the most of them;
+/// 4. if nothing else is there, a ban or slots, in the same order.
 ///
-/// A key denies now if a check is denied that costs as much as the last charge. A key of [`Concurrency`](crate::Concurrency)
-/// counts as one that denies while a slot of it is held, so that no flood of other keys frees slots. A policy with less than a 64th
-/// of the capacity keeps its keys while another policy has more: 2 to 4 apply to the other ones first.
+/// A key denies now if a check is denied that costs as much as the last charge. So does a [ban](crate::Policy::ban) in force; the denials
+/// before it and the length of the next one are evicted as counts are. A key of [`Concurrency`](crate::Concurrency) counts as one that
+/// denies while a slot of it is held.
 ///
-/// So under a flood of made-up keys, such as paths, a limit that is used up stays so unless all keys deny. The flood evicts the
-/// keys of its own policy; if its keys deny at once, as with a limit of 1, it also evicts those of other policies that do not
-/// deny. A store of its own keeps a policy free of evictions by others.
-///
-/// A [ban](crate::Policy::ban) in force denies; the denials before it and the length of the next one are evicted as counts are.
+/// So under a flood of made-up keys, such as paths, a limit that is used up stays so unless seven eighths of the keys deny, and new
+/// keys are limited while a policy has no more of them than a sixteenth of the capacity. A policy with fewer keys than the one of the flood
+/// keeps them. A store of its own keeps a policy free of evictions by others.
 ///
 /// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
 /// one is logged as a warning.
@@ -73,6 +72,9 @@ pub use self::clock::ManualClock;
 /// paused runtime moves it with [`advance`](https://docs.rs/tokio/latest/tokio/time/fn.advance.html).
 /// [`MemoryStoreBuilder::manual_clock`] sets one that a test advances, without the feature `test-util` of tokio, and
 /// [`MemoryStoreBuilder::clock`] any other one.
+///
+/// It begins with the time of the system, and stands still while the machine sleeps. Where [calendars](crate::FixedWindow#calendar) and
+/// aligned windows are to follow the system through that, give the store its time: `.clock(|| UNIX_EPOCH.elapsed().unwrap_or_default())`.
 #[derive(Clone)]
 #[must_use]
 pub struct MemoryStore {

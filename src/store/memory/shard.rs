@@ -75,10 +75,10 @@ struct Queues {
     /// The hash of its name.
     policy: u64,
     keys: usize,
-    /// By the time of expiry. Some of these keys may deny by now.
+    /// By the time of expiry. Some of these keys may deny by now, and some of the places may be invalid.
     free: BinaryHeap<Reverse<Place>>,
-    /// By the end of the denial.
-    denying: BTreeSet<Place>,
+    /// By the end of the denial: counts, and what is [held](Count::is_held).
+    denying: [BTreeSet<Place>; 2],
 }
 
 /// A time, and the serial and the hash of the key.
@@ -99,6 +99,8 @@ pub(super) struct Count {
     shape: Shape,
     /// Identifies the valid place in the queues.
     serial: u64,
+    /// The end of the denial by which it has its place; zero if it has one by its expiry.
+    listed_until: u64,
     pub(super) state: State,
     expires_at: u64,
     /// The time until which a check of the last cost is denied, or slots are held.
@@ -125,16 +127,27 @@ impl Count {
         }
         self.expires_at < expired_at || (self.denies_until < denied_until && denied_until > now)
     }
+
+    /// Whether it is a ban, or has slots.
+    fn is_held(&self) -> bool {
+        matches!(self.state, State::Banned(_) | State::Leases(_))
+    }
+
+    /// Its place while it denies.
+    fn denial(&self, hash: u64) -> Place {
+        Place(self.listed_until, self.serial, hash)
+    }
 }
 
 /// Up to this number of keys, expired ones are not removed.
 const FEW: usize = 16;
 
-/// The most keys whose places are corrected in one call, except for those that deny.
-const CORRECTIONS: usize = 32;
+/// The most keys whose denial is ended in one call.
+const MOST_ENDED: usize = 32;
 
-/// A policy with less than this fraction of the capacity keeps its keys while another one has more.
-const SHARE: usize = 64;
+/// This fraction of the capacity is for keys that do not deny: if those that deny could take all of it, new keys would evict each other
+/// before their limits are used up.
+const RESERVE: usize = 8;
 
 impl Shard {
     pub(super) fn new(capacity: usize) -> Self {
@@ -194,12 +207,13 @@ impl Shard {
             policy: id.charge.policy().as_bytes().into(),
             shape: id.shape,
             serial: self.serial,
+            listed_until: 0,
             state,
             expires_at,
             denies_until: kept.denies_until,
             last_cost: kept.cost,
         };
-        let entry = Entry {
+        let mut entry = Entry {
             hash: id.hash,
             count: Box::new(count),
         };
@@ -210,7 +224,7 @@ impl Shard {
         });
         let queues = &mut self.policies[position];
         queues.keys += 1;
-        queues.enlist(&entry, now);
+        queues.enlist(&mut entry, now);
         self.counts.insert_unique(id.hash, entry, |entry| entry.hash);
         evicted
     }
@@ -220,9 +234,10 @@ impl Shard {
         let Ok(entry) = self.counts.find_entry(id.hash, |entry| id.is_of(entry)) else {
             return;
         };
-        entry.remove();
+        let (Entry { count, hash }, _) = entry.remove();
         if let Some(queues) = self.queues(id) {
             queues.keys -= 1;
+            queues.denying[usize::from(count.is_held())].remove(&count.denial(hash));
         }
         self.compact(id);
     }
@@ -233,9 +248,11 @@ impl Shard {
         self.serial += 1;
         let serial = self.serial;
         let Some(count) = self.find(id) else { return };
-        count.serial = serial;
+        let (denial, held) = (count.denial(id.hash), usize::from(count.is_held()));
+        (count.serial, count.listed_until) = (serial, 0);
         let place = Place(count.expires_at, serial, id.hash);
         if let Some(queues) = self.queues(id) {
+            queues.denying[held].remove(&denial);
             queues.free.push(Reverse(place));
         }
         self.compact(id);
@@ -252,9 +269,8 @@ impl Shard {
         let Some(queues) = self.policies.iter_mut().find(|queues| queues.policy == policy) else {
             return;
         };
-        if queues.free.len() + queues.denying.len() > 2 * queues.keys + 64 {
+        if queues.free.len() > 2 * queues.keys + 64 {
             queues.free.retain(|Reverse(place)| place.find(counts).is_some());
-            queues.denying.retain(|place| place.find(counts).is_some());
         }
     }
 
@@ -269,28 +285,29 @@ impl Shard {
 
     /// Evicts a key for a new one of a policy, and returns the expiry of the evicted key.
     fn evict(&mut self, newcomer: u64, now: u64) -> Option<u64> {
-        // The policy of the new key, then the one with the most keys.
-        let share = self.capacity / SHARE;
-        let mut order: SmallVec<[usize; 8]> = (0..self.policies.len()).collect();
-        order.sort_unstable_by_key(|position| {
-            let queues = &self.policies[*position];
-            let first = queues.policy == newcomer && queues.keys >= share;
-            (!first, Reverse(queues.keys))
-        });
-        // Otherwise a flood of keys that deny would evict every key that does not deny yet.
-        let small = order.partition_point(|position| self.policies[*position].keys >= share);
-
+        let reserve = self.capacity / RESERVE;
         let (counts, policies) = (&mut self.counts, &mut self.policies);
-        let (large, small) = order.split_at(small);
-        [large, small].into_iter().find_map(|order| {
-            let free = order
-                .iter()
-                .find_map(|position| policies[*position].evict_free(counts, now));
-            free.or_else(|| {
-                order
-                    .iter()
-                    .find_map(|position| policies[*position].evict_denying(counts))
-            })
+        // Those of a flood that deny by now are none of the free ones.
+        if let Some(own) = policies.iter_mut().find(|queues| queues.policy == newcomer) {
+            own.evict_free(counts, now, &mut 0);
+        }
+        let free: usize = policies.iter().map(Queues::free_keys).sum();
+        let mut spare = free.saturating_sub(reserve);
+        while spare > 0 {
+            let is_first = |queues: &&mut Queues| queues.policy == newcomer && queues.free_keys() > reserve;
+            let first = policies.iter_mut().find(is_first);
+            let queues = match first {
+                Some(first) => first,
+                None => policies.iter_mut().max_by_key(|queues| queues.free_keys())?,
+            };
+            if let Some(evicted) = queues.evict_free(counts, now, &mut spare) {
+                return Some(evicted);
+            }
+        }
+        [0, 1].into_iter().find_map(|held| {
+            let queues = policies.iter_mut().max_by_key(|queues| queues.denying[held].len())?;
+            let place = queues.denying[held].pop_first()?;
+            queues.remove(counts, place)
         })
     }
 }
@@ -301,34 +318,42 @@ impl Queues {
             policy,
             keys: 0,
             free: BinaryHeap::new(),
-            denying: BTreeSet::new(),
+            denying: [BTreeSet::new(), BTreeSet::new()],
         }
     }
 
-    fn enlist(&mut self, entry: &Entry, now: u64) {
-        let Count {
-            serial,
-            expires_at,
-            denies_until,
-            ..
-        } = *entry.count;
-        if denies_until > now {
-            self.denying.insert(Place(denies_until, serial, entry.hash));
+    /// The number of keys that are not known to deny.
+    fn free_keys(&self) -> usize {
+        self.keys - self.denying[0].len() - self.denying[1].len()
+    }
+
+    fn enlist(&mut self, entry: &mut Entry, now: u64) {
+        let count = &mut *entry.count;
+        if count.denies_until > now {
+            count.listed_until = count.denies_until;
+            self.denying[usize::from(count.is_held())].insert(count.denial(entry.hash));
         } else {
-            self.free.push(Reverse(Place(expires_at, serial, entry.hash)));
+            count.listed_until = 0;
+            self.free
+                .push(Reverse(Place(count.expires_at, count.serial, entry.hash)));
         }
     }
 
     /// Makes keys whose denial is over evictable.
     fn end_denials(&mut self, counts: &mut HashTable<Entry>, now: u64) {
-        let mut ended = 0;
-        while ended < CORRECTIONS
-            && let Some(place) = self.denying.first().copied().filter(|Place(until, ..)| *until <= now)
-        {
-            self.denying.remove(&place);
-            if let Some(entry) = place.find(counts) {
-                ended += usize::from(entry.count.denies_until <= now);
-                self.enlist(entry, now);
+        for held in [0, 1] {
+            let mut ended = 0;
+            while ended < MOST_ENDED
+                && let Some(place) = self.denying[held]
+                    .first()
+                    .copied()
+                    .filter(|Place(until, ..)| *until <= now)
+            {
+                self.denying[held].remove(&place);
+                if let Some(entry) = place.find_mut(counts) {
+                    ended += usize::from(entry.count.denies_until <= now);
+                    self.enlist(entry, now);
+                }
             }
         }
     }
@@ -340,7 +365,7 @@ impl Queues {
                 return;
             };
             self.free.pop();
-            match place.find(counts) {
+            match place.find_mut(counts) {
                 Some(entry) if entry.count.expires_at > expired => self.enlist(entry, now),
                 Some(_) => drop(self.remove(counts, place)),
                 None => {}
@@ -348,29 +373,22 @@ impl Queues {
         }
     }
 
-    /// Evicts the key that expires first of those that do not deny, and returns its expiry.
-    fn evict_free(&mut self, counts: &mut HashTable<Entry>, now: u64) -> Option<u64> {
-        let mut corrections = 0;
-        while let Some(Reverse(place)) = self.free.pop() {
-            let Some(entry) = place.find(counts) else { continue };
-            let later = entry.count.expires_at > place.0 && corrections < CORRECTIONS;
-            if later || entry.count.denies_until > now {
-                corrections += 1;
-                self.enlist(entry, now);
-                continue;
+    /// Evicts the key that expires first of those that do not deny, and returns its expiry. Those that turn out to deny are none of the
+    /// `spare` ones; when these are gone, none is evicted.
+    fn evict_free(&mut self, counts: &mut HashTable<Entry>, now: u64, spare: &mut usize) -> Option<u64> {
+        while let Some(Reverse(place)) = self.free.peek().copied() {
+            let entry = place.find_mut(counts);
+            let is_first = |entry: &&mut Entry| entry.count.denies_until <= now && entry.count.expires_at <= place.0;
+            if *spare == 0 && entry.as_ref().is_some_and(is_first) {
+                return None;
             }
-            return self.remove(counts, place);
-        }
-        None
-    }
-
-    /// Evicts the key whose denial lasts longest, and returns its expiry. Under a flood it is one of the newest, so that earlier
-    /// denials stay.
-    fn evict_denying(&mut self, counts: &mut HashTable<Entry>) -> Option<u64> {
-        while let Some(place) = self.denying.pop_last() {
-            if let Some(expires_at) = self.remove(counts, place) {
-                return Some(expires_at);
+            self.free.pop();
+            let Some(entry) = entry else { continue };
+            if is_first(&entry) {
+                return self.remove(counts, place);
             }
+            *spare = spare.saturating_sub(usize::from(entry.count.denies_until > now));
+            self.enlist(entry, now);
         }
         None
     }
@@ -388,6 +406,11 @@ impl Place {
     fn find<'a>(&self, counts: &'a HashTable<Entry>) -> Option<&'a Entry> {
         let Self(_, serial, hash) = *self;
         counts.find(hash, |entry| entry.count.serial == serial)
+    }
+
+    fn find_mut<'a>(&self, counts: &'a mut HashTable<Entry>) -> Option<&'a mut Entry> {
+        let Self(_, serial, hash) = *self;
+        counts.find_mut(hash, |entry| entry.count.serial == serial)
     }
 }
 

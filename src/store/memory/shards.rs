@@ -280,12 +280,13 @@ impl Decisions<'_> {
         for (((id, state), kept), last_cost) in known.into_iter().chain(new) {
             self.keep(id, state, kept, last_cost.is_some());
         }
-        if let Some(stored) = &mut self.lines {
+        lines.retain(|(_, line)| !line.is_empty());
+        if let Some(stored) = self.lines.as_mut().filter(|_| !lines.is_empty()) {
             if stored.len() == stored.capacity() {
                 // Before it grows: those of keys that no request waits for anymore.
                 stored.retain(|_, line| !line.live(self.now).is_empty());
             }
-            stored.extend(lines.into_iter().filter(|(_, line)| !line.is_empty()));
+            stored.extend(lines);
         }
         let states = decided.iter().map(|decided| decided.charge_state);
         Outcome::new(judged.is_some(), states).of_units(judged.unwrap_or(0) as u32)
