@@ -82,11 +82,12 @@ local function bucket_wait_behind(charge, before, cost, since, spent)
   return since + time_of(missing - fills * quota, rate, period) + fills * time_rounded_down(quota, rate, period) - now
 end
 
--- If nothing was taken after these tokens, they are all that are missing. Else those that came since then may all have been theirs;
--- one of which a part has come is not given back, and comes when it would have come.
+-- If nothing was taken after these tokens, they are all that are missing. Else those that came since then may all have been theirs, first
+-- of what stays of them; one of which a part has come is not given back, and comes when it would have come.
 local function bucket_give_back(charge, at, cost, since, spent, last, expires)
   local rate, period = charge.x, charge.y
-  local span = at < last and math.max(0, now - at) or 0
+  local kept = time_rounded_down(math.min(charge.kept, charge.z), rate, period)
+  local span = at < last and math.max(0, now - at - kept) or 0
   local come = tokens_in(span, rate, period)
   if spent == 0 or at < since or cost <= come then
     return

@@ -7,8 +7,8 @@
 --          them (0: a number for each request follows the charges), and 1 where a request has keys in several slots; for a refund when
 --          it was admitted; for `wait` and `peek` the process, how many of its requests stand in the line and one more (0: it has
 --          just arrived), and for each of them when it has arrived and its cost; and the charges
---       charge  rule, cost, quota, x, y and z, and for a calendar five boundaries. The bans of a charge come before it, in its form,
---               with the length of a ban to begin as the cost
+--       charge  rule, cost, quota, x, y and z, for a refund what stays of the charge, and for a calendar five boundaries. The bans of
+--               a charge come before it, in its form, with the length of a ban to begin as the cost
 --       line    before a charge for which requests may wait: `line`, the longest wait, the cost that comes before it in the process beyond
 --               its place, the number of the line, the time in which the whole quota returns (0: it is not known), and 1 where the
 --               requests are the first of their process in this line, with the newest arrival in it that the process knows in
@@ -57,6 +57,10 @@ local function read_run(text)
     if rule == 'line' then
       line = { longest = cost, ahead = z == 1 and 0 or quota, known = quota, number = x, cycle = y, leads = z == 1, waits = z > 0 }
     else
+      local kept
+      if run.operation == 'refund' then
+        kept, position = unpack_numbers('<d', text, position)
+      end
       if rule == 'fixed' and x == 0 then
         -- The window of the calendar is one of three around the time that the caller guessed.
         local boundaries = { unpack_numbers('<ddddd', text, position) }
@@ -67,7 +71,7 @@ local function read_run(text)
           end
         end
       end
-      local charge = { rule = rules[rule], cost = cost, quota = quota, x = x, y = y, z = z, next_closes = next_closes }
+      local charge = { rule = rules[rule], cost = cost, quota = quota, x = x, y = y, z = z, kept = kept, next_closes = next_closes }
       if rule == 'ban' then
         bans = charge
       else

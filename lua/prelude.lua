@@ -13,7 +13,8 @@
 --                                     counts. The state is no longer that of the key
 --   wait(charge, cost, ...)           returns the time until a cost fits that does not fit now, if nothing else is added, at least 1;
 --                                     without a cost 0; and the time until nothing counts. It is called last, or never
---   give_back(charge, at, cost, ...)  takes back what was added at that time, as far as it still counts
+--   give_back(charge, at, cost, ...)  takes back what was added at that time, as far as it still counts;
+--                                     `charge.kept` was added with it and stays
 --
 -- For the line some have `wait_behind(charge, before, cost, ...)`, the time until a cost fits behind what is before it, or less.
 --

@@ -278,13 +278,13 @@ impl Settlement {
         let counts = actual.min(counted) + actual.saturating_sub(cost);
         match counted.checked_sub(counts) {
             Some(0) => {}
-            Some(refund) => self.push(policy, policy.refund(), refund),
-            None => self.push(policy, Operation::Charge, counts - counted),
+            Some(refund) => self.push(policy, policy.refund(), refund, counts),
+            None => self.push(policy, Operation::Charge, counts - counted, 0),
         }
     }
 
-    fn push(&mut self, policy: &PolicyDecision, operation: Operation, cost: u64) {
-        let mut charge = policy.counted().after_check(cost);
+    fn push(&mut self, policy: &PolicyDecision, operation: Operation, cost: u64, kept: u64) {
+        let mut charge = policy.counted().after_check(cost).keeping(kept);
         if policy.local.is_none() {
             charge.limit = newest_limit(policy);
         }

@@ -367,7 +367,7 @@ impl Rule for Concurrency {
         newest.map_or(0, |(expires_at, _)| expires_at.saturating_sub(now).min(MOST_AHEAD_US))
     }
 
-    fn give_back(&self, _: &mut Leases, _: u64, _: u64, _: u64) -> bool {
+    fn give_back(&self, _: &mut Leases, _: u64, _: u64, _: u64, _: u64) -> bool {
         false
     }
 

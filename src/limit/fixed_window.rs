@@ -323,7 +323,7 @@ impl Rule for FixedWindow {
         }
     }
 
-    fn give_back(&self, window: &mut Window, _: u64, at: u64, weight: u64) -> bool {
+    fn give_back(&self, window: &mut Window, _: u64, at: u64, weight: u64, _: u64) -> bool {
         let counts = window.used > 0 && (window.start..window.finish).contains(&at);
         if counts {
             window.used = window.used.saturating_sub(weight);

@@ -29,8 +29,9 @@ pub(crate) trait Rule {
     /// Adds the weight of so many requests, whether it fits or not.
     fn add(&self, state: &mut Self::State, now: u64, weight: u64, count: u64);
 
-    /// Takes back weight that was added at the time `at`, as far as it still counts. Returns whether the state changed.
-    fn give_back(&self, state: &mut Self::State, now: u64, at: u64, weight: u64) -> bool;
+    /// Takes back weight that was added at the time `at`, as far as it still counts, beside `kept`, which was added with it and stays.
+    /// Returns whether the state changed.
+    fn give_back(&self, state: &mut Self::State, now: u64, at: u64, weight: u64, kept: u64) -> bool;
 
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
     fn wait(&self, state: &Self::State, now: u64, cost: u64) -> u64;
@@ -63,7 +64,7 @@ pub(crate) trait Rule {
                 self.add(state, now, cost.saturating_mul(count), count);
                 true
             }
-            Change::GiveBack { at } => self.give_back(state, now, at, cost),
+            Change::GiveBack { at, kept } => self.give_back(state, now, at, cost, kept),
         }
     }
 }
@@ -79,6 +80,7 @@ pub(crate) enum Change {
     /// Takes back what was added at that time, or ends the lease.
     GiveBack {
         at: u64,
+        kept: u64,
     },
     /// Renews a lease, or adds it again.
     Renew,

@@ -204,7 +204,7 @@ impl Rule for SlidingCounter {
         at.saturating_sub(now)
     }
 
-    fn give_back(&self, counter: &mut Counter, _: u64, at: u64, weight: u64) -> bool {
+    fn give_back(&self, counter: &mut Counter, _: u64, at: u64, weight: u64, _: u64) -> bool {
         if counter.current + counter.previous == 0 {
             return false;
         }

@@ -68,8 +68,9 @@ use crate::ConfigError;
 ///
 /// A refund returns the tokens of a charge that the rate has not returned yet. For the last charge of a bucket their number is
 /// exact. For an earlier charge, all tokens that came since then are taken for those of that charge: of 5 tokens that were taken
-/// 4 seconds ago, at one token a second, a refund returns 1. So after a refund the bucket has at most as many tokens as if the
-/// request had not been charged, and may have fewer.
+/// 4 seconds ago, at one token a second, a refund returns 1. A [settlement](crate::Receipt::settle) of these at 3 returns 1 too, since
+/// the tokens that came are first those that stay charged. So the bucket has at most as many tokens as if the actual cost had been
+/// charged, and may have fewer.
 ///
 /// # When the clock of Redis is set back
 ///
@@ -346,11 +347,12 @@ impl Rule for TokenBucket {
         }
     }
 
-    fn give_back(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
+    fn give_back(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64, kept: u64) -> bool {
         // After the last charge, all missing tokens are those of the charge. After an earlier one, those that came since then may
-        // all be those of the charge.
+        // all be those of the charge, first of what stays of it.
         let is_last = at >= bucket.at;
-        let passed = if is_last { 0 } else { now.saturating_sub(at) };
+        let since_kept = at.saturating_add(self.time_rounded_down(kept.min(self.cap)));
+        let passed = if is_last { 0 } else { now.saturating_sub(since_kept) };
         // The rate has returned all tokens that were taken before the bucket was last full.
         let counts = bucket.spent > 0 && at >= bucket.since && !self.come(weight, passed);
         if !counts {

@@ -163,6 +163,8 @@ pub struct Charge {
     /// Of the policy and the key.
     pub(crate) hash: u64,
     pub(crate) cost: u64,
+    /// What stays of the charge that a refund of the cost is a part of.
+    pub(crate) kept: u64,
     pub(crate) ban: Option<Arc<Ban>>,
     pub(crate) line: Option<Box<ChargeLine>>,
     pub(crate) lease: Option<LeaseId>,
@@ -190,6 +192,7 @@ impl Charge {
             limit,
             key,
             cost,
+            kept: 0,
             ban: None,
             line: None,
             lease: None,
@@ -226,6 +229,13 @@ impl Charge {
     pub fn lease(self, lease: impl Into<Option<LeaseId>>) -> Self {
         let lease = lease.into();
         Self { lease, ..self }
+    }
+
+    /// The same charge, for a refund of a part of what was charged: so much of it stays.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn keeping(self, kept: u64) -> Self {
+        Self { kept, ..self }
     }
 
     /// The same charge at another cost, for an operation that follows its check.

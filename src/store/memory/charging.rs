@@ -224,7 +224,8 @@ impl<'a> Advanced<'a> {
             Change::Add { count: admitted }
         } else if let Operation::Refund { admitted_at } = operation {
             let at = admitted_at.as_micros() as u64;
-            Change::GiveBack { at }
+            let kept = self.charge.kept;
+            Change::GiveBack { at, kept }
         } else if operation == Operation::RenewLease && !self.lacks() {
             Change::Renew
         } else if operation == Operation::EndLease {

@@ -231,7 +231,7 @@ fn same_times(run: &[MergedRequest<'_>]) -> u64 {
     }
 }
 
-/// The rule, the cost, the quota and the parameters of the algorithm; or the same of bans, whose cost is their length.
+/// The rule, the cost, the quota and the parameters of the algorithm, and of a refund what stays of the charge; or the same of bans, whose cost is their length.
 fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
     match entry {
         Entry::Count(charge) => {
@@ -246,6 +246,9 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
             write_word(buffer, rule_name(limit));
             write_numbers(buffer, [charge.cost(), limit.quota()]);
             write_numbers(buffer, parameters(limit, charge.lease));
+            if let Operation::Refund { .. } = operation {
+                write_numbers(buffer, [charge.kept]);
+            }
         }
         Entry::Bans(_, ban) => {
             let length = if let Operation::Ban { length } = operation {
@@ -290,7 +293,8 @@ fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
         // Each charge of slots has an id of its own.
         let is_held = one.limit().is_held();
         let bans = one.ban_for(a.operation) == other.ban_for(a.operation);
-        one.cost() == other.cost() && one.limit() == other.limit() && bans && one.line == other.line && !is_held
+        let numbers = one.cost() == other.cost() && one.kept == other.kept;
+        numbers && one.limit() == other.limit() && bans && one.line == other.line && !is_held
     };
     let is_same = a.operation == b.operation && a.waiting.is_none() && b.waiting.is_none();
     is_same && a.charge_count() == b.charge_count() && a.charges().zip(b.charges()).all(same)

@@ -31,6 +31,7 @@ each_store! {
     a_refund_reads_fewer_than_1000_entries
     a_refund_finds_its_entry_where_more_have_expired_than_one_call_removes
     a_bucket_at_its_largest_debt_settles_what_has_come
+    the_tokens_that_come_after_a_charge_of_a_bucket_are_first_those_that_stay_charged
     a_window_at_its_largest_debt_counts_no_more
     a_counter_at_its_largest_count_counts_no_more
     a_peek_changes_nothing
@@ -263,6 +264,30 @@ async fn a_bucket_at_its_largest_debt_settles_what_has_come(bench: Bench) {
         charged.abs_diff(due) <= Duration::from_micros(1),
         "{charged:?} instead of {due:?}"
     );
+}
+
+async fn the_tokens_that_come_after_a_charge_of_a_bucket_are_first_those_that_stay_charged(bench: Bench) {
+    let limit = TokenBucket::per_minute(60_000).into();
+    // Of a charge of 4,000 before another one, this part stays, and so much has come; so much is returned of the rest.
+    for (kept, come, returned) in [
+        (2_500, 2_000, 1_500),
+        (2_500, 3_000, 1_000),
+        (0, 3_000, 1_000),
+        (2_500, 5_000, 0),
+    ] {
+        let bench = bench.with_a_fresh_key();
+        let admitted_at = bench.now();
+        bench.check(&limit, 4_000).await;
+        bench.advance(MILLISECOND).await;
+        bench.check(&limit, 4_000).await;
+        bench.advance((come - 1) * MILLISECOND).await;
+        let refunded = bench.refund_beside(kept, &limit, 4_000 - kept, admitted_at).await;
+        assert_eq!(
+            remaining(&refunded),
+            52_000 + u64::from(come) + returned,
+            "{kept}, {come}"
+        );
+    }
 }
 
 async fn a_window_at_its_largest_debt_counts_no_more(bench: Bench) {

@@ -106,6 +106,7 @@ impl Planned {
     /// A charge of this lease, if its limit has leases.
     fn charge_of(&self, lease: Taken<'_>, ban: Option<&Ban>, keys: &[Key]) -> Charge {
         let charge = Charge::new(NAMES[lease.policy], lease.limit, &keys[lease.key], lease.cost).ban(ban);
+        let charge = charge.keeping([0, 1, 3, u64::MAX][self.admission % 4]);
         // Checks with ids of their own are not merged, and requests that differ in more than their keys are sent apart.
         match lease.limit {
             Limit::Concurrency(_) => charge.lease(lease.id),

@@ -195,7 +195,9 @@ impl Case {
             {
                 let (_, cost) = &mut model.0[position];
                 if actual < *cost {
-                    self.bench.refund(&limit, *cost - actual, admitted_at).await;
+                    self.bench
+                        .refund_beside(actual, &limit, *cost - actual, admitted_at)
+                        .await;
                     *cost = actual;
                 } else if actual > *cost {
                     self.bench.charge(&limit, actual - *cost).await;

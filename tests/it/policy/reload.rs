@@ -1099,7 +1099,11 @@ async fn a_file_that_never_settles_is_a_fault_until_it_does() {
     policies.reload_on_change(INTERVAL).unwrap();
     let app = app(RateLimitLayer::new(MemoryStore::new(), policies.get("api").unwrap()));
     let log = Log::capture();
-    let warnings = || log.text().matches("the file changes from each reading to the next").count();
+    let warnings = || {
+        log.text()
+            .matches("the file changes from each reading to the next")
+            .count()
+    };
     for written in 0..12 {
         file.write(&api(&format!("sliding-log {}/min", 10 + written)));
         tokio::time::sleep(INTERVAL).await;

@@ -110,7 +110,9 @@ async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Reque
             // No process, and no place in a line.
             run += " 0 0";
         }
-        run + &format!(" {algorithm} {cost} {numbers}").repeat(charges)
+        // Nothing stays of what is refunded.
+        let kept = if *operation == "refund" { " 0" } else { "" };
+        run + &format!(" {algorithm} {cost} {numbers}{kept}").repeat(charges)
     });
     let arguments = std::iter::once(ANY_TIME.to_owned()).chain(arguments);
     let reply = eval(redis, driver(), &keys, &arguments.collect::<Vec<_>>()).await;

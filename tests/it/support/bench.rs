@@ -191,8 +191,16 @@ impl Bench {
 
     /// Gives back what was counted at that time of the clock.
     pub(crate) async fn refund(&self, limit: &Limit, cost: u64, admitted_at: u64) -> Outcome {
+        self.refund_beside(0, limit, cost, admitted_at).await
+    }
+
+    /// Refunds a part of a charge, of which so much stays.
+    pub(crate) async fn refund_beside(&self, kept: u64, limit: &Limit, cost: u64, admitted_at: u64) -> Outcome {
         let admitted_at = Duration::from_micros(admitted_at);
-        decide(&self.store, Operation::Refund { admitted_at }, limit, &self.key, cost).await
+        let charge = Charge::new("test", limit, &Key::from(&*self.key), cost).keeping(kept);
+        let request = StoreRequest::new(Operation::Refund { admitted_at }, [&charge]);
+        let response = self.store.decide(&[request]).await.expect("the store replies");
+        response.outcomes()[0].clone()
     }
 
     pub(crate) async fn reset(&self, limit: &Limit) -> Outcome {

@@ -137,7 +137,7 @@ fn parse_checks(rule: &str, runs: &[Bytes], now: u64) -> Vec<ParsedRequest> {
         let (mut argument, mut callers, mut charges) = (Reader(&run[0]), 0, Vec::new());
         while !argument.0.is_empty() {
             callers = argument.number();
-            charges.push(parse_charge(rule, &mut argument, now));
+            charges.push(parse_charge(rule, &mut argument, Operation::Check, now));
         }
         let mut layout = run.get(1).map(|layout| Reader(layout));
         let count = layout.as_mut().map_or(1, |layout| layout.numbers::<2>()[0]);
@@ -180,7 +180,7 @@ fn parse_requests(runs: &[Bytes], now: u64) -> Vec<ParsedRequest> {
             _ => None,
         };
         let mut ban = None;
-        let charges = (0..size).filter_map(|_| charge(&mut run, &mut ban, now));
+        let charges = (0..size).filter_map(|_| charge(&mut run, &mut ban, operation, now));
         let charges: Vec<_> = charges.collect();
         for _ in 0..count {
             requests.push(ParsedRequest {
@@ -205,7 +205,7 @@ fn read_waiting(run: &mut Reader<'_>) -> Option<Vec<Arrival>> {
 }
 
 /// The next charge; `None` for its bans, which come before it.
-fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, now: u64) -> Option<ParsedCharge> {
+fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, operation: Operation, now: u64) -> Option<ParsedCharge> {
     let (mut algorithm, mut line) = (run.word(), None);
     if algorithm == "line" {
         let (longest_us, ahead) = (run.number(), run.double() as i64);
@@ -226,7 +226,7 @@ fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, now: u64) -> Option<Pars
         *bans = Some(ban.first(window(first)).longest(window(longest)));
         return None;
     }
-    let charge = parse_charge(&algorithm, run, now);
+    let charge = parse_charge(&algorithm, run, operation, now);
     Some(ParsedCharge {
         ban: bans.take(),
         line,
@@ -235,11 +235,15 @@ fn charge(run: &mut Reader<'_>, bans: &mut Option<Ban>, now: u64) -> Option<Pars
 }
 
 /// The cost, the quota and the numbers of a charge of this rule.
-fn parse_charge(rule: &str, run: &mut Reader<'_>, now: u64) -> ParsedCharge {
+fn parse_charge(rule: &str, run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge {
     let [cost, quota] = run.numbers();
+    let parameters = run.numbers();
+    if let Operation::Refund { .. } = operation {
+        let _kept = run.number();
+    }
     let window = Duration::from_micros;
     let mut lease = None;
-    let limit: Limit = match (rule, run.numbers()) {
+    let limit: Limit = match (rule, parameters) {
         ("log", [span, 0, 0]) => SlidingLog::new(quota, window(span)).into(),
         ("precise", [span, grain, 0]) => {
             let log = SlidingLog::new(quota, window(span));
