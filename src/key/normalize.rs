@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 pub(crate) type PathBytes = SmallVec<[u8; 64]>;
 
 /// The path of a request, with the prefix of a nested router.
-pub(super) fn whole_path(parts: &Parts) -> &str {
+pub(crate) fn whole_path(parts: &Parts) -> &str {
     let path = parts.uri.path();
     #[cfg(feature = "axum")]
     if let Some(::axum::extract::OriginalUri(original)) = parts.extensions.get() {
@@ -30,57 +30,41 @@ pub(crate) enum Form {
     /// With its escapes decoded once, except for `%2F`.
     Decoded,
     /// As [`normalized`] returns it.
-    Normalized,
+    Normalized(Reading),
 }
 
-/// The spellings of the path of a request.
-pub(crate) struct Spellings<'a> {
-    written: &'a [u8],
-    others: SmallVec<[(Form, PathBytes); 3]>,
-}
-
-impl<'a> Spellings<'a> {
-    pub(crate) fn of(parts: &'a Parts) -> Self {
-        Self::of_path(whole_path(parts))
+/// Whether one of the spellings of a path is such. If there are too many to look at, one is taken to be.
+pub(crate) fn any_spelling(path: &str, mut is_such: impl FnMut(Form, &[u8]) -> bool) -> bool {
+    let written = path.as_bytes();
+    if is_such(Form::Written, written) {
+        return true;
+    }
+    if is_normal(written) {
+        // It is the same in all spellings; a template may not be.
+        return is_such(Form::Normalized(Reading::LENIENT), written);
+    }
+    if is_such(Form::Trimmed, trimmed(written)) || is_such(Form::Decoded, &decoded(path)) {
+        return true;
     }
 
-    pub(crate) fn of_path(path: &'a str) -> Self {
-        let mut spellings = Self {
-            written: path.as_bytes(),
-            others: SmallVec::new(),
-        };
-        if !is_normal(path.as_bytes()) {
-            let decoded = decoded(path);
-            let normal = [Segments::Merged, Segments::Resolved].map(|first| normalized(&decoded, first));
-            spellings.others.push((Form::Decoded, decoded));
-            let [merged, resolved] = normal;
-            if merged != resolved {
-                spellings.others.push((Form::Normalized, resolved));
-            }
-            spellings.others.push((Form::Normalized, merged));
+    let ambiguities = Reading::ambiguities(path);
+    let readings = 1 << ambiguities.count_ones();
+    if readings > 2 && readings * path.len() > LONGEST_READINGS {
+        return true;
+    }
+    Reading::all(ambiguities).any(|reading| {
+        let read = reading.read(path);
+        let mut is_such = |path: &[u8]| is_such(Form::Normalized(reading), path);
+        if !has_odd_segment(&read) {
+            return is_such(&finished(read));
         }
-        spellings
-    }
-
-    pub(crate) fn written(&self) -> &'a [u8] {
-        self.written
-    }
-
-    pub(crate) fn normalized(&self) -> &[u8] {
-        self.others.last().map_or(self.written, |(_, path)| path)
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Form, &[u8])> {
-        // A path in normal form is the same in all spellings; a template may not be.
-        let normal = self.others.is_empty().then_some((Form::Normalized, self.written));
-        let trimmed = (!self.others.is_empty()).then(|| (Form::Trimmed, trimmed(self.written)));
-        let others = self.others.iter().map(|(form, path)| (*form, &path[..]));
-        std::iter::once((Form::Written, self.written))
-            .chain(trimmed)
-            .chain(others)
-            .chain(normal)
-    }
+        let (resolved, merged) = (resolved_first(&read), merged_first(read));
+        resolved != merged && is_such(&resolved) || is_such(&merged)
+    })
 }
+
+/// The most bytes of a path in more than two readings, which take about 0.1 ms.
+const LONGEST_READINGS: usize = 32 * 1_024;
 
 /// The path without trailing slashes, and with one leading slash, as of `NormalizePathLayer`.
 pub(crate) fn trimmed(path: &[u8]) -> &[u8] {
@@ -94,51 +78,120 @@ pub(crate) fn trimmed(path: &[u8]) -> &[u8] {
 /// Whether all spellings of a path are this one.
 fn is_normal(path: &[u8]) -> bool {
     let is_plain = |byte: &u8| !byte.is_ascii_uppercase() && !matches!(byte, b'%' | b';' | b'\\');
-    let has_odd_segment = || path.windows(2).any(|pair| pair == b"//" || pair == b"/.");
     let ends_in_slash = path.len() > 1 && path.ends_with(b"/");
-    path.starts_with(b"/") && !ends_in_slash && path.iter().all(is_plain) && !has_odd_segment()
+    path.starts_with(b"/") && !ends_in_slash && path.iter().all(is_plain) && !has_odd_segment(path)
 }
 
-/// What is done first with the segments of a path. Services differ in it: `/a//../b` becomes `/b` or `/a/b`.
-#[derive(Clone, Copy)]
-pub(crate) enum Segments {
-    /// Empty segments are removed.
-    Merged,
-    /// Dot segments are removed.
-    Resolved,
+/// Whether it has empty segments, dot segments, or others that begin with a dot.
+fn has_odd_segment(path: &[u8]) -> bool {
+    path.windows(2).any(|pair| pair == b"//" || pair == b"/.")
 }
 
-/// The path that the most lenient service makes of a decoded one.
+/// What a service takes for syntax in a path, beside written slashes and dots: bits, each of which some services have.
 ///
-/// `%2F` and `\` are slashes, a segment ends at its parameters (`;v=1`), the path ends at a decoded `?` or `#`, the case of ASCII
-/// does not matter, and there are no empty segments, dot segments and trailing slashes. An empty path is `/`
-/// (RFC 9110 §4.2.3).
-pub(crate) fn normalized(decoded: &[u8], first: Segments) -> PathBytes {
-    // `*` too: a layer that appends slashes makes `/*/` of it.
-    let mut path = PathBytes::from_slice(b"/");
-    let mut rest = decoded.strip_prefix(b"/").unwrap_or(decoded);
-    let mut is_parameter = false;
-    while let [byte, tail @ ..] = rest {
-        let (byte, tail) = rest.strip_prefix(b"%2F").map_or((*byte, tail), |tail| (b'/', tail));
-        rest = tail;
-        match byte {
-            b'/' | b'\\' => {
-                is_parameter = false;
-                path.push(b'/');
-            }
-            b';' => is_parameter = true,
-            // Decoded before the query was split off.
-            b'?' | b'#' => break,
-            _ if is_parameter => {}
-            _ => path.push(byte.to_ascii_lowercase()),
+/// What a path does not have is taken for syntax, as by the most lenient service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reading(u8);
+
+impl Reading {
+    /// `%2F` is a slash.
+    const ESCAPED_SLASH: u8 = 1;
+    /// `%2E` is a dot of a dot segment.
+    const ESCAPED_DOT: u8 = 1 << 1;
+    /// The path ends at `%3F` or `%23`, decoded before the query was split off.
+    const ESCAPED_END: u8 = 1 << 2;
+    /// `\` is a slash.
+    const BACKSLASH: u8 = 1 << 3;
+    /// A segment ends at its parameters (`;v=1`).
+    const PARAMETERS: u8 = 1 << 4;
+    /// These two are read after decoding: `%5C` and `%3B` are the same, and any slash ends parameters. Else only a written one does.
+    const DECODED: u8 = 1 << 5;
+
+    pub(crate) const LENIENT: Self = Self(u8::MAX);
+
+    /// The bits in which the readings of a path may differ.
+    fn ambiguities(path: &str) -> u8 {
+        let bits = characters(path).fold(0, |bits, character| bits | Self::bits(character));
+        match bits & Self::PARAMETERS != 0 && bits != Self::PARAMETERS {
+            true => bits | Self::DECODED,
+            false => bits,
         }
     }
 
-    path = match first {
-        Segments::Merged => without_dot_segments(&merged(path)),
-        Segments::Resolved => merged(without_dot_segments(&path)),
-    };
+    /// All readings that differ in these bits, the most lenient last.
+    fn all(ambiguities: u8) -> impl Iterator<Item = Self> {
+        let some = (0..=ambiguities).filter(move |bits| bits & !ambiguities == 0);
+        some.map(move |bits| Self(bits | !ambiguities))
+    }
+
+    /// The bits with which a character is syntax.
+    fn bits(character: Character<'_>) -> u8 {
+        match (character.byte, character.is_escaped) {
+            (b'/', true) => Self::ESCAPED_SLASH,
+            (b'.', true) => Self::ESCAPED_DOT,
+            (b'?' | b'#', true) => Self::ESCAPED_END,
+            (b'\\', false) => Self::BACKSLASH,
+            (b'\\', true) => Self::BACKSLASH | Self::DECODED,
+            (b';', false) => Self::PARAMETERS,
+            (b';', true) => Self::PARAMETERS | Self::DECODED,
+            _ => 0,
+        }
+    }
+
+    /// The path with what is syntax as slashes and dots, and in lower case.
+    fn read(self, path: &str) -> PathBytes {
+        let has = |bits| self.0 & bits == bits;
+        // `*` too: a layer that appends slashes makes `/*/` of it.
+        let mut read = PathBytes::from_slice(b"/");
+        let mut is_parameter = false;
+        for character in characters(path.strip_prefix('/').unwrap_or(path)) {
+            let Character { byte, is_escaped, tail } = character;
+            match byte {
+                _ if is_parameter && !has(Self::DECODED) && (byte != b'/' || is_escaped) => {}
+                b'/' | b'\\' if has(Self::bits(character)) => {
+                    is_parameter = false;
+                    read.push(b'/');
+                }
+                b'?' | b'#' if has(Self::bits(character)) => break,
+                b';' if has(Self::bits(character)) => is_parameter = true,
+                _ if is_parameter => {}
+                b'.' if !has(Self::bits(character)) => read.push(ESCAPED_DOT),
+                _ => push_decoded(byte.to_ascii_lowercase(), is_escaped, tail, &mut read),
+            }
+        }
+        read
+    }
+}
+
+/// A dot that is no part of a dot segment. It is no letter of a path in lower case.
+const ESCAPED_DOT: u8 = b'D';
+
+/// The path that a service with a reading makes of one.
+///
+/// The case of ASCII does not matter, and there are no empty segments, dot segments and trailing slashes. An empty path is `/`
+/// (RFC 9110 §4.2.3).
+pub(crate) fn normalized(path: &str, reading: Reading) -> PathBytes {
+    match is_normal(path.as_bytes()) {
+        true => SmallVec::from_slice(path.as_bytes()),
+        false => merged_first(reading.read(path)),
+    }
+}
+
+/// `/a//../b` is `/b`.
+fn merged_first(read: PathBytes) -> PathBytes {
+    finished(without_dot_segments(&merged(read)))
+}
+
+/// `/a//../b` is `/a/b`, as in RFC 3986.
+fn resolved_first(read: &[u8]) -> PathBytes {
+    finished(merged(without_dot_segments(read)))
+}
+
+fn finished(mut path: PathBytes) -> PathBytes {
     strip_trailing_slashes(&mut path);
+    for byte in path.iter_mut().filter(|byte| **byte == ESCAPED_DOT) {
+        *byte = b'.';
+    }
     path
 }
 
@@ -190,21 +243,40 @@ pub(super) fn without_dot_segments(path: &[u8]) -> PathBytes {
 /// The result is the same after decoding it again, since `%` becomes `%25` where it would begin an escape. So two paths that
 /// differ after decoding stay different.
 pub(crate) fn decoded(path: &str) -> PathBytes {
-    let mut rest = path.as_bytes();
-    if !rest.contains(&b'%') {
-        return SmallVec::from_slice(rest);
+    if !path.contains('%') {
+        return SmallVec::from_slice(path.as_bytes());
     }
-
     let mut decoded = PathBytes::new();
-    while let Some((character, tail)) = decode_first(rest) {
-        match character {
-            b'/' if rest[0] == b'%' => decoded.extend_from_slice(b"%2F"),
-            b'%' if begins_with_hex_digits(tail) => decoded.extend_from_slice(b"%25"),
-            byte => decoded.push(byte),
-        }
-        rest = tail;
+    for Character { byte, is_escaped, tail } in characters(path) {
+        push_decoded(byte, is_escaped, tail, &mut decoded);
     }
     decoded
+}
+
+fn push_decoded(byte: u8, is_escaped: bool, tail: &[u8], decoded: &mut PathBytes) {
+    match byte {
+        b'/' if is_escaped => decoded.extend_from_slice(b"%2F"),
+        b'%' if begins_with_hex_digits(tail) => decoded.extend_from_slice(b"%25"),
+        byte => decoded.push(byte),
+    }
+}
+
+/// A character of a path after percent-decoding, and what is after it.
+#[derive(Clone, Copy)]
+struct Character<'a> {
+    byte: u8,
+    is_escaped: bool,
+    tail: &'a [u8],
+}
+
+fn characters(path: &str) -> impl Iterator<Item = Character<'_>> {
+    let mut rest = path.as_bytes();
+    std::iter::from_fn(move || {
+        let (byte, tail) = decode_first(rest)?;
+        let is_escaped = rest.len() - tail.len() > 1;
+        rest = tail;
+        Some(Character { byte, is_escaped, tail })
+    })
 }
 
 /// The first byte after percent-decoding, and the rest. A `%` without two hexadecimal digits is a `%`, as in axum.
@@ -249,6 +321,21 @@ mod tests {
         }
     }
 
+    /// The normal forms of a path, the most lenient last.
+    fn normal_forms(path: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        let is_any = any_spelling(path, |form, path| {
+            if matches!(form, Form::Normalized(_)) {
+                let path = std::str::from_utf8(path).unwrap().to_owned();
+                found.retain(|other| *other != path);
+                found.push(path);
+            }
+            false
+        });
+        assert!(!is_any, "{path}");
+        found
+    }
+
     #[test]
     fn a_path_has_the_spellings_of_lenient_services() {
         for (written, normal) in [
@@ -264,33 +351,63 @@ mod tests {
             ("/../a", &["/a"]),
             ("/a//../b", &["/a/b", "/b"]),
             ("/%61", &["/a"]),
-            ("/x/%2e%2E/a", &["/a"]),
-            ("/x%2f..%2Fa", &["/a"]),
-            ("/x\\..\\a", &["/a"]),
+            ("/x/%2e%2E/a", &["/x/../a", "/a"]),
+            ("/x%2f..%2Fa", &["/x%2F..%2Fa", "/a"]),
+            ("/x\\..\\a", &["/x\\..\\a", "/a"]),
             ("/A", &["/a"]),
-            ("/a;v=1/b;w", &["/a/b"]),
-            ("/x/..;/a", &["/a"]),
-            ("/x/..;v=1%2Fa", &["/a"]),
+            ("/a;v=1/b;w", &["/a;v=1/b;w", "/a/b"]),
+            ("/x/..;/a", &["/x/..;/a", "/a"]),
+            ("/x/..;v=1%2Fa", &["/x/..;v=1%2Fa", "/x/..;v=1/a", "/", "/a"]),
             ("", &["/"]),
             ("*", &["/*"]),
-            ("/a%3Fb/c", &["/a"]),
+            ("/a%3Fb/c", &["/a?b/c", "/a"]),
             ("/%2561", &["/%2561"]),
         ] {
-            let spellings = Spellings::of_path(written);
-            let found: Vec<_> = spellings
-                .iter()
-                .filter(|(form, _)| *form == Form::Normalized)
-                .map(|(_, path)| std::str::from_utf8(path).unwrap())
-                .collect();
-            assert_eq!(found, normal, "{written}");
-            assert_eq!(spellings.iter().next(), Some((Form::Written, written.as_bytes())));
-            for normal in normal {
-                let again = Spellings::of_path(normal);
-                assert!(
-                    again.iter().all(|(_, path)| path == normal.as_bytes()),
-                    "{normal} again"
-                );
-            }
+            assert_eq!(normal_forms(written), normal, "{written}");
+            let lenient = normal.last().unwrap();
+            let is_other = any_spelling(lenient, |_, path| path != lenient.as_bytes());
+            assert!(!is_other, "{lenient} again");
+        }
+    }
+
+    #[test]
+    fn a_path_has_the_spellings_of_services_that_take_less_for_syntax() {
+        for (written, expected) in [
+            ("/a%2Fb/../c", "/c"),
+            ("/a%5Cb/../c", "/c"),
+            ("/a\\b/../c", "/c"),
+            ("/a%3F/../c", "/c"),
+            ("/a%23/../c", "/c"),
+            ("/c;%2Fx", "/c"),
+            ("/c;x%2Fy", "/c"),
+            ("/c;%3F/d", "/c/d"),
+            // Parameters are removed, and `%2F` is decoded afterwards.
+            ("/c;%2Fx/d%2Fe", "/c/d/e"),
+            ("/c%3Bx;y/d", "/c;x/d"),
+            // Only a written backslash is a slash, as in browsers.
+            ("/c/a%5Cb\\..\\d", "/c/d"),
+            ("/c/a%5Cb\\%2e%2e\\d", "/c/d"),
+            // Only written dots are those of dot segments.
+            ("/c/%2e/../d%2Eh", "/c/d.h"),
+            ("/a%2Fb/../C/d%2Fe/", "/c/d%2Fe"),
+            ("/a%2Fb%3Fc%5Cd\\e;f%3Bg%2E/../c", "/c"),
+        ] {
+            let found = normal_forms(written);
+            assert!(found.iter().any(|path| path == expected), "{written}: {found:?}");
+        }
+    }
+
+    /// Else a short request would cost milliseconds.
+    #[test]
+    fn one_of_too_many_spellings_is_taken_to_be_any() {
+        let all = "/a%2Fb%3F%5C\\;%3B%2E";
+        for (path, expected) in [
+            (all.repeat(25), false),
+            (all.repeat(26), true),
+            // It has two readings.
+            ("/a%2Fb".repeat(10_000), false),
+        ] {
+            assert_eq!(any_spelling(&path, |_, _| false), expected, "{}", path.len());
         }
     }
 }

@@ -1,8 +1,10 @@
+use std::borrow::Cow;
+
 use http::{Method, request::Parts, uri::PathAndQuery};
 
 use crate::{
     key,
-    key::{Form, PathBytes, Segments, Spellings},
+    key::{Form, PathBytes, Reading},
 };
 
 /// The routes and methods that a policy in a file is for.
@@ -39,7 +41,7 @@ pub(super) enum Spelling {
 struct Spelled<'a> {
     methods: [&'a Method; 2],
     /// The template of the route that axum has matched.
-    matched: Option<&'a Spellings<'a>>,
+    matched: Option<&'a Matched<'a>>,
     form: Form,
     path: &'a [u8],
     rule: Spelling,
@@ -48,13 +50,14 @@ struct Spelled<'a> {
 impl Spelled<'_> {
     /// Whether this path has led to the matched route, as its only one. A router within a service does not know the whole path,
     /// and the service behind a route with a rest may have routes of its own, such as one of tonic.
-    fn is_matched_by(self, matched: &Spellings<'_>) -> bool {
+    fn is_matched_by(self, matched: &Matched<'_>) -> bool {
+        let written = matched.written.as_bytes();
         let template = match self.form {
-            Form::Written | Form::Decoded => matched.written(),
-            Form::Trimmed => key::trimmed(matched.written()),
-            Form::Normalized => matched.normalized(),
+            Form::Written | Form::Decoded => Cow::Borrowed(written),
+            Form::Trimmed => Cow::Borrowed(key::trimmed(written)),
+            Form::Normalized(reading) => in_reading(matched.written, &matched.normalized, reading),
         };
-        !has_rest(matched.written()) && matches(template, self.path)
+        !has_rest(written) && matches(&template, self.path)
     }
 }
 
@@ -68,10 +71,9 @@ impl Scope {
         if matches!(self.routes, Routes::All) || !self.has_method(methods) {
             return self.has_method(methods);
         }
-        let spellings = Spellings::of(parts);
-        let matched = matched(parts);
-        let spelled = || {
-            spellings.iter().map(|(form, path)| Spelled {
+        let matched = Matched::of(parts);
+        let holds = |form, path: &[u8]| {
+            self.holds(Spelled {
                 methods,
                 matched: matched.as_ref(),
                 form,
@@ -79,9 +81,10 @@ impl Scope {
                 rule,
             })
         };
+        let path = key::whole_path(parts);
         match rule {
-            Spelling::Either => spelled().any(|request| self.holds(request)),
-            Spelling::Both => spelled().all(|request| self.holds(request)),
+            Spelling::Either => key::any_spelling(path, holds),
+            Spelling::Both => !key::any_spelling(path, |form, path| !holds(form, path)),
         }
     }
 
@@ -144,7 +147,7 @@ impl Template {
         }
         Ok(Self {
             written: written.to_owned(),
-            normalized: key::normalized(&decoded, Segments::Merged),
+            normalized: key::normalized(written, Reading::LENIENT),
             decoded,
         })
     }
@@ -158,7 +161,7 @@ impl Template {
         let is_less_specific = || {
             !has_rest(self.written.as_bytes())
                 && request.is_matched_by(matched)
-                && matches(&self.normalized, matched.normalized())
+                && matches(&self.normalized, &matched.normalized)
         };
         match request.rule {
             Spelling::Both => self.is_path(request) && (is_route || !is_less_specific()),
@@ -169,21 +172,21 @@ impl Template {
     /// Whether a path is that of this template, in its form.
     fn is_path(&self, request: Spelled<'_>) -> bool {
         let template = match request.form {
-            Form::Written => self.written.as_bytes(),
-            Form::Trimmed => key::trimmed(self.written.as_bytes()),
-            Form::Decoded => &self.decoded,
-            Form::Normalized => &self.normalized,
+            Form::Written => Cow::Borrowed(self.written.as_bytes()),
+            Form::Trimmed => Cow::Borrowed(key::trimmed(self.written.as_bytes())),
+            Form::Decoded => Cow::Borrowed(&self.decoded[..]),
+            Form::Normalized(reading) => in_reading(&self.written, &self.normalized, reading),
         };
-        matches(template, request.path)
+        matches(&template, request.path)
     }
 
     /// Whether it is the matched route, with parameters of any names.
-    fn is_same(&self, matched: &Spellings<'_>) -> bool {
-        if self.written.as_bytes() == matched.written() {
+    fn is_same(&self, matched: &Matched<'_>) -> bool {
+        if self.written == matched.written {
             return true;
         }
         let [ours, others] =
-            [&self.normalized[..], matched.normalized()].map(|template| template.split(|byte| *byte == b'/'));
+            [&self.normalized, &matched.normalized].map(|template| template.split(|byte| *byte == b'/'));
         ours.map(Segment::of).eq(others.map(Segment::of))
     }
 }
@@ -210,14 +213,31 @@ fn has_rest(template: &[u8]) -> bool {
     template.windows(2).any(|pair| pair == b"{*")
 }
 
-/// The route that axum has matched.
-fn matched(parts: &Parts) -> Option<Spellings<'_>> {
-    #[cfg(feature = "axum")]
-    if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
-        return Some(Spellings::of_path(matched.as_str()));
+/// A template in the normal form of a reading, by that of the most lenient one.
+fn in_reading<'a>(written: &str, lenient: &'a [u8], reading: Reading) -> Cow<'a, [u8]> {
+    match reading == Reading::LENIENT || !written.contains(['%', '\\', ';']) {
+        true => Cow::Borrowed(lenient),
+        false => Cow::Owned(key::normalized(written, reading).into_vec()),
     }
-    let _ = parts;
-    None
+}
+
+/// The template of the route that axum has matched.
+struct Matched<'a> {
+    written: &'a str,
+    normalized: PathBytes,
+}
+
+impl<'a> Matched<'a> {
+    fn of(parts: &'a Parts) -> Option<Self> {
+        #[cfg(feature = "axum")]
+        if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
+            let written = matched.as_str();
+            let normalized = key::normalized(written, Reading::LENIENT);
+            return Some(Self { written, normalized });
+        }
+        let _ = parts;
+        None
+    }
 }
 
 /// A segment of a template.
@@ -282,6 +302,10 @@ mod tests {
             ("/user-{id}", "/user-42", true),
             ("/user-{id}", "/user-", false),
             ("/user-{id}", "/users", false),
+            // What one service takes for syntax is part of a name for another.
+            ("/a%2Fb", "/a%2Fb", true),
+            ("/a;b/{id}", "/a;b/42", true),
+            ("/a%5Cb%3F/{*rest}", "/a%5Cb%3F/x", true),
         ] {
             let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
             let scope = Scope {
@@ -317,6 +341,21 @@ mod tests {
             ("/files/dir/x", "/files/dir%2Fx"),
             ("/users/{id}", "/users/a%2Fb"),
             ("/files/{id}", "/files/a/../b"),
+            ("/login", "/a%2Fb/../login"),
+            ("/login", "/a%5Cb/../login"),
+            ("/login", "/a\\b/../login"),
+            ("/login", "/a%3F/../login"),
+            ("/login", "/a%23/../login"),
+            ("/login", "/login;%2Fx"),
+            ("/login", "/login;x%2Fy"),
+            ("/files/{id}", "/FILES/a%2Fb"),
+            ("/a%2Fb", "/x%5Cy/../a%2Fb"),
+            ("/static/{*rest}", "/static/a%2Fb/../../login"),
+            ("/static/{*rest}", "/static/a%5Cb/../../login"),
+            ("/static/{*rest}", "/static/a\\b/../../login"),
+            ("/static/{*rest}", "/static/a%3F/../../login"),
+            ("/static/{*rest}", "/static/a%23/../../login"),
+            ("/static/{*rest}", "/static/a;%2Fb/../../login"),
         ] {
             let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
             let scope = Scope {

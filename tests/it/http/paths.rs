@@ -32,6 +32,8 @@ enum Part {
     Append,
     /// A service that takes all spellings for one path.
     Lenient,
+    /// A service that removes dot segments, and takes nothing else for syntax.
+    Strict,
     Nest,
     Fallback,
     Rest,
@@ -70,6 +72,7 @@ impl Stage {
                 stage.service(),
             ))),
             (Part::Lenient, stage) => Self::Service(BoxCloneSyncService::new(stage.service().map_request(leniently))),
+            (Part::Strict, stage) => Self::Service(BoxCloneSyncService::new(stage.service().map_request(strictly))),
             (Part::Nest, stage) => Self::Router(Router::new().nest_service("/api", stage.service())),
             (Part::Fallback, stage) => Self::Router(Router::new().fallback_service(stage.service())),
             (Part::Rest, stage) => Self::Router(Router::new().route_service("/{*rest}", stage.service())),
@@ -103,6 +106,26 @@ fn leniently(mut request: Request<Body>) -> Request<Body> {
             "" | "." => {}
             ".." => drop(segments.pop()),
             segment => segments.push(segment),
+        }
+    }
+    let path: Uri = format!("/{}", segments.join("/")).parse().expect("a path");
+    *request.uri_mut() = path;
+    request
+}
+
+/// RFC 3986 §5.2.4.
+fn strictly(mut request: Request<Body>) -> Request<Body> {
+    let mut segments = Vec::new();
+    let path = request.uri().path();
+    let mut rest = path.strip_prefix('/').unwrap_or(path).split('/').peekable();
+    while let Some(segment) = rest.next() {
+        match segment {
+            "." => {}
+            ".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+        if rest.peek().is_none() && matches!(segment, "." | "..") {
+            segments.push("");
         }
     }
     let path: Uri = format!("/{}", segments.join("/")).parse().expect("a path");
@@ -169,6 +192,7 @@ fn orders() -> Vec<Vec<Part>> {
         Part::Trim,
         Part::Append,
         Part::Lenient,
+        Part::Strict,
         Part::Nest,
         Part::Fallback,
         Part::Rest,
@@ -183,7 +207,7 @@ fn orders() -> Vec<Vec<Part>> {
         (0..=around.len()).flat_map(move |position| {
             let is_service = around[..position]
                 .last()
-                .is_some_and(|part| matches!(part, Part::Trim | Part::Append | Part::Lenient));
+                .is_some_and(|part| matches!(part, Part::Trim | Part::Append | Part::Lenient | Part::Strict));
             let limits = if is_service {
                 &[Part::LimitAround][..]
             } else {
@@ -206,7 +230,7 @@ fn is_odd(around: &[Part]) -> bool {
         // They contradict each other.
         [Part::Append, Part::Trim | Part::Lenient] | [Part::Trim | Part::Lenient, Part::Append] => true,
         // A dot segment leaves the prefix of the nest.
-        [Part::Lenient, Part::Nest] => true,
+        [Part::Lenient | Part::Strict, Part::Nest] => true,
         // axum asserts that there is none.
         [Part::Nest, Part::Rest] => true,
         _ => false,
@@ -236,10 +260,17 @@ fn targets(prefix: &str) -> Vec<String> {
             format!("{prefix}/files/..\\{name}"),
             format!("{prefix}/x//../{name}"),
             format!("/x/..{path}"),
+            format!("{prefix}/x%2Fy/../{name}"),
+            format!("{prefix}/x%5Cy/../{name}"),
+            format!("{prefix}/x\\y/../{name}"),
+            format!("{prefix}/x%3F/../{name}"),
+            format!("{prefix}/health/%2F/../../{name}"),
+            format!("{prefix}/x;%2Fy/../{name}"),
             format!("{prefix}/%{:02x}{others}", first.as_bytes()[0]),
             format!("{prefix}/{}", name.to_uppercase()),
             format!("{path};v=1"),
             format!("{path};v=1/"),
+            format!("{path};%2Fx"),
             format!("{path}%2F"),
             format!("{prefix}/%2F{name}"),
             format!("/{}", path[1..].replace('/', "%2F")),
