@@ -104,10 +104,7 @@ impl<'a> Completion<'a> {
     #[must_use]
     pub fn grpc_status(&self) -> Option<i32> {
         match self.end {
-            End::Head => {
-                let headers = self.headers()?;
-                has_content_type(headers, b"application/grpc").then(|| grpc_status_in(headers))?
-            }
+            End::Head => grpc_content_type(self.headers()?).and_then(|_| grpc_status_in(self.headers()?)),
             End::Body(status) => Some(status.unwrap_or(UNKNOWN)),
             End::Failed | End::Cancelled => None,
         }
@@ -271,14 +268,20 @@ impl Decision {
 /// Whether the status of a gRPC call is still to come, in the trailers. In gRPC-Web these are part of the content.
 pub(crate) fn awaits_trailers<B>(response: &Response<B>) -> bool {
     let headers = response.headers();
-    has_content_type(headers, b"application/grpc")
-        && !has_content_type(headers, b"application/grpc-web")
-        && !headers.contains_key(GRPC_STATUS)
+    matches!(grpc_content_type(headers), Some((GRPC, _))) && !headers.contains_key(GRPC_STATUS)
 }
 
-fn has_content_type(headers: &HeaderMap, start: &[u8]) -> bool {
-    let content_type = headers.get(CONTENT_TYPE);
-    content_type.is_some_and(|content_type| content_type.as_bytes().starts_with(start))
+pub(crate) const GRPC: &str = "application/grpc";
+
+/// The content type of a gRPC message, in lower case (RFC 9110 §8.3.1: it has none), and as it is written with the suffix of its
+/// format, such as `+proto`.
+pub(crate) fn grpc_content_type(headers: &HeaderMap) -> Option<(&'static str, &[u8])> {
+    let field = headers.get(CONTENT_TYPE)?.as_bytes();
+    let written = field.split(|byte| *byte == b';').next()?.trim_ascii();
+    let essence = written.split(|byte| *byte == b'+').next()?;
+    let mut types = [GRPC, "application/grpc-web", "application/grpc-web-text"].into_iter();
+    let content_type = types.find(|one| one.as_bytes().eq_ignore_ascii_case(essence))?;
+    Some((content_type, written))
 }
 
 /// The gRPC status in header fields or trailers. One that is not a number is `UNKNOWN`.

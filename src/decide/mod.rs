@@ -48,7 +48,7 @@ pub(crate) use self::line_report::waiting_by_key;
 pub(crate) use self::slots::Keeper;
 pub(crate) use self::{
     check::{Check, PendingCheck, begin, send_bans},
-    completion::{End, GRPC_STATUS, awaits_trailers, caught, grpc_status_in},
+    completion::{End, GRPC, GRPC_STATUS, awaits_trailers, caught, grpc_content_type, grpc_status_in},
     context::{CheckContext, PolicyContext, PolicyFile},
     per_thread::PerThread,
     receipt::Settlement,

@@ -9,7 +9,10 @@ use super::{
     grpc_status::{GrpcStatus, INVALID_ARGUMENT, UNAUTHENTICATED},
     text::status_only,
 };
-use crate::http::headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS};
+use crate::{
+    decide::{GRPC, grpc_content_type},
+    http::headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS},
+};
 
 /// Responds with a gRPC status, as HTTP 200 with the status in the header section ("trailers-only" in *gRPC over HTTP2*).
 ///
@@ -201,16 +204,9 @@ fn content_type(parts: &Parts) -> Option<HeaderValue> {
     if parts.method != Method::POST {
         return None;
     }
-    let field = parts.headers.get(CONTENT_TYPE)?.as_bytes();
-    let essence = field.split(|byte| *byte == b';').next()?.trim_ascii();
-    if !essence.get(..16)?.eq_ignore_ascii_case(b"application/grpc") {
-        return None;
-    }
-    let essence = essence.to_ascii_lowercase();
-    match essence.split(|byte| *byte == b'+').next()? {
-        b"application/grpc" => Some(HeaderValue::from_static("application/grpc")),
-        b"application/grpc-web" | b"application/grpc-web-text" => HeaderValue::from_bytes(&essence).ok(),
-        _ => None,
+    match grpc_content_type(&parts.headers)? {
+        (GRPC, _) => Some(HeaderValue::from_static(GRPC)),
+        (_, of_web) => HeaderValue::try_from(of_web.to_ascii_lowercase()).ok(),
     }
 }
 

@@ -353,7 +353,13 @@ async fn the_head_decides_where_it_has_the_status_or_where_there_are_no_trailers
         ("application/grpc-web", None, "Some(200) None success"),
         ("text/html", Some("13"), "Some(200) None success"),
         ("text/html", None, "Some(200) None success"),
+        ("Application/gRPC", Some("5"), "Some(200) Some(5) client error"),
+        ("application/grpcx", Some("5"), "Some(200) None success"),
+        ("application/grpcx", None, "Some(200) None success"),
+        ("application/grpc-webby", None, "Some(200) None success"),
         ("application/grpc", None, "Some(200) None cancelled"),
+        ("Application/gRPC", None, "Some(200) None cancelled"),
+        (" application/GRPC+proto ; x=y", None, "Some(200) None cancelled"),
     ] {
         let mut fields = vec![("content-type", content_type)];
         fields.extend(status.map(|status| ("grpc-status", status)));
