@@ -15,7 +15,9 @@ use http::{
     header::{AGE, DATE, RETRY_AFTER},
 };
 
-use super::headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT, RATELIMIT_POLICY, split};
+use super::headers::{
+    GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT, RATELIMIT_POLICY, count, split,
+};
 
 /// The pause after a `429` that has no wait, which RFC 6585 §4 permits.
 const WITHOUT_WAIT: Duration = Duration::from_secs(1);
@@ -120,15 +122,16 @@ fn parts(member: &str) -> impl Iterator<Item = &str> {
     split(member, ';').map(str::trim)
 }
 
-/// The seconds of the second parameter if the first one is 0. Of equal names the last one counts (RFC 9651 §4.2.3.2).
+/// The seconds of the second parameter if nothing remains by the first one. Of equal names the last one counts (RFC 9651
+/// §4.2.3.2).
 fn exhausted(text: &str, delimiter: char, names: [&str; 2]) -> Option<u64> {
     let [remaining, wait] = names.map(|name| {
         let parameters = split(text, delimiter).filter_map(|parameter| parameter.split_once('='));
         let (_, value) = parameters.filter(|(key, _)| key.trim() == name).last()?;
         // Without its own parameters.
-        value.split(';').next()?.trim().parse::<u64>().ok()
+        value.split(';').next().map(str::trim)
     });
-    wait.filter(|_| remaining == Some(0))
+    wait?.parse().ok().filter(|_| remaining.and_then(count) == Some(0))
 }
 
 /// The names of what remains and of its reset: of draft -06, those that no standard defines, and those of OpenAI.
@@ -522,6 +525,10 @@ mod tests {
                 "{lines:?}"
             );
         }
+            // Some services go below 0.
+            (&["\"a\";r=-1;t=30"], Some(30)),
+            (&["limit=10, remaining=-1, reset=30"], Some(30)),
+            (&["\"a\";r=none;t=30"], None),
     }
 
     fn waits(fields: &[(&'static str, &'static str)]) -> Option<u64> {

@@ -191,7 +191,7 @@ pub(super) fn remaining(line: &str) -> Option<u64> {
 }
 
 /// A number that is at least 0, rounded down. Some services write a negative one when a limit is exceeded, and some a fraction.
-pub(super) fn count(text: &str) -> Option<u64> {
+pub(crate) fn count(text: &str) -> Option<u64> {
     let fraction = || text.parse().ok().filter(|number: &f64| number.is_finite());
     text.parse().ok().or_else(|| fraction().map(|number| number as u64))
 }
