@@ -45,9 +45,10 @@ pub(crate) fn requested_by(status: StatusCode, headers: &HeaderMap, are_own: boo
     }
 }
 
-/// Whether a response is of a cache: its age is positive (RFC 9111 §5.1).
+/// Whether a response is of a cache: its age is positive. Of a list of ages, the first one counts (RFC 9111 §5.1).
 fn is_stored(headers: &HeaderMap) -> bool {
-    let age = text_of(headers, AGE.as_str()).unwrap_or_default();
+    let ages = text_of(headers, AGE.as_str()).unwrap_or_default();
+    let age = ages.split(',').next().unwrap_or_default().trim_end();
     age.bytes().all(|byte| byte.is_ascii_digit()) && age.bytes().any(|byte| byte != b'0')
 }
 
@@ -143,12 +144,22 @@ const PAIRS: [[&str; 2]; 5] = [
     ["x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
 ];
 
-/// The longest wait of the limits of which nothing remains, in fields with one value each.
+/// The longest wait of the limits of which nothing remains, in fields with one value each. Several lines are of several limits.
 fn wait_in_single_fields(headers: &HeaderMap) -> Option<Duration> {
-    let waits = PAIRS.iter().filter_map(|[remaining, reset]| {
-        // Some services write a negative number, or `0.0`.
-        let remaining: f64 = text_of(headers, remaining)?.parse().ok()?;
-        (remaining <= 0.0).then(|| wait_until(text_of(headers, reset)?, headers))?
+    let waits = PAIRS.iter().flat_map(|[remaining, reset]| {
+        let lines_of = |name| {
+            headers
+                .get_all(name)
+                .iter()
+                .map(|line| line.to_str().ok().map(str::trim))
+        };
+        lines_of(*remaining)
+            .zip(lines_of(*reset))
+            .filter_map(|(remaining, reset)| {
+                // Some services write a negative number, or `0.0`.
+                let remaining: f64 = remaining?.parse().ok()?;
+                (remaining <= 0.0).then(|| wait_until(reset?, headers))?
+            })
     });
     waits.max()
 }
@@ -366,6 +377,8 @@ mod tests {
                 ],
                 None,
             ),
+            (200, &[("age", "5, 10"), ("ratelimit", "\"a\";r=0;t=9")], None),
+            (200, &[("age", "0,10"), ("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
             (200, &[("age", "0"), ("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
             (200, &[("age", "-1"), ("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
             (
@@ -512,6 +525,10 @@ mod tests {
                 &["limit=10, remaining=0, reset=30", "limit=5, remaining=3, reset=10"],
                 Some(30),
             ),
+            // Some services go below 0.
+            (&["\"a\";r=-1;t=30"], Some(30)),
+            (&["limit=10, remaining=-1, reset=30"], Some(30)),
+            (&["\"a\";r=none;t=30"], None),
             (&["10"], None),
             (&[], None),
         ] {
@@ -525,10 +542,6 @@ mod tests {
                 "{lines:?}"
             );
         }
-            // Some services go below 0.
-            (&["\"a\";r=-1;t=30"], Some(30)),
-            (&["limit=10, remaining=-1, reset=30"], Some(30)),
-            (&["\"a\";r=none;t=30"], None),
     }
 
     fn waits(fields: &[(&'static str, &'static str)]) -> Option<u64> {
@@ -579,6 +592,26 @@ mod tests {
                 Some(7_000),
             ),
             (&[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "30")], None),
+            (
+                &[
+                    ("x-ratelimit-remaining", "5"),
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "90"),
+                    ("x-ratelimit-reset", "30"),
+                    ("x-ratelimit-reset", "7"),
+                ],
+                Some(30_000),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-remaining", "5"),
+                    ("x-ratelimit-reset", "30"),
+                    ("x-ratelimit-reset", "90"),
+                ],
+                Some(30_000),
+            ),
             (&[("x-ratelimit-remaining", "0")], None),
             (&[("x-ratelimit-reset", "30")], None),
             (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "soon")], None),
