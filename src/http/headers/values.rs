@@ -196,6 +196,22 @@ pub(crate) fn count(text: &str) -> Option<u64> {
     text.parse().ok().or_else(|| fraction().map(|number| number as u64))
 }
 
+/// Makes one line of the lines of one dictionary (RFC 9651 §4.2). Those of which several have what remains are dictionaries of
+/// their own.
+pub(super) fn join_dictionary(headers: &mut HeaderMap, name: &HeaderName) {
+    let lines = || headers.get_all(name).iter();
+    let is_part = |line: &HeaderValue| line.to_str().is_ok_and(is_dictionary);
+    let numbers = lines().filter_map(|line| remaining(line.to_str().ok()?));
+    if lines().nth(1).is_none() || !lines().all(is_part) || numbers.count() > 1 {
+        return;
+    }
+    let mut all = Text::new();
+    for line in lines() {
+        all.delimit().bytes(line.as_bytes());
+    }
+    headers.insert(name, all.into());
+}
+
 /// Leaves one line of fields with a single value (RFC 9110 §5.3): of several, those with the least remaining.
 ///
 /// Returns what that one has remaining.

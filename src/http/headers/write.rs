@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CACHE_CONTROL
 use super::{
     Fields, Headers, RATELIMIT, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY, RATELIMIT_REMAINING,
     RATELIMIT_RESET, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET,
-    values::{Text, append, ceil_secs, count, keep_one_line, least_remaining, remaining, standing},
+    values::{Text, append, ceil_secs, count, join_dictionary, keep_one_line, least_remaining, remaining, standing},
 };
 use crate::{Decision, PolicyDecision, key::Secret, limit::NamedLimit};
 
@@ -171,7 +171,10 @@ fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
     let theirs = match headers.get(RATELIMIT).is_some_and(is_list) {
         // Its lines are one value.
         true => least_remaining(headers.get_all(RATELIMIT)),
-        false => keep_one_line(headers, [&RATELIMIT], &RATELIMIT, remaining),
+        false => {
+            join_dictionary(headers, &RATELIMIT);
+            keep_one_line(headers, [&RATELIMIT], &RATELIMIT, remaining)
+        }
     };
     let (remaining, reset) = standing(policy);
     if theirs.is_some_and(|theirs| theirs <= remaining) {

@@ -555,6 +555,37 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
     );
 }
 
+/// RFC 9651 §4.2.
+#[tokio::test]
+async fn the_lines_of_one_dictionary_are_joined() {
+    for [one, other] in [
+        ["limit=10,remaining=5", "reset=7"],
+        ["limit=10", "remaining=5, reset=7"],
+        ["reset=7", "limit=10, remaining=5"],
+    ] {
+        let theirs = &[("ratelimit", one), ("ratelimit", other)];
+        let layer = RateLimitLayer::new(s1(), default()).headers(Headers::Draft07);
+        assert_eq!(
+            lines(&call_behind(layer, 200, theirs).await),
+            [
+                "ratelimit-policy: 100;w=60".to_owned(),
+                format!("ratelimit: {one}, {other}")
+            ]
+        );
+
+        // A list goes, or this stays whole.
+        let shown = lines(&call_behind(RateLimitLayer::new(s1(), default()), 200, theirs).await);
+        let mut theirs = [one, other].map(|line| format!("ratelimit: {line}"));
+        theirs.sort();
+        assert_eq!(shown[1..], theirs);
+    }
+
+    let theirs = &[("ratelimit", "limit=100, remaining=61"), ("ratelimit", "reset=7")];
+    let layer = RateLimitLayer::new(s1(), default()).headers(Headers::Draft07);
+    let shown = lines(&call_behind(layer, 200, theirs).await);
+    assert_eq!(shown[1..], ["ratelimit: limit=100, remaining=60, reset=59"]);
+}
+
 #[tokio::test]
 async fn hd_24_a_redirect_has_no_fields_in_any_dialect() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
