@@ -287,10 +287,13 @@ pub(crate) const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(1);
 pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
     let mut response = format.respond(rejection, parts);
     let status = response.status();
-    // RFC 9110 §9.3.2: no content in the response to HEAD; §8.6: a Content-Length is that of the response to GET.
+    // RFC 9110 §9.3.2: no content in the response to HEAD; §8.6: a Content-Length is that of the response to GET, which has none
+    // with 204, and with 304 that of a 200.
     if parts.method == Method::HEAD {
         let length = mem::take(response.body_mut()).len();
-        response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
+        if !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+            response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
+        }
     }
 
     let headers = response.headers_mut();

@@ -205,6 +205,17 @@ async fn the_response_to_a_head_has_a_length_and_no_body() {
     let (to_get, to_head) = (to(Method::GET), to(Method::HEAD));
     assert!(!to_get.body().is_empty() && to_head.body().is_empty());
     assert_eq!(to_head.headers()["content-length"], *to_get.body().len().to_string());
+
+    for status in [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED] {
+        let limiter = exports().format(move |_: Rejection<'_>, _: &Parts| {
+            let mut response = http::Response::default();
+            *response.status_mut() = status;
+            response
+        });
+        let denied = denial(&limiter).await;
+        let to_head = denied.response_to(&request(Method::HEAD).into_parts().0);
+        assert!(!to_head.headers().contains_key("content-length"), "{status}");
+    }
 }
 
 #[tokio::test]
