@@ -129,7 +129,7 @@
 //!
 //! * Another quota, burst or lease: the counts stay, and the new number applies to them. After it was lowered, callers may have to wait
 //!   until enough has expired.
-//! * Another window, precision, rate, time zone or [prefetch](#units-that-are-taken-ahead) of a log; another algorithm, or another name
+//! * Another window, precision, rate, time zone, alignment or [prefetch](#units-that-are-taken-ahead) of a log; another algorithm, or another name
 //!   of the policy without its [former](crate::Policy::formerly) one: counts start at zero, and the old ones expire.
 //!
 //! While old and new replicas of a service run side by side, each applies its own numbers: to the same counts, or with another

@@ -71,12 +71,13 @@ use crate::{
 /// that both layers have, with the same key, limit and store (or a clone of it), is charged once per request. If its costs
 /// differ, the inner layer charges the difference up to the larger cost. With different stores it is counted in both, and so it is
 /// if only the inner one has [bans](crate::Policy::ban), which the outer one has not looked at.
-/// Requests that a handler sends with a copy of the extensions of its own, such as the items of a batch, are parts of that request,
-/// and so free, and hold no slots of their own; remove the [`Decision`](crate::Decision) from the copy to have them counted.
 ///
 /// This holds on one Redis server and with [`MemoryStore`](crate::MemoryStore). In a cluster, policies with the same key are
 /// decided together, and those with different keys one after the other; an earlier charge is refunded when a later policy
 /// denies.
+///
+/// Requests that a handler sends with a copy of the extensions of its own, such as the items of a batch, are parts of that request,
+/// and so free, and hold no slots of their own; remove the [`Decision`](crate::Decision) from the copy to have them counted.
 ///
 /// # Turning limits off
 ///

@@ -256,7 +256,7 @@ use crate::{ConfigError, key};
 /// * The requests that the file [skips and blocks](#skipped-and-blocked-requests) are skipped and blocked. Those of
 ///   [`RateLimitLayer::skip`](crate::RateLimitLayer::skip) and [`block`](crate::RateLimitLayer::block) stay.
 /// * Counts are kept, and the new numbers apply to them. With another algorithm, window, precision or prefetch of a log, rate of a
-///   bucket, or time zone, [counts start at zero](crate::limit#when-a-limit-changes).
+///   bucket, time zone or alignment, [counts start at zero](crate::limit#when-a-limit-changes).
 /// * A file that cannot be read or has a wrong line changes nothing.
 /// * Nor does a file that contradicts the settings in code of a layer or limiter in use, such as a limit of
 ///   [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). The error names the setting.

@@ -353,7 +353,7 @@ impl Changes {
             }
         });
         if is_in_force {
-            *self = Self::default();
+            self.refused = None;
             return;
         }
         // Another load since then has cleared the fault.

@@ -55,15 +55,16 @@ pub use self::clock::ManualClock;
 /// before it and the length of the next one are evicted as counts are. A key of [`Concurrency`](crate::Concurrency) counts as one that
 /// denies while a slot of it is held.
 ///
-/// So under a flood of made-up keys, such as paths, a limit that is used up stays so unless seven eighths of the keys deny, and new
-/// keys are limited while a policy has no more of them than a sixteenth of the capacity. A policy with fewer keys than the one of the flood
-/// keeps them. A store of its own keeps a policy free of evictions by others.
+/// So under a flood of made-up keys, such as paths, a limit that is used up stays so unless seven eighths of the keys deny. New keys are
+/// limited while those that do not deny, of all policies together, are at most an eighth of the capacity. A flood of keys that do not
+/// deny evicts its own, once it has more than an eighth; one of keys that deny at once, as with a limit of 1, leaves an eighth of the
+/// capacity to all that do not. A store of its own keeps a policy free of evictions by others.
 ///
 /// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
 /// one is logged as a warning.
 ///
 /// A store for more than 1,024 keys is divided into shards by a hash with a secret, each of at most 1,024 keys, up to 4 million
-/// keys in total. Each shard has its part of the capacity and evicts by itself, so a shard may be full when the store holds nine
+/// keys in total. Each shard has its part of the capacity and evicts by itself: eighths are those of a shard, and a shard may be full when the store holds nine
 /// tenths of its capacity.
 ///
 /// # Clock

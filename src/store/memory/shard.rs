@@ -69,13 +69,14 @@ pub(super) struct Shard {
 
 /// The keys of one policy, in the order of their eviction.
 ///
-/// A decision about a known key does not change a queue. The place of a key may be too early, and is corrected when its turn
-/// comes. It is never too late: after a decision that moves it forward, the key is [listed again](Shard::relist).
+/// A decision about a known key seldom changes a queue. The place of a key may be too early, and is corrected when its turn
+/// comes. It is never too late: after a decision that moves it forward, or if the key begins to deny, it is
+/// [listed again](Shard::relist).
 struct Queues {
     /// The hash of its name.
     policy: u64,
     keys: usize,
-    /// By the time of expiry. Some of these keys may deny by now, and some of the places may be invalid.
+    /// By the time of expiry. Some of the places may be invalid.
     free: BinaryHeap<Reverse<Place>>,
     /// By the end of the denial: counts, and what is [held](Count::is_held).
     denying: [BTreeSet<Place>; 2],
@@ -125,7 +126,9 @@ impl Count {
         if let Some(expires_at) = kept.expires_at {
             (self.expires_at, self.last_cost) = (expires_at, kept.cost);
         }
-        self.expires_at < expired_at || (self.denies_until < denied_until && denied_until > now)
+        let denies_shorter = self.denies_until < denied_until && denied_until > now;
+        let begins_to_deny = self.listed_until == 0 && self.denies_until > now;
+        self.expires_at < expired_at || denies_shorter || begins_to_deny
     }
 
     /// Whether it is a ban, or has slots.
@@ -185,7 +188,7 @@ impl Shard {
         if let Some(count) = self.find(id) {
             count.state = state;
             if count.update(kept, now) {
-                self.relist(id);
+                self.relist(id, now);
             }
         }
     }
@@ -242,19 +245,19 @@ impl Shard {
         self.compact(id);
     }
 
-    /// Gives a key a new place. It is corrected when its turn comes.
+    /// Gives a key a new place.
     #[cold]
-    pub(super) fn relist(&mut self, id: &Id<'_>) {
+    pub(super) fn relist(&mut self, id: &Id<'_>, now: u64) {
         self.serial += 1;
-        let serial = self.serial;
-        let Some(count) = self.find(id) else { return };
-        let (denial, held) = (count.denial(id.hash), usize::from(count.is_held()));
-        (count.serial, count.listed_until) = (serial, 0);
-        let place = Place(count.expires_at, serial, id.hash);
-        if let Some(queues) = self.queues(id) {
-            queues.denying[held].remove(&denial);
-            queues.free.push(Reverse(place));
-        }
+        let (serial, policy) = (self.serial, id.charge.limit.name_hash);
+        let entry = self.counts.find_mut(id.hash, |entry| id.is_of(entry));
+        let queues = self.policies.iter_mut().find(|queues| queues.policy == policy);
+        let (Some(entry), Some(queues)) = (entry, queues) else {
+            return;
+        };
+        queues.denying[usize::from(entry.count.is_held())].remove(&entry.count.denial(id.hash));
+        entry.count.serial = serial;
+        queues.enlist(entry, now);
         self.compact(id);
     }
 
@@ -287,27 +290,18 @@ impl Shard {
     fn evict(&mut self, newcomer: u64, now: u64) -> Option<u64> {
         let reserve = self.capacity / RESERVE;
         let (counts, policies) = (&mut self.counts, &mut self.policies);
-        // Those of a flood that deny by now are none of the free ones.
-        if let Some(own) = policies.iter_mut().find(|queues| queues.policy == newcomer) {
-            own.evict_free(counts, now, &mut 0);
-        }
         let free: usize = policies.iter().map(Queues::free_keys).sum();
-        let mut spare = free.saturating_sub(reserve);
-        while spare > 0 {
+        if free > reserve {
             let is_first = |queues: &&mut Queues| queues.policy == newcomer && queues.free_keys() > reserve;
-            let first = policies.iter_mut().find(is_first);
-            let queues = match first {
+            let queues = match policies.iter_mut().find(is_first) {
                 Some(first) => first,
                 None => policies.iter_mut().max_by_key(|queues| queues.free_keys())?,
             };
-            if let Some(evicted) = queues.evict_free(counts, now, &mut spare) {
-                return Some(evicted);
-            }
+            return queues.evict_free(counts, now);
         }
         [0, 1].into_iter().find_map(|held| {
             let queues = policies.iter_mut().max_by_key(|queues| queues.denying[held].len())?;
-            let place = queues.denying[held].pop_first()?;
-            queues.remove(counts, place)
+            queues.evict_denying(held, counts, now)
         })
     }
 }
@@ -373,22 +367,25 @@ impl Queues {
         }
     }
 
-    /// Evicts the key that expires first of those that do not deny, and returns its expiry. Those that turn out to deny are none of the
-    /// `spare` ones; when these are gone, none is evicted.
-    fn evict_free(&mut self, counts: &mut HashTable<Entry>, now: u64, spare: &mut usize) -> Option<u64> {
-        while let Some(Reverse(place)) = self.free.peek().copied() {
-            let entry = place.find_mut(counts);
-            let is_first = |entry: &&mut Entry| entry.count.denies_until <= now && entry.count.expires_at <= place.0;
-            if *spare == 0 && entry.as_ref().is_some_and(is_first) {
-                return None;
+    /// Evicts the key that expires first of those that do not deny, and returns its expiry.
+    fn evict_free(&mut self, counts: &mut HashTable<Entry>, now: u64) -> Option<u64> {
+        while let Some(Reverse(place)) = self.free.pop() {
+            match place.find_mut(counts) {
+                Some(entry) if entry.count.expires_at > place.0 => self.enlist(entry, now),
+                Some(_) => return self.remove(counts, place),
+                None => {}
             }
-            self.free.pop();
-            let Some(entry) = entry else { continue };
-            if is_first(&entry) {
-                return self.remove(counts, place);
+        }
+        None
+    }
+
+    /// Evicts the key whose denial ends first, of counts or of what is [held](Count::is_held), and returns its expiry.
+    fn evict_denying(&mut self, held: usize, counts: &mut HashTable<Entry>, now: u64) -> Option<u64> {
+        while let Some(place) = self.denying[held].pop_first() {
+            match place.find_mut(counts) {
+                Some(entry) if entry.count.denies_until > place.0 => self.enlist(entry, now),
+                _ => return self.remove(counts, place),
             }
-            *spare = spare.saturating_sub(usize::from(entry.count.denies_until > now));
-            self.enlist(entry, now);
         }
         None
     }

@@ -116,7 +116,7 @@ impl Shards {
 
         if let Some(count) = counted {
             if count.update(kept, now) {
-                shard.relist(&id);
+                shard.relist(&id, now);
             }
         } else if let (Some(state), Some(expires_at)) = (new, kept.expires_at) {
             let evicted = shard.insert(&id, state, kept, expires_at, now);

@@ -220,7 +220,8 @@ impl Prefetch {
             let refund = Operation::Refund {
                 admitted_at: grant.charged_at,
             };
-            let refund = request.at_cost(refund, unused, grant.units - unused);
+            // What stays of the grant is not known: units that were used may have been refunded.
+            let refund = request.at_cost(refund, unused);
             owed.count_if_lost(None);
             if let Some(store) = queues.upgrade() {
                 owed.end(&send(store, refund).await);
@@ -369,7 +370,7 @@ impl HotKey {
             return None;
         }
         self.asked_at = Some(now);
-        Some(self.request.at_cost(Operation::Check, units, 0))
+        Some(self.request.at_cost(Operation::Check, units))
     }
 }
 
@@ -693,7 +694,7 @@ mod tests {
     async fn units_that_were_asked_for_before_a_reset_are_not_used() {
         let (prefetch, limit) = (Arc::new(Prefetch::default()), &limits()[0]);
         let (asked_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
-        let reset = asked.at_cost(Operation::Reset, 1, 0);
+        let reset = asked.at_cost(Operation::Reset, 1);
         let resetting = prefetch.begin_reset(&[reset]);
         assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_none());
 

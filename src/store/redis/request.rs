@@ -62,10 +62,10 @@ impl StoreRequest<'_> {
         part
     }
 
-    /// Another operation at another cost on a request of one charge, for a refund beside what stays of it.
-    pub(super) fn at_cost(&self, operation: Operation, cost: u64, kept: u64) -> OwnedRequest {
+    /// Another operation at another cost on a request of one charge.
+    pub(super) fn at_cost(&self, operation: Operation, cost: u64) -> OwnedRequest {
         let charges = self.charges().cloned();
-        self.with(operation, charges.map(|charge| Charge { cost, kept, ..charge }))
+        self.with(operation, charges.map(|charge| Charge { cost, ..charge }))
     }
 
     /// The outcome, where an optional request may fail.

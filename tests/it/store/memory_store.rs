@@ -292,9 +292,10 @@ fn a_new_key_after_a_flood_is_limited() {
 }
 
 /// How many checks of these keys are admitted, each checked once in each of these rounds.
-fn rounds(store: &MemoryStore, limit: &Limit, rounds: usize, keys: u64) -> usize {
+fn rounds(store: &MemoryStore, policies: &[&str], limit: &Limit, rounds: usize, keys: u64) -> usize {
     let tries = (0..rounds).flat_map(|_| 1_000_000..1_000_000 + keys);
-    tries.filter(|key| admits(store, "login", limit, *key)).count()
+    let tries = tries.flat_map(|key| policies.iter().map(move |policy| (policy, key)));
+    tries.filter(|(policy, key)| admits(store, policy, limit, *key)).count()
 }
 
 /// Where all other keys deny, they would evict each other before one of them is used up.
@@ -316,13 +317,37 @@ fn new_keys_after_a_flood_are_limited() {
             }
             assert!(store.evictions() > 0);
             let keys = capacity as u64 / 16;
-            assert_eq!(
-                rounds(&store, &login, 20, keys) as u64,
-                5 * keys,
-                "{policy} {flood} {tries}"
-            );
+            let admitted = rounds(&store, &["login"], &login, 20, keys);
+            assert_eq!(admitted as u64, 5 * keys, "{policy} {flood} {tries}");
         }
     }
+}
+
+#[test]
+fn new_keys_of_several_policies_share_an_eighth() {
+    let clock = Clock::new();
+    let (store, login) = (store(1_000, &clock), limit("sliding-log 5/h"));
+    for key in 0..1_000_u64 {
+        admits(&store, "paths", &hourly(), key);
+    }
+    let admitted = rounds(&store, &["minute", "hour", "day"], &login, 20, 41);
+    assert_eq!(admitted, 3 * 5 * 41);
+}
+
+#[test]
+fn a_key_that_does_not_deny_stays_while_new_ones_are_used_up() {
+    let clock = Clock::new();
+    let (store, login) = (store(1_000, &clock), limit("sliding-log 5/h"));
+    let use_up = |keys: std::ops::Range<u64>, times| {
+        for key in keys {
+            (0..times).for_each(|_| assert!(admits(&store, "login", &login, key)));
+        }
+    };
+    use_up(0..900, 5);
+    use_up(900..901, 4);
+    use_up(901..1_200, 5);
+    assert!(store.evictions() > 0);
+    assert_eq!(used(&store, "login", &login, 900_u64), 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -332,14 +357,16 @@ async fn short_bans_evict_no_long_ones_and_other_denials_no_bans() {
         let store = MemoryStore::builder().capacity(1_000).build();
         let policy = Policy::new("login", SlidingLog::per_hour(2)).ban(Ban::by_hand());
         let limiter = Limiter::new(store.clone(), policy);
-        for key in 0..100_u64 {
-            limiter.ban(key, DAY).await.unwrap();
+        for length in [Duration::from_secs(60), DAY] {
+            for key in 0..100_u64 {
+                limiter.ban(key, length).await.unwrap();
+            }
         }
         for key in 0..5_000_u64 {
             if flood_of_paths {
                 admits(&store, "paths", &hourly(), key);
             } else {
-                limiter.ban(1_000 + key, Duration::from_secs(60)).await.unwrap();
+                limiter.ban(1_000 + key, Duration::from_secs(300)).await.unwrap();
             }
         }
         assert!(store.evictions() > 0);

@@ -68,14 +68,7 @@ struct World {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Counted {
     Charge(u64),
-    Refund(Refund),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Refund {
-    at: u64,
-    units: u64,
-    kept: u64,
+    Refund { at: u64, units: u64 },
 }
 
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
@@ -83,7 +76,7 @@ struct Process {
     grants: Vec<Grant>,
     /// When the next request has read the clock, if it has stalled since then.
     read_at: Option<u64>,
-    refund: Option<Refund>,
+    refund: Option<(u64, u64)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -229,20 +222,15 @@ impl Rules {
             let ends_now = |grant: &&Grant| world.now >= self.ends_at(number, grant);
             if let Some(grant) = process.grants.iter().find(ends_now) {
                 push(Step::End(number), &|next| {
-                    let units = (self.refunded)(grant.units, grant.unused);
-                    let refund = Refund {
-                        at: grant.charged.at,
-                        units,
-                        kept: grant.units.saturating_sub(units),
-                    };
+                    let refund = (grant.charged.at, (self.refunded)(grant.units, grant.unused));
                     next.processes[number].refund = is_charged_again.then_some(refund);
                     next.processes[number].grants.retain(|other| other != grant);
                 });
             }
-            if let Some(refund) = process.refund {
+            if let Some((at, units)) = process.refund {
                 push(Step::Refund(number), &|next| {
                     next.processes[number].refund = None;
-                    next.counted.push((next.now, Counted::Refund(refund)));
+                    next.counted.push((next.now, Counted::Refund { at, units }));
                     next.now += 1;
                 });
             }
@@ -283,7 +271,7 @@ impl Rules {
         for (at, counted) in &world.counted {
             let (change, weight) = match *counted {
                 Counted::Charge(units) => (Change::Add { count: 1 }, units),
-                Counted::Refund(Refund { at, units, kept }) => (Change::GiveBack { at, kept }, units),
+                Counted::Refund { at, units } => (Change::GiveBack { at, kept: 0 }, units),
             };
             self.limit.read(&mut state, *at, weight);
             self.limit.change(&mut state, *at, change, weight, None);
