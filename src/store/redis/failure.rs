@@ -158,9 +158,15 @@ fn error_reply(error: &str) -> StoreError {
 /// The most bytes of an error of a server that are kept.
 const MAX_TEXT: usize = 1_000;
 
-/// The beginning of an error, in one line: a server can send any bytes, and logs contain them.
+/// Before the arguments of a command that a server does not have. Those of `AUTH` and `HELLO` are a password.
+const BEFORE_ARGUMENTS: &str = "with args beginning with";
+
+/// The beginning of an error, in one line and without the arguments of a command: a server can send any bytes, and logs contain them.
 pub(super) fn shortened(error: impl Display) -> String {
-    let text = error.to_string();
+    let mut text = error.to_string();
+    if let Some(at) = text.to_ascii_lowercase().find(BEFORE_ARGUMENTS) {
+        text.truncate(text[..at].trim_end_matches([' ', ',']).len());
+    }
     let ends = text.char_indices().map(|(at, char)| at + char.len_utf8());
     let end = ends.take_while(|end| *end <= MAX_TEXT).last().unwrap_or_default();
     text[..end].replace(char::is_control, " ")
@@ -186,6 +192,27 @@ mod tests {
         // Not in the middle of a character.
         assert_eq!(shortened(format_args!("x{}", "é".repeat(MAX_TEXT))).len(), MAX_TEXT - 1);
         assert_eq!(shortened("ERR a\r\nb\u{1b}[31m"), "ERR a  b [31m");
+    }
+
+    #[test]
+    fn the_arguments_of_an_unknown_command_are_left_out() {
+        for (begin, unknown) in [
+            (
+                "ERR unknown command 'HELLO'",
+                ", with args beginning with: '3' 'AUTH' 'limiter' 'secret'",
+            ),
+            (
+                "ERR unknown command `AUTH`",
+                ", With Args Beginning With: `limiter`, `secret`, ",
+            ),
+        ] {
+            let error = format!("{begin}{unknown}");
+            assert_eq!(shortened(&error), begin);
+            assert_eq!(shortened_bytes(error.as_bytes()), begin);
+            // Also where they are beyond what is kept.
+            let long = format!("{}{error}", "x".repeat(MAX_TEXT - begin.len() - unknown.len() + 10));
+            assert!(!shortened_bytes(long.as_bytes()).contains("limiter"), "{long}");
+        }
     }
 
     #[test]

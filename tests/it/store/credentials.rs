@@ -21,7 +21,7 @@ use tokio::{
 };
 use tower_quota::{
     ClientLibrary, Credentials, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
-    store::{ErrorKind, Operation},
+    store::{ErrorKind, Operation, Store},
 };
 
 use super::acl::{do_all, wait_for_a_slot};
@@ -43,6 +43,7 @@ each_client! {
     a_token_that_expires_now_is_replaced_once_a_second
     the_url_has_no_credentials_beside_those_of_a_provider
     a_secret_of_a_provider_is_in_no_error_log_or_debug_output
+    a_password_that_the_server_replies_is_in_no_error_log_or_status
 }
 
 fn limit() -> Limit {
@@ -536,6 +537,40 @@ async fn a_secret_of_a_provider_is_in_no_error_log_or_debug_output(library: Clie
         Credentials::new("u", SECRET),
         log.text()
     );
+    assert!(!seen.contains(SECRET), "{seen}");
+}
+
+/// A server without the command replies with its arguments.
+async fn a_password_that_the_server_replies_is_in_no_error_log_or_status(library: ClientLibrary) {
+    const SECRET: &str = "hunter2secret";
+    // What fred itself logs at `DEBUG` and below contains the error as it was received.
+    let log = Log::capture();
+    let command = if library == ClientLibrary::Fred {
+        "AUTH"
+    } else {
+        "HELLO"
+    };
+    let redis = Redis::start_with(&["--rename-command", command, &format!("X{command}")]);
+    let url = redis.url().replace("://", &format!("://limiter:{SECRET}@"));
+    let builder = || less_patient().client_library(library).url(&url);
+
+    let error = builder().connect().await.unwrap_err();
+    let mut seen = format!("{} {error:?}", in_full(&error));
+    assert!(
+        seen.contains(&format!("unknown command '{command}'"))
+            || seen.contains(&format!("unknown command `{command}`")),
+        "{seen}"
+    );
+    let store = builder().connect_lazy().expect("a good URL");
+    eventually("a check meets the error", async || {
+        let error = try_decide(&store, Operation::Check, &limit(), "k", 1)
+            .await
+            .unwrap_err();
+        seen += &format!("{} {error:?}", in_full(&error));
+        format!("{:?}", store.status()).contains("unknown command")
+    })
+    .await;
+    seen += &format!("{:?} {}", store.status(), log.text());
     assert!(!seen.contains(SECRET), "{seen}");
 }
 
