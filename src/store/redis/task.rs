@@ -1,6 +1,7 @@
 //! How the store spawns and ends tasks.
 
 use std::{
+    future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -109,6 +110,30 @@ impl<T: Send + 'static> Drop for DetachOnDrop<T> {
             None => try_spawn(rest),
         }
     }
+}
+
+/// Runs futures at the same time until all are ready, or one with such an output is, and returns the outputs that there are then.
+pub(super) async fn run_together<F: Future>(
+    futures: impl IntoIterator<Item = F>,
+    is_last: impl Fn(&F::Output) -> bool,
+) -> Vec<F::Output> {
+    let mut running: Vec<_> = futures.into_iter().map(Box::pin).collect();
+    let mut outputs = Vec::with_capacity(running.len());
+    poll_fn(|cx| {
+        running.retain_mut(|one| match one.as_mut().poll(cx) {
+            Poll::Ready(output) => {
+                outputs.push(output);
+                false
+            }
+            Poll::Pending => true,
+        });
+        match running.is_empty() || outputs.iter().any(&is_last) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+    outputs
 }
 
 /// Runs a future in a task if the current thread has a runtime.

@@ -1,6 +1,6 @@
 //! How a store on redis-rs learns which nodes of a cluster have the slots, from a node that says what the test wants.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 use tower_quota::{
@@ -8,7 +8,9 @@ use tower_quota::{
     store::{Operation, Store},
 };
 
-use crate::support::{Pointer, Proxy, Redis, connected, decide, eventually, less_patient, patient, try_decide};
+use crate::support::{
+    Pointer, Proxy, Redis, connected, decide, eventually, free_port, less_patient, patient, try_decide,
+};
 
 fn limit() -> Limit {
     SlidingLog::per_hour(1_000).into()
@@ -80,4 +82,26 @@ async fn while_the_slots_stay_nobody_is_asked_for_them() {
         "{} lookups",
         pointer.lookups() - lookups
     );
+}
+
+#[tokio::test]
+async fn a_replica_in_many_ranges_is_asked_once_in_a_lookup() {
+    let (primary, pause) = (free_port(), Duration::from_millis(100));
+    let (seed, replica) = (Pointer::start(primary).await, Pointer::start(primary).await);
+    seed.name_replica(&replica);
+    replica.name_replica(&replica);
+    let builder = patient().client_library(ClientLibrary::RedisRs);
+    let store = builder.url(&seed.url()).connect_lazy().expect("a good URL");
+    eventually("the store has the slots", async || seed.lookups() > 0).await;
+    drop(seed);
+
+    let begun = Instant::now();
+    eventually("the replica is asked", async || {
+        let checked = try_decide(&store, Operation::Check, &limit(), "k", 1).await;
+        assert!(checked.is_err(), "no primary is there");
+        replica.lookups() >= 2
+    })
+    .await;
+    let most = 2 + 2 * begun.elapsed().as_millis() / pause.as_millis();
+    assert!(u128::from(replica.lookups()) <= most, "{} lookups", replica.lookups());
 }

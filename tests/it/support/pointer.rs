@@ -19,6 +19,8 @@ pub(crate) struct Pointer {
 struct Said {
     /// The port of the node that `CLUSTER SLOTS` names.
     primary: AtomicU16,
+    /// The port of a replica of that node, if there is one: the slots are many ranges then.
+    replica: AtomicU16,
     /// The port that calls are redirected to.
     redirected: AtomicU16,
     /// How often it was asked for the slots.
@@ -41,6 +43,7 @@ impl Pointer {
         let port = listener.local_addr().expect("a bound port").port();
         let said = Arc::new(Said {
             primary: primary.unwrap_or(port).into(),
+            replica: AtomicU16::new(0),
             redirected: redirected.into(),
             lookups: AtomicU64::new(0),
         });
@@ -51,6 +54,11 @@ impl Pointer {
             }
         });
         Self { port, said, accepting }
+    }
+
+    /// Names a replica too, in many ranges of slots.
+    pub(crate) fn name_replica(&self, replica: &Self) {
+        self.said.replica.store(replica.port, Ordering::Relaxed);
     }
 
     pub(crate) fn url(&self) -> String {
@@ -86,13 +94,31 @@ async fn converse(client: TcpStream, said: Arc<Said>) -> io::Result<()> {
             "HELLO" | "CLIENT" | "PING" | "READONLY" => "+OK\r\n".to_owned(),
             "CLUSTER" => {
                 said.lookups.fetch_add(1, Ordering::Relaxed);
-                let port = said.primary.load(Ordering::Relaxed);
-                format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n")
+                slots(
+                    said.primary.load(Ordering::Relaxed),
+                    said.replica.load(Ordering::Relaxed),
+                )
             }
             _ => format!("-MOVED 1 127.0.0.1:{}\r\n", said.redirected.load(Ordering::Relaxed)),
         };
         client.write_all(reply.as_bytes()).await?;
     }
+}
+
+/// The reply to `CLUSTER SLOTS`.
+fn slots(primary: u16, replica: u16) -> String {
+    let node = |port| format!("*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n");
+    let (ranges, nodes) = match replica {
+        0 => (1, vec![node(primary)]),
+        _ => (64, vec![node(primary), node(replica)]),
+    };
+    let length = 16_384 / ranges;
+    let range = |first: u32| {
+        let (items, last) = (2 + nodes.len(), first + length - 1);
+        format!("*{items}\r\n:{first}\r\n:{last}\r\n{}", nodes.concat())
+    };
+    let all: String = (0..ranges).map(|number| range(number * length)).collect();
+    format!("*{ranges}\r\n{all}")
 }
 
 /// Reads a command and returns its name, in upper case.

@@ -1,8 +1,6 @@
 use std::{
-    collections::{BTreeMap, HashMap},
-    future::poll_fn,
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex},
-    task::Poll,
     time::Duration,
 };
 
@@ -26,7 +24,7 @@ use crate::{
             credentials::ConnectionSettings,
             failure::Failure,
             key_format::slot_of,
-            task::{AbortOnDrop, OnDrop},
+            task::{AbortOnDrop, OnDrop, run_together},
         },
     },
     sync::lock,
@@ -65,7 +63,7 @@ struct SlotMap {
     /// By the first slot of each range: the last slot and the primary.
     ranges: BTreeMap<u16, (u16, Arc<ClusterNode>)>,
     /// Nodes for `CLUSTER SLOTS` when no other one replies.
-    replicas: Vec<Address>,
+    replicas: HashSet<Address>,
 }
 
 struct ClusterNode {
@@ -287,9 +285,10 @@ impl ClusterState {
                 return self.replace_slots(ranges);
             }
         }
-        known.extend(lock(&self.slots).replicas.iter().cloned());
-        known.retain(|address| !self.seeds.contains(address));
-        for addresses in [&self.seeds, &known] {
+        let mut others = lock(&self.slots).replicas.clone();
+        others.extend(known);
+        let others: Vec<_> = others.into_iter().filter(|other| !self.seeds.contains(other)).collect();
+        for addresses in [&self.seeds, &others] {
             if let Some(ranges) = self.first_ranges(addresses).await {
                 return self.replace_slots(ranges);
             }
@@ -300,23 +299,8 @@ impl ClusterState {
     async fn first_ranges(&self, addresses: &[Address]) -> Option<Vec<SlotRange>> {
         let asked = addresses
             .iter()
-            .map(|address| Box::pin(self.ranges_from(address, CONNECT_TIMEOUT)));
-        let mut asked: Vec<_> = asked.collect();
-        poll_fn(|cx| {
-            let mut found = None;
-            asked.retain_mut(|one| match one.as_mut().poll(cx) {
-                Poll::Ready(ranges) => {
-                    found = found.take().or(ranges);
-                    false
-                }
-                Poll::Pending => true,
-            });
-            match found {
-                None if !asked.is_empty() => Poll::Pending,
-                found => Poll::Ready(found),
-            }
-        })
-        .await
+            .map(|address| self.ranges_from(address, CONNECT_TIMEOUT));
+        run_together(asked, Option::is_some).await.into_iter().flatten().next()
     }
 
     async fn ranges_from(&self, address: &Address, connect_timeout: Duration) -> Option<Vec<SlotRange>> {
