@@ -92,10 +92,15 @@ impl Backend {
     /// Runs a task that several callers depend on: not in the runtime of a caller, which may be blocked, or end. If that of the store has
     /// ended, each call fails at once wherever it is made.
     pub(super) fn spawn(&self, future: impl Future<Output: Send + 'static> + Send + 'static) {
-        match self.lifetime.0.is_finished() {
+        match self.has_lost_its_runtime() {
             false => spawn_on(&self.runtime, future),
             true => try_spawn(future),
         }
+    }
+
+    /// Whether the runtime of the store has ended, and its connections with it.
+    pub(super) fn has_lost_its_runtime(&self) -> bool {
+        self.lifetime.0.is_finished()
     }
 
     pub(super) fn reaches_several_slots(&self) -> bool {

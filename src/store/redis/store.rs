@@ -223,7 +223,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If Redis refuses the credentials, a command, the keys or the script, as for [`connect`](Self::connect).
+    /// If Redis refuses the credentials, a command, the keys or the script, as for [`connect`](Self::connect), and if the runtime in
+    /// which the store was built has ended.
     pub async fn ready(&self) -> Result<(), StoreError> {
         ready(&self.queues.backend).await?;
         self.overrides_read().await

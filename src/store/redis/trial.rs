@@ -11,15 +11,16 @@ use super::{
     call::ScriptCall,
     failure::Failure,
     script::ScriptName,
+    task::run_together,
 };
 use crate::store::{ErrorKind, StoreError};
 
-/// Runs each command of the script on each primary. Of several failures it returns a refusal first.
+/// Runs each command of the script on each primary, all at the same time, and loads the scripts of checks. Of several failures it
+/// returns a refusal first.
 pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
     let key = |tag| backend.key_format.trial_key(tag);
     if !backend.client.is_clustered() {
-        let together = ScriptCall::trial(ONE_SERVER.map(key), None);
-        return match run_trial_at(backend, together).await {
+        return match try_and_teach(backend, ScriptCall::trial(ONE_SERVER.map(key), None)).await {
             // It is a node of a cluster, perhaps the only one.
             Err(Failure::Refused(error)) if error.starts_with("CROSSSLOT") => {
                 Err(Failure::Forbidden(Refusal::new(error)))
@@ -27,27 +28,36 @@ pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
             tried => tried,
         };
     }
-    let mut tried = Ok(());
-    for (first, _) in backend.client.hash_tags()? {
-        match run_trial_at(backend, ScriptCall::trial([key(first)], None)).await {
-            Err(refused @ Failure::Forbidden(_)) => return Err(refused),
-            other => tried = tried.and(other),
-        }
-    }
-    tried
+    let tags = backend.client.hash_tags()?.into_iter();
+    all_or_refusal(tags.map(|(first, _)| try_and_teach(backend, ScriptCall::trial([key(first)], None)))).await
 }
 
 /// Hash tags of keys in each quarter of the slots, which a node of a cluster refuses together.
 const ONE_SERVER: [u32; 4] = [0, 1, 2, 3];
 
-async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure> {
-    let reply = match backend.run_long_call(&call).await {
+/// Runs these at the same time, until one is refused. That is the failure, or else one of the others.
+async fn all_or_refusal<F: Future<Output = Result<(), Failure>>>(
+    trials: impl Iterator<Item = F>,
+) -> Result<(), Failure> {
+    let is_refused = |tried: &Result<(), Failure>| matches!(tried, Err(Failure::Forbidden(_)));
+    let mut tried = run_together(trials, is_refused).await;
+    tried.sort_by_key(|tried| !is_refused(tried));
+    tried.into_iter().collect()
+}
+
+async fn try_and_teach(backend: &Backend, call: ScriptCall) -> Result<(), Failure> {
+    run_trial_at(backend, &call).await?;
+    teach(backend, &call).await
+}
+
+async fn run_trial_at(backend: &Backend, call: &ScriptCall) -> Result<(), Failure> {
+    let reply = match backend.run_long_call(call).await {
         Err(Failure::Forbidden(refusal)) => return Err(Failure::Forbidden(refusal.before_the_commands())),
         reply => reply?,
     };
 
     let [command, error] = &*reply.errors else {
-        return teach(backend, &call).await.map_err(Failure::Forbidden);
+        return Ok(());
     };
     Err(match Refusal::of_trial(command, error) {
         Some(refusal) => Failure::Forbidden(refusal),
@@ -56,14 +66,15 @@ async fn run_trial_at(backend: &Backend, call: ScriptCall) -> Result<(), Failure
 }
 
 /// Calls each script of checks without a check, so that Redis knows it before the first one. It fails if Redis refuses a script.
-async fn teach(backend: &Backend, trial: &ScriptCall) -> Result<(), Refusal> {
-    for script in ScriptName::of_checks() {
+async fn teach(backend: &Backend, trial: &ScriptCall) -> Result<(), Failure> {
+    let calls = ScriptName::of_checks().map(|script| async move {
         let call = ScriptCall::empty(script, trial.keys.clone());
-        if let Err(Failure::Forbidden(refusal)) = backend.run_long_call(&call).await {
-            return Err(refusal);
+        match backend.run_long_call(&call).await {
+            Err(refused @ Failure::Forbidden(_)) => Err(refused),
+            Ok(_) | Err(_) => Ok(()),
         }
-    }
-    Ok(())
+    });
+    all_or_refusal(calls).await
 }
 
 /// Finds whether the script can use keys of several slots of each node of a cluster, of which only one is declared. Without that,
@@ -101,20 +112,18 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
 
 /// Runs the commands of the script on a key that is not declared, in another slot than the one that is, on each primary.
 async fn try_two_slots(backend: &Backend) -> Result<(), Failure> {
-    let (mut replied, mut silent) = (false, Ok(()));
-    for (first, second) in backend.client.hash_tags()? {
-        if let Some(second) = second {
-            let [declared, other] = [first, second].map(|tag| backend.key_format.trial_key(tag));
-            match run_trial_at(backend, ScriptCall::trial([declared], Some(other))).await {
-                Err(failure) if failure.is_no_reply() => silent = Err(failure),
-                tried => {
-                    tried?;
-                    replied = true;
-                }
-            }
-        }
-    }
-    if replied { Ok(()) } else { silent }
+    let tags = backend.client.hash_tags()?.into_iter();
+    let trials = tags.filter_map(|(first, second)| {
+        let [declared, other] = [first, second?].map(|tag| backend.key_format.trial_key(tag));
+        Some(async move { run_trial_at(backend, &ScriptCall::trial([declared], Some(other))).await })
+    });
+    let tried = run_together(trials, |_| false).await;
+    let (silent, replied): (Vec<_>, Vec<_>) = tried
+        .into_iter()
+        .partition(|tried| tried.as_ref().is_err_and(Failure::is_no_reply));
+    // Of those that do not reply nothing is known.
+    let decisive = if replied.is_empty() { silent } else { replied };
+    decisive.into_iter().collect()
 }
 
 /// A trial of all that the store requires, then of what it can do without.
@@ -163,8 +172,10 @@ pub(super) async fn connected(
     connect_timeout: Duration,
 ) -> Result<(), StoreError> {
     let (store, mut last) = (Arc::downgrade(backend), Failure::Timeout);
-    let mut warned = false;
-    let trials = until_success(&store, |failure| {
+    let (mut warned, mut is_running) = (false, false);
+    let trials = until_success(&store, |tried| {
+        is_running = tried.is_none();
+        let Some(failure) = tried else { return };
         // A Redis that is starting refuses connections too; a wrong port is seen at once.
         if failure.is_refused_connection() && !warned {
             warned = true;
@@ -174,9 +185,13 @@ pub(super) async fn connected(
         last = failure;
     });
     match timeout(connect_timeout, trials).await {
-        Ok(tried) => tried.map_err(|refusal| explain(Failure::Forbidden(refusal), backend)),
+        Ok(tried) => tried.map_err(|failure| explain(failure, backend)),
         Err(_) => {
-            let fix = if matches!(&last, Failure::Unreachable(cause) if cause.contains("ertificate")) {
+            // Without a connection a trial ends at once.
+            let fix = if is_running && matches!(last, Failure::Unreachable(_)) {
+                last = Failure::Unreachable("Redis is connected, and had not replied to all calls of the trial".into());
+                "`connect_timeout` sets a longer one"
+            } else if matches!(&last, Failure::Unreachable(cause) if cause.contains("ertificate")) {
                 "its certificate is refused, and one of an own authority needs the file that `SSL_CERT_FILE` names"
             } else if server.starts_with("`rediss") && matches!(last, Failure::Timeout) {
                 "if the server has no TLS at this port, the URL begins with `redis`"
@@ -191,10 +206,10 @@ pub(super) async fn connected(
     }
 }
 
-/// Waits until a trial succeeds. A refusal is an error at once.
+/// Waits until a trial succeeds. A refusal is an error at once, and so is the end of the runtime of the store.
 pub(super) async fn ready(backend: &Arc<Backend>) -> Result<(), StoreError> {
     let trials = until_success(&Arc::downgrade(backend), drop).await;
-    trials.map_err(|refusal| explain(Failure::Forbidden(refusal), backend))
+    trials.map_err(|failure| explain(failure, backend))
 }
 
 /// The error of a failure, with the fix if it is a refusal.
@@ -205,17 +220,20 @@ pub(super) fn explain(failure: Failure, backend: &Backend) -> StoreError {
     StoreError::new(ErrorKind::Refused, refusal.explain(&backend.key_format.prefix))
 }
 
-/// Tries until all is permitted, or the store is gone. `failed` is called after each failure but a refusal.
-async fn until_success(backend: &Weak<Backend>, mut failed: impl FnMut(Failure)) -> Result<(), Refusal> {
+/// Tries until all is permitted, or the store is gone; fails with a refusal, and if its runtime has ended. `tried` is called before each
+/// trial, and with each other failure.
+async fn until_success(backend: &Weak<Backend>, mut tried: impl FnMut(Option<Failure>)) -> Result<(), Failure> {
     let [mut pause, longest] = TRIAL_PAUSES;
     loop {
         let Some(backend) = backend.upgrade() else {
             return Ok(());
         };
+        tried(None);
         match try_all(&backend).await {
             Ok(()) => return Ok(()),
-            Err(Failure::Forbidden(refusal)) => return Err(refusal),
-            Err(failure) => failed(failure),
+            Err(refused @ Failure::Forbidden(_)) => return Err(refused),
+            Err(_) if backend.has_lost_its_runtime() => return Err(Failure::ended_runtime()),
+            Err(failure) => tried(Some(failure)),
         }
         drop(backend);
         sleep(pause).await;
@@ -227,8 +245,11 @@ async fn until_success(backend: &Weak<Backend>, mut failed: impl FnMut(Failure))
 pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String, connect_timeout: Duration) {
     let (started, mut warned) = (Instant::now(), false);
     loop {
-        let tried = until_success(&backend, |failure| {
-            if !warned && started.elapsed() >= connect_timeout {
+        let tried = until_success(&backend, |tried| {
+            if let Some(failure) = tried
+                && !warned
+                && started.elapsed() >= connect_timeout
+            {
                 warned = true;
                 let error = &*failure.cause();
                 tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
@@ -237,12 +258,13 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String
         let (tried, Some(backend)) = (tried.await, backend.upgrade()) else {
             return;
         };
-        let Err(refusal) = tried else {
+        let Err(failure) = tried else {
             if warned {
                 tracing::info!("Redis can be used now");
             }
             return;
         };
+        let Failure::Forbidden(refusal) = failure else { return };
         if backend.may_log_refusal() {
             backend.log_refusal(&refusal);
         }
@@ -254,3 +276,20 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String
 
 /// How long after a refusal all is tried again, since somebody has to permit it.
 const PERMISSION_PAUSE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::simulation::{backend::simulated_backend, history::ROUND_TRIP, network::Network};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trial_takes_few_round_trips() {
+        for is_clustered in [false, true] {
+            let backend = simulated_backend(Network::new(0, is_clustered));
+            let begun = Instant::now();
+            run_trial(&backend).await.expect("the network is good");
+            // The trial, then all scripts; each by its digest, and then with its text.
+            assert!(begun.elapsed() <= 4 * ROUND_TRIP, "{:?}", begun.elapsed());
+        }
+    }
+}

@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tower_quota::{
     ClientLibrary, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
     store::{ErrorKind, Operation, StoreError},
 };
 
-use crate::support::{Cluster, Log, Redis, each_client, eventually, try_decide};
+use crate::support::{Cluster, Log, PATIENCE, Redis, each_client, eventually, try_decide};
 
 each_client! {
     a_missing_command_is_named
@@ -24,6 +24,7 @@ each_client! {
     a_setting_that_evicts_counts_is_logged_once
     a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout
     a_redis_that_never_replies_is_an_error_after_the_connect_timeout
+    a_redis_that_replies_late_is_not_reported_as_unconnected
     a_redis_that_cannot_write_yet_is_waited_for
     a_redis_without_memory_cannot_be_used
     a_redis_that_starts_within_the_connect_timeout_is_waited_for
@@ -236,6 +237,23 @@ async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(librar
             matches!(kind, Some(ErrorKind::Timeout | ErrorKind::Unreachable)),
             "{kind:?}"
         );
+    }
+}
+
+async fn a_redis_that_replies_late_is_not_reported_as_unconnected(library: ClientLibrary) {
+    let redis = Redis::start();
+    // It connects clients, and runs no script.
+    redis.command::<()>("CLIENT", ["PAUSE", "600000", "WRITE"]).await;
+    let mut connect_timeout = SHORT;
+    loop {
+        let builder = builder(library).deadline(PATIENCE).connect_timeout(connect_timeout);
+        let error = builder.url(&redis.url()).connect().await.unwrap_err().to_string();
+        if error.contains("had not replied to all calls") {
+            return assert!(error.contains("`connect_timeout`"), "{error}");
+        }
+        // On a busy machine a short timeout ends before there is a connection.
+        assert!(connect_timeout < PATIENCE, "{error}");
+        connect_timeout *= 2;
     }
 }
 
@@ -490,8 +508,10 @@ fn a_store_whose_runtime_has_shut_down_says_so() {
                 }
                 decided.join_all().await
             });
-            for decided in decided {
-                let error = decided.expect_err("nothing sends it");
+            let ready = runtime().block_on(async { timeout(PATIENCE, store.ready()).await });
+            let decided = decided.into_iter().map(Result::err);
+            for error in decided.chain([ready.expect("it does not wait").err()]) {
+                let error = error.expect("nothing sends it");
                 let source = error.source().expect("a cause").to_string();
                 assert!(
                     source.contains("the runtime in which the store was connected has shut down"),

@@ -80,6 +80,7 @@ impl ReceivedCall {
     pub(super) fn new(call: &ScriptCall) -> Self {
         let mut arguments = call.arguments.to_vec();
         let runs_before_keys = match (call.script, &*arguments) {
+            (_, []) => 0,
             (ScriptName::Checks(_), [_]) => 0,
             // The number of arguments before the keys.
             (ScriptName::Checks(_), [_, layout, ..]) => (Reader(layout).numbers::<2>()[1] as usize).saturating_sub(1),

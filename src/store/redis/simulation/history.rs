@@ -62,7 +62,7 @@ impl Record {
 }
 
 /// The longest round trip on a good network.
-pub(super) const ROUND_TRIP: Duration = Duration::from_millis(6);
+pub(in crate::store::redis) const ROUND_TRIP: Duration = Duration::from_millis(6);
 
 /// The longest wait for a response from one queue: one deadline in the queue and one for Redis, both counted in steps, each
 /// rounded up to the resolution of the timer.

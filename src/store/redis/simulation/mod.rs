@@ -13,7 +13,7 @@ mod arguments;
 pub(super) mod backend;
 mod caller;
 pub(super) mod faults;
-mod history;
+pub(super) mod history;
 pub(super) mod network;
 mod plan;
 pub(super) mod runtime;
