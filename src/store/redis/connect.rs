@@ -12,7 +12,7 @@ use super::client::redis_rs::RedisRsClient;
 use super::{
     backend::Backend,
     builder::RedisStoreBuilder,
-    client::{ClientLibrary, RedisClient},
+    client::{BUILT_IN, ClientLibrary, RedisClient},
     credentials::ConnectionSettings,
     queues::CommitQueues,
     source::Source,
@@ -164,11 +164,17 @@ impl RedisStoreBuilder {
             }
         };
         let parsed = Url::parse(url, self.client_library, self.credentials.is_some());
-        let client = parsed.and_then(|parsed| match parsed.library {
-            #[cfg(feature = "fred")]
-            ClientLibrary::Fred => FredClient::connect(url, settings).map(RedisClient::Fred),
-            #[cfg(feature = "cluster")]
-            ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, settings).map(RedisClient::RedisRs),
+        let client = parsed.and_then(|parsed| {
+            let connect = |library| match library {
+                #[cfg(feature = "fred")]
+                ClientLibrary::Fred => FredClient::connect(url, settings).map(RedisClient::Fred),
+                #[cfg(feature = "cluster")]
+                ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, settings).map(RedisClient::RedisRs),
+            };
+            // fred does not read some URLs, such as of a sentinel without a port.
+            let later = BUILT_IN.iter().rev().take_while(|library| **library != parsed.library);
+            let mut later = later.filter(|_| self.client_library.is_none());
+            connect(parsed.library).or_else(|error| later.find_map(|library| connect(*library).ok()).ok_or(error))
         });
         client.map_err(|error| error.within(format_args!("`{}`", shown(url))))
     }

@@ -56,7 +56,11 @@ impl<'a> Url<'a> {
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         // The first database needs no `SELECT`, and no permission for it.
         let path = if path == "/0" { "" } else { path };
-        if let Some(delimiter) = unescaped_delimiter(authority, url) {
+        let first_parameter = query.split('=').next().unwrap_or_default();
+        let unescaped = unescaped_delimiter(authority, url)
+            .or_else(|| fragment.contains('@').then_some('#'))
+            .or_else(|| first_parameter.contains('@').then_some('?'));
+        if let Some(delimiter) = unescaped {
             return Err(ConfigError::new(format!(
                 "`{delimiter}` in a password is written `%{:02X}`",
                 u32::from(delimiter)
@@ -108,7 +112,7 @@ impl<'a> Url<'a> {
                 "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`",
             ));
         }
-        if kind == ServerKind::Sentinel && url.parameter("sentinelServiceName").is_none() {
+        if kind == ServerKind::Sentinel && url.parameter("sentinelServiceName").is_none_or(str::is_empty) {
             return Err(ConfigError::new(
                 "Sentinel needs the name of the primary: `redis-sentinel://host:26379?sentinelServiceName=name`",
             ));
@@ -346,6 +350,10 @@ mod tests {
             ("redis://", "redis://127.0.0.1:6379"),
             ("redis://:6379", "has no host"),
             ("redis-sentinel://127.0.0.1", "?sentinelServiceName=name"),
+            (
+                "redis-sentinel://127.0.0.1?sentinelServiceName=",
+                "?sentinelServiceName=name",
+            ),
             ("redis://:secret@127.0.0.1#insecure", "always verified"),
             ("rediss+unix:///run/redis.sock", "`redis+unix:///path`"),
         ] {
@@ -363,6 +371,10 @@ mod tests {
             ("redis://user:sec/ret@127.0.0.1:6379", "`%2F`"),
             ("rediss://user:sec?ret@redis.internal:6379", "`%3F`"),
             ("redis-cluster://user:s#e/c?ret@redis.internal:6379?node=b", "`%23`"),
+            ("redis://limiter:12#sec@127.0.0.1:6379", "`%23`"),
+            ("redis://limiter:12?sec@127.0.0.1:6379", "`%3F`"),
+            ("redis://limiter:12?sec@127.0.0.1:6379/0?a=b", "`%3F`"),
+            ("redis://user:12@34#sec@127.0.0.1:6379", "`%23`"),
         ] {
             let error = parse(url).err().expect(url).to_string();
             assert!(error.contains(fix) && error.contains("password"), "{url}: {error}");

@@ -103,10 +103,49 @@ async fn connections(redis: &Redis) -> usize {
 }
 
 async fn a_unix_socket_connects(library: ClientLibrary) {
-    let redis = Redis::start_with(&["--unixsocket", "redis.sock", "--requirepass", "p@ss+w&rd"]);
-    let socket = redis.path("redis.sock");
-    let url = format!("redis+unix://:p%40ss+w&rd@localhost{}", socket.display());
-    serves(&connect(library, &url).await).await;
+    for (name, escaped) in [("redis.sock", "redis.sock"), ("my redis.sock", "my%20redis.sock")] {
+        let redis = Redis::start_with(&["--unixsocket", name, "--requirepass", "p@ss+w&rd"]);
+        let socket = redis.path(name).display().to_string().replace(name, escaped);
+        let url = format!("redis+unix://:p%40ss+w&rd@localhost{socket}");
+        serves(&connect(library, &url).await).await;
+    }
+}
+
+#[tokio::test]
+async fn redis_rs_connects_to_urls_that_fred_does_not_read() {
+    let redis = Redis::start_with(&[
+        "--unixsocket",
+        "redis.sock",
+        "--requirepass",
+        "pw",
+        "--databases",
+        "400",
+    ]);
+    let socket = redis.path("redis.sock").display().to_string();
+    let server = redis.url().replace("://", "://:pw@");
+    for url in [
+        format!("redis+unix://:pw@{socket}"),
+        format!("{server}/3/"),
+        format!("{server}/300"),
+    ] {
+        let store = RedisStore::builder().url(&url).connect().await;
+        serves(&store.unwrap_or_else(|error| panic!("{url}: {error}"))).await;
+    }
+    for url in [
+        "redis-sentinel://127.0.0.1?sentinelServiceName=m&node=127.0.0.2",
+        "redis-sentinel://127.0.0.1:26379?sentinelServiceName=m&node=[::1]:26380",
+    ] {
+        assert!(RedisStore::builder().url(url).connect_lazy().is_ok(), "{url}");
+        // The application has chosen.
+        assert!(builder(ClientLibrary::Fred).url(url).connect_lazy().is_err(), "{url}");
+    }
+    // The error is that of the first library.
+    assert!(
+        RedisStore::builder()
+            .url("redis://127.0.0.1:99999")
+            .connect_lazy()
+            .is_err()
+    );
 }
 
 async fn a_user_and_a_password_with_special_characters_connect(library: ClientLibrary) {

@@ -22,6 +22,8 @@ use fred::{
         config::{Config, CredentialProvider, Server, ServerConfig},
     },
 };
+#[cfg(feature = "unix-sockets")]
+use percent_encoding::percent_decode_str;
 use tokio::{
     sync::broadcast::{self, error::RecvError},
     time::timeout,
@@ -61,6 +63,13 @@ impl FredClient {
         let connections = (0..settings.number).map(|_| {
             let mut config =
                 Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
+            #[cfg(feature = "unix-sockets")]
+            if let ServerConfig::Unix { path } = &mut config.server {
+                *path = percent_decode_str(&path.to_string_lossy())
+                    .decode_utf8_lossy()
+                    .as_ref()
+                    .into();
+            }
             // The first database needs no `SELECT`, and no permission for it.
             config.database = config.database.filter(|database| *database > 0);
             let authenticator = settings.authenticator();
