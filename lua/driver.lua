@@ -8,7 +8,7 @@
 --          it was admitted; for `wait` and `peek` the process, how many of its requests stand in the line and one more (0: it has
 --          just arrived), and for each of them when it has arrived and its cost; and the charges
 --       charge  rule, cost, quota, x, y and z, for a refund what stays of the charge, and for a calendar five boundaries. The bans of
---               a charge come before it, in its form, with the length of a ban to begin as the cost
+--               a charge come before it, in its form, with the length of a ban to begin as the cost; `deny` counts a denial of each
 --       line    before a charge for which requests may wait: `line`, the longest wait, the cost that comes before it in the process beyond
 --               its place, the number of the line, the time in which the whole quota returns (0: it is not known), and 1 where the
 --               requests are the first of their process in this line, with the newest arrival in it that the process knows in
@@ -185,8 +185,10 @@ local function decide(run, times)
       reply[passed + n + 1] = pack('<dddd', admitted, remaining, wait, reset)
     elseif operation == 'ban' and charge.cost > 0 then
       ban.begin(charge, charge.cost)
+    elseif operation == 'deny' and not banned and charge.quota < NEVER then
+      ban.deny(charge)
     end
-    bans = bans or operation == 'ban' and charge
+    bans = bans or (operation == 'ban' or operation == 'deny') and charge
     if bans then
       if bans.is_in_force and operation ~= 'peek' then
         keep(bans.key, bans.til)

@@ -26,6 +26,9 @@ pub struct StoreRequest<'a> {
     pub(super) is_optional: bool,
     /// The place of the process in a line, in which the requests are the first.
     pub(super) waiting: Option<Cow<'a, [Arrival]>>,
+    /// Whether it regards the bans of its charges and nothing else: a check counts a denial of each, and a reset forgets them.
+    #[cfg(feature = "_redis")]
+    pub(super) is_of_bans: bool,
 }
 
 /// Charges of one request. Those that wait in a queue are owned.
@@ -63,6 +66,8 @@ impl<'a> StoreRequest<'a> {
             units: 1,
             is_optional: false,
             waiting: None,
+            #[cfg(feature = "_redis")]
+            is_of_bans: false,
         }
     }
 
@@ -151,6 +156,7 @@ impl<'a> StoreRequest<'a> {
             units: self.units,
             is_optional: self.is_optional,
             waiting: self.waiting.as_deref().map(|waiting| Cow::Owned(waiting.to_vec())),
+            is_of_bans: self.is_of_bans,
         }
     }
 }

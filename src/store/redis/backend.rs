@@ -140,8 +140,10 @@ impl Backend {
     }
 
     /// Decides these requests in one call. The deadline starts now, and once more if the script replies that no window of a
-    /// calendar in the call encloses its time: nothing was decided then. Those of several callers are sent once more, each alone,
-    /// if some have keys in a slot that is moving.
+    /// calendar in the call encloses its time: nothing was decided then.
+    ///
+    /// Of a slot that is moving, a node executes no call with several keys unless it has all of them. Those of several callers are
+    /// sent once more, each alone; of those of one, none is executed.
     pub(super) async fn run(
         self: &Arc<Self>,
         breaker: &Arc<Breaker>,
@@ -171,11 +173,14 @@ impl Backend {
             _ => breaker.record_reply(),
         }
         self.record_refusal(&reply);
+        let are_of_one = call.keys.len() > 1 && !are_of_several;
         let reply = match reply {
-            Err(failure) if call.is_across && failure.is_elsewhere() => Ok(ScriptReply {
-                server_time: Duration::ZERO,
-                replies: merged.iter().map(|_| None).collect(),
-            }),
+            Err(failure) if call.is_across && failure.is_elsewhere() || are_of_one && failure.is_try_again() => {
+                Ok(ScriptReply {
+                    server_time: Duration::ZERO,
+                    replies: merged.iter().map(|_| None).collect(),
+                })
+            }
             reply => reply.and_then(|reply| ScriptReply::decode(merged, call.is_across, &reply)),
         };
         let are_sent_again = are_of_several && reply.as_ref().is_err_and(Failure::is_try_again);

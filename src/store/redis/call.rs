@@ -119,7 +119,8 @@ impl ScriptCall {
         let Some(first) = run.first() else { return };
         let operation = first.request.operation;
         let times = same_times(run);
-        write_word(buffer, operation_name(operation));
+        let is_denial = first.request.is_of_bans && operation == Operation::Check;
+        write_word(buffer, if is_denial { "deny" } else { operation_name(operation) });
         write_numbers(
             buffer,
             [run.len() as u64, first.request.entries().count() as u64, times],
@@ -296,7 +297,8 @@ fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
         let numbers = one.cost() == other.cost() && one.kept == other.kept;
         numbers && one.limit() == other.limit() && bans && one.line == other.line && !is_held
     };
-    let is_same = a.operation == b.operation && a.waiting.is_none() && b.waiting.is_none();
+    let is_same_kind = a.operation == b.operation && a.is_of_bans == b.is_of_bans;
+    let is_same = is_same_kind && a.waiting.is_none() && b.waiting.is_none();
     is_same && a.charge_count() == b.charge_count() && a.charges().zip(b.charges()).all(same)
 }
 

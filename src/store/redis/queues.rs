@@ -99,23 +99,22 @@ impl CommitQueues {
         slots.entry(slot).or_insert_with(new).clone()
     }
 
-    /// Decides a request with all keys in one slot.
+    /// Decides a request with all keys in one slot, unless that is moving and no node has all of its keys.
     pub(super) async fn decide_at(
         &self,
         slot: u16,
         declares_keys: bool,
         request: OwnedRequest,
-    ) -> Result<StoreResponse, StoreError> {
-        let mut requests = vec![request];
+    ) -> Result<Decided, StoreError> {
+        let mut decided = Decided::nothing(vec![request]);
         for declares_keys in [declares_keys, true] {
             let queue = self.queue_at(slot, declares_keys);
-            let mut decided = queue.decide(CallerRequests::new(requests)).await?;
-            if let Some(response) = decided.response() {
-                return response;
+            decided = queue.decide(CallerRequests::new(decided.requests)).await?;
+            if declares_keys || decided.outcomes.iter().all(Option::is_some) {
+                break;
             }
-            requests = decided.requests;
         }
-        Err(Failure::malformed_reply().into())
+        Ok(decided)
     }
 
     fn queues_of_node<'a>(

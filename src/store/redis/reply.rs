@@ -106,7 +106,7 @@ impl ScriptReply {
 impl RequestReply {
     fn decode(merged: &MergedRequest<'_>, numbers: &[[Double; 4]], errors: &[String]) -> Result<Self, Failure> {
         let MergedRequest { request, times } = *merged;
-        let requires_room = request.operation.requires_room();
+        let requires_room = request.operation.requires_room() && !request.is_of_bans;
         let mut admitted = None;
         let mut banned_for = Duration::ZERO;
         let mut states = SmallVec::with_capacity(numbers.len());
@@ -131,7 +131,7 @@ impl RequestReply {
             let reset_after = duration(*reset_after, bounds.reset_us)?;
             if bounds.is_of_bans {
                 let rest = duration(*wait, bounds.wait_us)?;
-                if matches!(request.operation, Operation::Ban { .. }) {
+                if request.is_of_bans || matches!(request.operation, Operation::Ban { .. }) {
                     states.push(ChargeState::new(remaining, None, reset_after).banned(rest));
                 } else {
                     banned_for = rest;

@@ -62,6 +62,21 @@ impl StoreRequest<'_> {
         part
     }
 
+    /// Another operation on the count of one charge alone, without its line and its bans: on one key.
+    pub(super) fn part_of_count(&self, operation: Operation, position: usize) -> OwnedRequest {
+        self.part(operation, &[position]).to_owned(|charge| {
+            charge.line = None;
+            charge.ban = None;
+        })
+    }
+
+    /// Another operation on the bans of one charge alone: on one key.
+    pub(super) fn part_of_bans(&self, operation: Operation, position: usize) -> OwnedRequest {
+        let mut part = self.part(operation, &[position]);
+        (part.units, part.is_of_bans) = (1, true);
+        part
+    }
+
     /// Another operation at another cost on a request of one charge.
     pub(super) fn at_cost(&self, operation: Operation, cost: u64) -> OwnedRequest {
         let charges = self.charges().cloned();
@@ -82,7 +97,7 @@ impl StoreRequest<'_> {
 
     /// What the script reads, in its order.
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        let counts = !matches!(self.operation, Operation::Ban { .. });
+        let counts = !self.is_of_bans && !matches!(self.operation, Operation::Ban { .. });
         self.charges().flat_map(move |charge| {
             let bans = charge.ban_for(self.operation).map(|ban| Entry::Bans(charge, ban));
             bans.into_iter().chain(counts.then_some(Entry::Count(charge)))

@@ -116,35 +116,6 @@ async fn a_moving_slot_is_served_by_the_node_that_has_the_key() {
     assert!(decide(&store, Operation::Check, &limit(10), new, 1).await.allowed);
 }
 
-#[tokio::test]
-async fn a_request_whose_keys_are_on_two_nodes_fails_uncharged() {
-    let cluster = Cluster::start().await;
-    let store = store(&cluster).await;
-    let (log, key) = (limit(10), Key::from("k"));
-    let charges = [Charge::new("a", &log, &key, 1), Charge::new("b", &log, &key, 1)];
-    let check = [StoreRequest::new(Operation::Check, &charges)];
-    store.decide(&check).await.expect("both are there");
-
-    let slot = cluster.slot(&redis_key("k")).await;
-    let from = Cluster::owner(slot);
-    let to = (from + 1) % 3;
-    cluster.begin_to_move(slot, from, to).await;
-    cluster.move_key("quota:1:log/1h:a:{key=k}", from, to).await;
-    let error = store.decide(&check).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused);
-    assert!(error.to_string().contains("TRYAGAIN"), "{error}");
-
-    cluster.move_keys(slot, from, to).await;
-    cluster.end_moving(slot, to).await;
-    let answer = store.decide(&check).await.expect("both are there");
-    let remaining: Vec<_> = answer.outcomes()[0]
-        .states()
-        .iter()
-        .map(|verdict| verdict.remaining)
-        .collect();
-    assert_eq!(remaining, [8, 8]);
-}
-
 /// On a node from which its slot is moving, a key that is gone cannot be created again.
 #[tokio::test]
 async fn an_expired_or_reset_key_in_a_moving_slot_fails_no_request() {

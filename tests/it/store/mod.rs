@@ -14,6 +14,7 @@ mod hostile;
 mod layout;
 mod memory;
 mod memory_store;
+mod moving_slots;
 mod node_batches;
 mod prefetch;
 mod reconnect;

@@ -99,6 +99,11 @@ impl ReceivedCall {
         }
     }
 
+    /// Whether a node to which their slot is moving executes it only if it has all of them.
+    pub(super) fn has_several_keys(&self) -> bool {
+        !self.is_across && self.keys.iter().any(|key| *key != self.keys[0])
+    }
+
     /// That all keys lie on one node, and those of this request in one slot unless the call says otherwise.
     pub(super) fn verify_slots(&self, keys: &[String], request: &ParsedRequest) {
         let slots = |keys: &[String]| {

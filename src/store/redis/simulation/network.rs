@@ -294,7 +294,8 @@ impl Network {
         }
         match fate.event {
             Event::Error => return refused("OOM command not allowed when used memory > 'maxmemory'."),
-            Event::TryAgain if call.keys.len() > 1 && !call.is_across => {
+            // This server has bans by the keys of their counts.
+            Event::TryAgain if call.has_several_keys() && !call.keys.iter().any(|key| key.contains(":ban:")) => {
                 return refused("TRYAGAIN Multiple keys request during rehashing");
             }
             Event::Moved if call.is_across && has_moved(number, &call.keys[0]) => return refused("ASK 1 127.0.0.1:1"),
