@@ -3,6 +3,7 @@
 //! [`RedisStore`](crate::RedisStore) shares counts between all replicas of a service. [`MemoryStore`] counts in one process,
 //! with the same decisions. [`FailureMode`] defines what happens while a store fails.
 
+mod charge;
 mod failover;
 #[cfg_attr(not(feature = "_redis"), expect(dead_code, reason = "other stores have no nodes"))]
 mod health;
@@ -40,8 +41,9 @@ pub(crate) use crate::limit::NamedLimit;
 #[doc(hidden)]
 pub use {
     self::{
+        charge::Charge,
         overrides::Overrides,
-        request::{Charge, Operation},
+        request::Operation,
         response::{ChargeState, Outcome},
     },
     crate::limit::{Arrival, ChargeLine, LeaseId},
