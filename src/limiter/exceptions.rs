@@ -45,7 +45,7 @@ impl Limiter {
     /// # Errors
     ///
     /// If the store fails: the key is banned in this process then, for the time in which it counts by itself. And if no policy has
-    /// bans, the [longest](crate::Ban::longest) ban of one is shorter, or the time is below a microsecond: then no policy bans the
+    /// bans, none of those that have bans [has such keys](Self::from), the [longest](crate::Ban::longest) ban of one is shorter, or the time is below a microsecond: then no policy bans the
     /// key, and the [kind](StoreError::kind) is [`Refused`](crate::store::ErrorKind::Refused).
     ///
     /// ```
@@ -65,7 +65,7 @@ impl Limiter {
     /// ```
     pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), StoreError> {
         let mut key = key.into();
-        self.accept(&key, None)?;
+        self.accept(&key, |policy| policy.ban.is_some())?;
         require_time(length, "ban", "reset")?;
         key.bound();
         let (decision, longest) = {
@@ -183,7 +183,7 @@ impl Limiter {
         limit: Option<(Limit, Duration)>,
     ) -> Result<(), StoreError> {
         if let Some((_, lasts)) = &limit {
-            self.accept(&key, Some(policy))?;
+            self.accept(&key, |of| *of.limit.name == *policy)?;
             require_time(*lasts, "override", "end_override")?;
         }
         key.bound();

@@ -199,7 +199,7 @@ impl Limiter {
     /// * if no limit of a policy was chosen in this process yet; then all else is removed.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
         let mut key = key.into();
-        self.accept(&key, None)?;
+        self.accept(&key, |_| true)?;
         key.bound();
         let (undecided, unknown) = {
             let basis = self.policies.newest();

@@ -18,8 +18,8 @@ use crate::{
 /// [`request_of`](Limiter::request_of) has what it needs of an HTTP request: keys, plan and conditions. A policy whose limit is
 /// [chosen](crate::Policy::with_limit_fn) for each request does not apply, except to [`reset`](Limiter::reset),
 /// [`ban`](Limiter::ban) and [`override_limit`](Limiter::override_limit). These refuse a key that no request has, such as an
-/// address where the keys are an address and a path, or a text, unless a policy has a key by an extractor of the application. The
-/// presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
+/// address where the keys are an address and a path, or a text, unless a policy has a key by an extractor of the application; a ban
+/// looks at the policies with bans. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
 ///
 /// ```
 /// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
@@ -134,23 +134,21 @@ impl Limiter {
 
 impl Limiter {
     /// Refuses a key where it would change nothing, since requests of the layer have others.
-    pub(super) fn accept(&self, key: &Key, policy: Option<&str>) -> Result<(), StoreError> {
+    pub(super) fn accept(&self, key: &Key, changes: impl Fn(&PolicyContext) -> bool) -> Result<(), StoreError> {
         if !self.has_extractors {
             return Ok(());
         }
         let basis = self.policies.newest();
-        let named = basis
-            .policies
-            .iter()
-            .filter(|of| policy.is_none_or(|policy| of.name() == policy));
-        let forms: Vec<_> = named.map(|policy| policy.extractor().form()).collect();
+        let policies = basis.policies.iter().zip(&*basis.context.here().policies);
+        let changed = policies.filter(|(_, context)| changes(context));
+        let forms: Vec<_> = changed.map(|(policy, _)| policy.extractor().form()).collect();
         if forms.is_empty() || forms.iter().any(|form| form.has(key)) {
             return Ok(());
         }
         let forms = forms.iter().map(KeyForm::to_string).collect::<Vec<_>>().join("`, `");
         Err(StoreError::refused(format!(
-            "no request of the layer has this key, as its keys are `{forms}`; make one of the same parts, such as \
-             `Key::ip(address)`, or `Ip::key_of` of an extractor with settings, and join them by `.and(..)`"
+            "no request of the layer has this key where it would change something, as its keys are `{forms}`; make one of the same \
+             parts, such as `Key::ip(address)`, or `Ip::key_of` of an extractor with settings, and join them by `.and(..)`"
         )))
     }
 }

@@ -427,6 +427,27 @@ async fn a_limiter_of_a_layer_refuses_the_key_of_no_request() {
     }
 }
 
+/// Otherwise it is reported as done, and the caller is admitted.
+#[tokio::test]
+async fn a_ban_is_refused_if_no_policy_with_bans_has_such_keys() {
+    let per_hour = |name| Policy::new(name, SlidingLog::per_hour(9));
+    let per_address = per_hour("per-address").key(key::ip());
+    let logins = per_hour("logins").key(key::header("x-user")).ban(Ban::by_hand());
+    let hour = Duration::from_secs(3_600);
+    let caller = || Key::ip([203, 0, 113, 7].into());
+
+    let limiter = Limiter::from(&RateLimitLayer::new(MemoryStore::new(), [per_address.clone(), logins]));
+    let error = limiter.ban(caller(), hour).await.expect_err("nothing is banned");
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.to_string().contains("its keys are `header:x-user=..`"), "{error}");
+    limiter.ban(Key::header("x-user", "42"), hour).await.expect("it has bans");
+    limiter.reset(caller()).await.expect("a key of a request");
+
+    let limiter = Limiter::from(&RateLimitLayer::new(MemoryStore::new(), per_address));
+    let error = limiter.ban(caller(), hour).await.expect_err("it has no bans");
+    assert!(error.to_string().contains("`.ban(Ban::by_hand())`"), "{error}");
+}
+
 #[tokio::test]
 async fn a_peek_reports_that_the_store_fails() {
     let policy = |mode| {
