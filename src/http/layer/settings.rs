@@ -279,7 +279,8 @@ impl RateLimitLayer {
     ///
     /// Each has its header fields with their schemas, as the layer writes them, and the content of
     /// [`Problem`](crate::response::Problem); replace that if the layer has another format. The fields of
-    /// [`Headers::custom`](crate::Headers::custom) are not known. The description names the limits, as of the call.
+    /// [`Headers::custom`](crate::Headers::custom) are not known. The description names the limits, as of the call, without those of
+    /// policies that [only observe](crate::Policy::observe_only).
     ///
     /// ```
     /// use serde_json::json;
@@ -304,7 +305,9 @@ impl RateLimitLayer {
     #[must_use]
     pub fn openapi(&self) -> Value {
         let newest = self.enforcer.policies.newest();
-        let limits = newest.policies.iter().map(|policy| {
+        let policies = newest.policies.iter().zip(&*newest.context.policies);
+        let denying = policies.filter(|(_, context)| !context.settings.enforced.is_none());
+        let limits = denying.map(|(policy, _)| {
             let limit = policy
                 .limit()
                 .map_or("chosen for each request".to_owned(), ToString::to_string);

@@ -17,14 +17,20 @@ pub(crate) fn components(limits: &[String], context: &CheckContext) -> Value {
         }
         false => json!({}),
     };
+    let description = match limits {
+        [] => "A limit denies the request.".to_owned(),
+        _ => format!("A limit denies the request: {}.", limits.join(", ")),
+    };
     let mut responses = json!({
         "TooManyRequests": {
-            "description": format!("A limit denies the request: {}.", limits.join(", ")),
+            "description": description,
             "headers": joined(&[json!({ "Retry-After": retry_after() }), fields_of(&fields.dialect), observed]),
             "content": problem(429, json!({ "violated-policies": { "type": "array", "items": { "type": "string" } } })),
         },
     });
-    let closes = |policy: &PolicyContext| policy.settings.failure_mode == Some(FailureMode::Closed);
+    let closes = |policy: &PolicyContext| {
+        policy.settings.failure_mode == Some(FailureMode::Closed) && !policy.settings.enforced.is_none()
+    };
     if context.policies.iter().any(closes) {
         responses["ServiceUnavailable"] = json!({
             "description": "The requests cannot be counted.",

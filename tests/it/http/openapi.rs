@@ -77,6 +77,24 @@ async fn the_components_describe_the_responses() {
     assert_describes(&components, "ServiceUnavailable", &send(&app, get("/")).await);
 }
 
+/// A public document has no limits that are tried out.
+#[test]
+fn a_policy_that_observes_is_not_described() {
+    let trial = || policy().failure_mode(FailureMode::Closed);
+    for (trial, description) in [
+        (trial().observe_only(), "A limit denies the request."),
+        (
+            trial().enforce_share(0.1),
+            "A limit denies the request: `api` (sliding-log 1/min).",
+        ),
+    ] {
+        let is_closed = description.contains("api");
+        let responses = RateLimitLayer::new(MemoryStore::new(), trial).openapi()["responses"].take();
+        assert_eq!(responses["TooManyRequests"]["description"], description);
+        assert_eq!(responses["ServiceUnavailable"].is_object(), is_closed);
+    }
+}
+
 #[test]
 fn the_description_names_plans_and_limits_that_are_chosen() {
     let chosen = Policy::with_limit_fn("chosen", |_| SlidingLog::per_minute(1)).key(key::constant("all"));
