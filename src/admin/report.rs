@@ -2,6 +2,7 @@
 
 use std::{
     cmp::Reverse,
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -37,9 +38,12 @@ pub(super) async fn report(shared: &Admin, input: &Input) -> Value {
     }
 
     let mut policy_reports: Vec<Value> = Vec::new();
+    let mut of_counts = HashMap::<_, Vec<usize>>::new();
     for policy in &*policies {
         let report = report_policy(&policies, policy, names, input).await;
-        if !policy_reports.iter().any(|other| is_same(other, &report)) {
+        let same = of_counts.entry(policy.first_sharing()).or_default();
+        if !same.iter().any(|place| is_same(&policy_reports[*place], &report)) {
+            same.push(policy_reports.len());
             policy_reports.push(report);
         }
     }
@@ -74,9 +78,13 @@ fn report_overrides(policies: &[&WatchedPolicy], names: &SubjectNames) -> Vec<Va
         return Vec::new();
     };
     let (now, list) = (overrides.now(), overrides.list());
+    let named = policies
+        .iter()
+        .rev()
+        .map(|policy| (policy.policy.counted_as(), *policy));
+    let first_of: HashMap<_, _> = named.collect();
     let reports = list.iter().filter_map(|one| {
-        let mut policies = policies.iter();
-        let policy = policies.find(|policy| policy.policy.counted_as() == &*one.policy)?;
+        let policy = first_of.get(&*one.policy)?;
         Some(report_override(names, one, policy, now))
     });
     reports.collect()
@@ -223,8 +231,10 @@ async fn report_policy(
 
 /// What the keys of a policy are made of, in all layers and limiters that share its counts.
 pub(super) fn key_forms(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> String {
-    let same = policies.iter().filter(|other| other.shares_counts(policy));
-    let mut forms: Vec<_> = same.map(|policy| policy.key_form().to_string()).collect();
+    let mut forms: Vec<_> = policy
+        .sharing(policies)
+        .map(|policy| policy.key_form().to_string())
+        .collect();
     forms.sort_unstable();
     forms.dedup();
     forms.join(" or ")
@@ -291,30 +301,16 @@ pub(super) fn denied_subject(count: &Count<Key>, names: &SubjectNames) -> Value 
     })
 }
 
-/// The layers and limiters that share the counts of a policy. The clones of a layer are one.
-fn counted<'a>(policies: &'a [WatchedPolicy], policy: &WatchedPolicy) -> Vec<&'a WatchedPolicy> {
-    let mut counted: Vec<&WatchedPolicy> = Vec::new();
-    for policy in policies.iter().filter(|other| other.shares_counts(policy)) {
-        let is_counted = |other: &&WatchedPolicy| {
-            other.position == policy.position && other.context.denials.is_same(&policy.context.denials)
-        };
-        if !counted.iter().any(is_counted) {
-            counted.push(policy);
-        }
-    }
-    counted
-}
-
 /// The denials of a policy by all layers and limiters that share its counts, and since when they are counted.
 pub(super) fn denials_of(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<DenialSummary> {
-    let counted = counted(policies, policy).into_iter();
+    let counted = policy.counted(policies).into_iter();
     let summaries = counted.filter_map(|policy| policy.context.denials.summary(policy.position));
     summaries.reduce(|(since, joined), (other_since, other)| (since.min(other_since), joined.join(other)))
 }
 
 /// The decisions of the same.
 fn decisions_of(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> u64 {
-    let counted = counted(policies, policy).into_iter();
+    let counted = policy.counted(policies).into_iter();
     counted
         .map(|policy| policy.context.denials.decisions(policy.position))
         .sum()

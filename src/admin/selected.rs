@@ -1,7 +1,10 @@
 //! The policies of the layers and limiters that an `Admin` has, the key of one that an operator has selected, and the keys of all
 //! that a search finds.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -21,7 +24,7 @@ use crate::{
 
 /// All policies after the last reloads, in their order, with the numbers of their stores.
 pub(super) fn all_policies(admin: &Admin) -> Arc<[WatchedPolicy]> {
-    let mut policies = Vec::new();
+    let mut policies: Vec<WatchedPolicy> = Vec::new();
     let mut stores = Vec::new();
     for set in &admin.watched {
         let newest = set.newest();
@@ -42,8 +45,19 @@ pub(super) fn all_policies(admin: &Admin) -> Arc<[WatchedPolicy]> {
                     store: number,
                     limits: policy.known_limits(),
                     policy: policy.clone(),
+                    sharing: Arc::default(),
                 }),
         );
+    }
+    let mut groups = HashMap::<_, Vec<usize>>::new();
+    for (place, policy) in policies.iter().enumerate() {
+        let counts = (policy.policy.counted_as().to_owned(), policy.store);
+        groups.entry(counts).or_default().push(place);
+    }
+    for group in groups.into_values().map(Arc::<[usize]>::from) {
+        for place in &*group {
+            policies[*place].sharing = group.clone();
+        }
     }
     policies.into()
 }
@@ -58,12 +72,33 @@ pub(super) struct WatchedPolicy {
     /// The limits that are known.
     pub(super) limits: Vec<Arc<NamedLimit>>,
     pub(super) policy: Policy,
+    /// The places of those that have the same counts, this one among them.
+    sharing: Arc<[usize]>,
 }
 
 impl WatchedPolicy {
-    /// Whether both have the same counts.
-    pub(super) fn shares_counts(&self, other: &Self) -> bool {
-        self.policy.counted_as() == other.policy.counted_as() && self.store == other.store
+    /// Those of all policies that have the same counts, in their order.
+    pub(super) fn sharing<'a>(&'a self, policies: &'a [Self]) -> impl Iterator<Item = &'a Self> + Clone {
+        self.sharing.iter().filter_map(|place| policies.get(*place))
+    }
+
+    /// The same, and the clones of a layer are one.
+    pub(super) fn counted<'a>(&'a self, policies: &'a [Self]) -> Vec<&'a Self> {
+        let mut counted: Vec<&Self> = Vec::new();
+        for policy in self.sharing(policies) {
+            let is_counted = |other: &&Self| {
+                other.position == policy.position && other.context.denials.is_same(&policy.context.denials)
+            };
+            if !counted.iter().any(is_counted) {
+                counted.push(policy);
+            }
+        }
+        counted
+    }
+
+    /// The place of the first of them.
+    pub(super) fn first_sharing(&self) -> usize {
+        self.sharing.first().copied().unwrap_or_default()
     }
 
     /// The limit of a key that is [bound](Key::bound) in place of this limit, if an override applies.
@@ -137,7 +172,7 @@ impl Selected {
         let policy = (*policy).clone();
         if SubjectNames::is_hash(text) {
             let found = find_by_hash(shared, &policies, text).into_iter();
-            let mut found = found.filter(|found| found.policy.shares_counts(&policy));
+            let mut found = found.filter(|found| found.policy.first_sharing() == policy.first_sharing());
             return found.next().ok_or_else(|| AdminError::unknown_hash(&shared.instance));
         }
         let not_a_key = |error| AdminError::from(error).logged_as("the text is not a key");
@@ -164,7 +199,7 @@ impl Selected {
 
     /// The policy in each layer and limiter that shares its counts.
     pub(super) fn sharing(&self) -> impl Iterator<Item = &WatchedPolicy> + Clone {
-        self.policies.iter().filter(|other| other.shares_counts(&self.policy))
+        self.policy.sharing(&self.policies)
     }
 
     /// The response to `/subject` and to all changes of a subject.
@@ -192,8 +227,7 @@ impl Selected {
 /// Whether a request of a policy can have this key, or the policy lists it: a limiter on the same store has set its override, or
 /// keys were made of something else before a reload.
 fn has_key(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key) -> bool {
-    let mut sharing = policies.iter().filter(|other| other.shares_counts(policy));
-    sharing.any(|policy| policy.key_form().has(key)) || {
+    policy.sharing(policies).any(|policy| policy.key_form().has(key)) || {
         let mut bound = key.clone();
         bound.bound();
         report::subjects(policies, policy).any(|subject| subject == bound)
@@ -206,7 +240,7 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
         return Ok(());
     }
     let search = Search::parse(text)?;
-    let mut same = policies.iter().filter(|other| other.shares_counts(policy));
+    let mut same = policy.sharing(policies);
     let meant = same.find_map(|policy| policy.key_form().keys_with(&search).into_iter().next());
     let fix = match meant {
         Some(key @ FoundKey::Key(_)) => format!("; use `{key}`"),
@@ -220,12 +254,11 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
 
 /// The subject of each policy with such keys that this hash names, if this process knows it.
 fn find_by_hash(shared: &Admin, policies: &Arc<[WatchedPolicy]>, hash: &str) -> Vec<Selected> {
-    let mut distinct: Vec<&WatchedPolicy> = Vec::new();
-    for policy in &**policies {
-        if !distinct.iter().any(|other| other.shares_counts(policy)) {
-            distinct.push(policy);
-        }
-    }
+    let first = policies
+        .iter()
+        .enumerate()
+        .filter(|(place, policy)| policy.first_sharing() == *place);
+    let mut distinct: Vec<_> = first.map(|(_, policy)| policy).collect();
     let subjects = distinct.iter().flat_map(|policy| report::subjects(policies, policy));
     let Some(key) = shared.names.key_of(hash, subjects) else {
         return Vec::new();
@@ -238,6 +271,23 @@ fn find_by_hash(shared: &Admin, policies: &Arc<[WatchedPolicy]>, hash: &str) -> 
         policies: policies.clone(),
     });
     selected.collect()
+}
+
+/// The keys of policies with the values of a text, and if none is complete also with the text as one value.
+fn keys_with<'a>(text: &str, policies: &'a [WatchedPolicy]) -> Result<Vec<(&'a WatchedPolicy, FoundKey)>, AdminError> {
+    let forms: Vec<_> = policies.iter().map(WatchedPolicy::key_form).collect();
+    let find = |search: &Search| -> Vec<_> {
+        let of_each = policies.iter().zip(&forms);
+        let found = of_each.flat_map(|(policy, form)| form.keys_with(search).into_iter().map(move |key| (policy, key)));
+        found.collect()
+    };
+    let search = Search::parse(text)?;
+    let mut keys = find(&search);
+    let is_complete = keys.iter().any(|(_, key)| matches!(key, FoundKey::Key(_)));
+    if !is_complete && let Some(whole) = search.whole(text, &forms) {
+        keys.extend(find(&whole));
+    }
+    Ok(keys)
 }
 
 /// The response to `/search`.
@@ -253,30 +303,25 @@ pub(super) async fn search(shared: &Admin, input: &Input) -> Result<Value, Admin
     let is_known = !selected.is_empty();
     let (mut found, mut incomplete, mut failed) = (Vec::new(), Vec::new(), Vec::new());
     let other = |policy: &WatchedPolicy, key| json!({ "policy": policy.name(), "store": policy.store, "key": key });
-    let search = Search::parse(text)?;
-    let mut known = Vec::new();
-    for policy in policies.iter().filter(|_| !is_known) {
-        for key in policy.key_form().keys_with(&search) {
-            let identity = (policy.name().to_owned(), policy.store, key.to_string());
-            if known.contains(&identity) {
+    let mut known = HashSet::new();
+    for (policy, key) in keys_with(text, &policies)?.into_iter().filter(|_| !is_known) {
+        if !known.insert((policy.name(), policy.store, key.to_string())) {
+            continue;
+        }
+        let mut key = match key {
+            FoundKey::Key(key) => key,
+            FoundKey::Incomplete(key) => {
+                incomplete.push(other(policy, key));
                 continue;
             }
-            known.push(identity);
-            let mut key = match key {
-                FoundKey::Key(key) => key,
-                FoundKey::Incomplete(key) => {
-                    incomplete.push(other(policy, key));
-                    continue;
-                }
-            };
-            key.bound();
-            selected.push(Selected {
-                policy: policy.clone(),
-                key,
-                is_hashed: false,
-                policies: policies.clone(),
-            });
-        }
+        };
+        key.bound();
+        selected.push(Selected {
+            policy: policy.clone(),
+            key,
+            is_hashed: false,
+            policies: policies.clone(),
+        });
     }
     for selected in selected {
         match selected.peek(shared).await {

@@ -54,11 +54,34 @@ impl Search {
             ));
         }
         let values: Vec<_> = text.split('|').map(|value| SearchedValue::of(value.trim())).collect();
-        if values.len() > MOST {
-            return Err(ConfigError::new(format!("a search has at most {MOST} values")));
-        }
         let key = Key::parse(text).ok();
+        if values.len() > MOST && key.is_none() {
+            return Err(ConfigError::new(format!(
+                "a search has at most {MOST} values; enter fewer of them, or a whole key such as `ip=203.0.113.7|path=/login`"
+            )));
+        }
         Ok(Self { key, values })
+    }
+
+    /// The text as one value, such as `q=1` or `auth0|5f7c`; none if one of its values has the name of a component.
+    ///
+    /// For a text that is no key of these forms, value by value.
+    pub(crate) fn whole(&self, text: &str, forms: &[KeyForm]) -> Option<Self> {
+        let is_kind = |name: &str| {
+            KINDS
+                .iter()
+                .any(|kind| name == *kind || kind.ends_with(':') && name.starts_with(kind))
+        };
+        let names = |name: &str| is_kind(name) || forms.iter().any(|form| form.has_name(name));
+        let mut named = self.values.iter().filter_map(|value| value.name.as_deref());
+        let value = SearchedValue {
+            name: None,
+            value: bytes(text.trim()),
+        };
+        (!named.any(names)).then(|| Self {
+            key: None,
+            values: vec![value],
+        })
     }
 }
 
@@ -74,16 +97,8 @@ impl SearchedValue {
 
     /// The component of this form, if the value is one.
     fn as_component(&self, form: &Component) -> Option<Key> {
-        if let Some(name) = &self.name {
-            let written = form.without_value();
-            let written = written.as_str().trim_end_matches('=');
-            let kind = form.kind.trim_end_matches(':');
-            let names = [&shown(written), written, &form.label, kind];
-            if !names.iter().any(|other| other.eq_ignore_ascii_case(name)) {
-                return None;
-            }
-        }
-        form.key_of(&self.value)
+        let is_meant = self.name.as_ref().is_none_or(|name| form.has_name(name));
+        form.key_of(&self.value).filter(|_| is_meant)
     }
 
     /// A component of a key of which nothing is known.
@@ -99,6 +114,14 @@ impl SearchedValue {
 }
 
 impl Component {
+    /// Whether an operator may call it so, such as `user`, `ext:user` and `ext`.
+    fn has_name(&self, name: &str) -> bool {
+        let written = self.without_value();
+        let written = written.as_str().trim_end_matches('=');
+        let names = [&shown(written), written, &self.label, self.kind.trim_end_matches(':')];
+        names.iter().any(|other| other.eq_ignore_ascii_case(name))
+    }
+
     /// The component with this value, if the value can be one.
     pub(super) fn key_of(&self, value: &[u8]) -> Option<Key> {
         let text = || std::str::from_utf8(value).ok();
@@ -127,10 +150,22 @@ impl Component {
 }
 
 impl KeyForm {
+    fn has_name(&self, name: &str) -> bool {
+        match self {
+            Self::Any => false,
+            Self::Component(component) => component.has_name(name),
+            Self::All(forms) | Self::First(forms) => forms.iter().any(|form| form.has_name(name)),
+        }
+    }
+
     /// The keys of this form with all values of a search, or, if there are none, what keys with them look like.
     pub(crate) fn keys_with(&self, search: &Search) -> Vec<FoundKey> {
         if let Some(key) = search.key.as_ref().filter(|key| self.has(key)) {
             return vec![FoundKey::Key(key.clone())];
+        }
+        // The text is a key of another form.
+        if search.values.len() > MOST {
+            return Vec::new();
         }
         let mut found = self.filled(&search.values);
         found.retain(|filled| filled.values == (1 << search.values.len()) - 1);

@@ -330,7 +330,27 @@ async fn a_search_finds_the_policies_whose_keys_can_be_made_of_a_value() {
         ("method=get", &["by-method const=all|method=GET"]),
         ("all", &[]),
         ("const=all", &["in-all const=all"]),
-        ("nothing=at-all", &[]),
+        ("ip=nowhere", &[]),
+        ("header:x-other=alice", &[]),
+        // No component has this name, so it is a part of the value.
+        (
+            "YWxpY2U=",
+            &[
+                "by-header header:x-tenant=YWxpY2U=",
+                "by-user ext:user=YWxpY2U=",
+                "by-either ext:user=YWxpY2U=",
+                "by-name ext:用户=YWxpY2U=",
+            ],
+        ),
+        (
+            "auth0|5f7c",
+            &[
+                "by-header header:x-tenant=auth0^7C5f7c",
+                "by-user ext:user=auth0^7C5f7c",
+                "by-either ext:user=auth0^7C5f7c",
+                "by-name ext:用户=auth0^7C5f7c",
+            ],
+        ),
     ] {
         let keys = operator.keys(text, "found").await;
         let expected = match text {
@@ -345,6 +365,27 @@ async fn a_search_finds_the_policies_whose_keys_can_be_made_of_a_value() {
                 assert!(keys.iter().any(|key| key.starts_with(policy)), "{text}: {keys:?}");
             }
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denied_customer_is_found_by_a_value_with_delimiters_and_by_a_key_of_many_components() {
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_minute(1)));
+    let operator = Operator::of_limiter(&limiter);
+    let many = (0..11).fold(Key::from(""), |key, part| key.and(Key::from(part)));
+    for key in [Key::from("q=1"), Key::from("auth0|5f7c"), many.clone()] {
+        for _ in 0..2 {
+            drop(limiter.check(key.clone()).await.expect("a memory store replies"));
+        }
+    }
+    for (text, key) in [
+        ("q=1", "key=q=1"),
+        (" auth0|5f7c ", "key=auth0^7C5f7c"),
+        (many.as_str(), many.as_str()),
+    ] {
+        let found = operator.search(text).await["found"].take();
+        assert_eq!(found[0]["key"], key);
+        assert_eq!(found[0]["denied"]["denials"], 1, "{text}");
     }
 }
 

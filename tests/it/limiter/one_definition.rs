@@ -440,7 +440,10 @@ async fn a_ban_is_refused_if_no_policy_with_bans_has_such_keys() {
     let error = limiter.ban(caller(), hour).await.expect_err("nothing is banned");
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("its keys are `header:x-user=..`"), "{error}");
-    limiter.ban(Key::header("x-user", "42"), hour).await.expect("it has bans");
+    limiter
+        .ban(Key::header("x-user", "42"), hour)
+        .await
+        .expect("it has bans");
     limiter.reset(caller()).await.expect("a key of a request");
 
     let limiter = Limiter::from(&RateLimitLayer::new(MemoryStore::new(), per_address));
