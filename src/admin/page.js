@@ -6,20 +6,25 @@ function element(name, properties = {}, ...children) {
   return made;
 }
 
-const [time, status, found, subject, keyInput, dialog, question, stores, chart, holders, overrides, hashes, filter, sort, policies, refresh, auto] = [
-  "time", "status", "found", "subject", "key", "confirm", "question", "stores", "chart", "holders", "overrides", "hashes", "filter", "sort", "policies", "refresh", "auto",
+const [time, status, found, subject, keyInput, dialog, question, stores, chart, holders, overrides, restOfOverrides, hashes, filter, sort, policies, refresh, auto] = [
+  "time", "status", "found", "subject", "key", "confirm", "question", "stores", "chart", "holders", "overrides", "rest-of-overrides", "hashes", "filter", "sort", "policies", "refresh", "auto",
 ].map((id) => document.getElementById(id));
 
 // Without the user and the password that the address of the page may have, with which `fetch` fails.
 const base = location.origin + location.pathname.replace(/\/+$/, "");
 const SUBJECTS = 50; // The most subjects of a policy that the page shows.
+const OVERRIDES = 200; // The most overrides that the page shows.
 const PAUSE = 5000; // Milliseconds between two refreshes.
+const PATIENCE = 30_000; // Milliseconds until a request without a response is given up.
 let report;
 let latest = 0; // When the request of the report was sent.
 let searched; // The last search: its text, and its result.
 let shown; // The subject of the counts that are shown.
 let asked; // The subject of the question that is asked.
 let actions = 0; // How many actions of the operator have begun: what an earlier one receives is not shown any more.
+let reloads = 0; // How many times everything was loaded again.
+let sentence; // Makes the status, while that is about counts that are shown.
+let late = ""; // What changes have done after a later action had begun, whose status it follows.
 
 // Makes an element like a fresh one, and keeps what an operator has there: the focus, the text of inputs, and the scroll position.
 function update(element, fresh) {
@@ -65,13 +70,21 @@ function show(parent, ...children) {
 }
 
 async function call(path, options = {}) {
-  const response = await fetch(base + path, { cache: "no-store", ...options });
-  const isJson = response.headers.get("content-type")?.startsWith("application/json");
-  const body = isJson ? await response.json() : {};
-  if (!response.ok || !isJson) {
-    throw new Error(body.error ?? `${response.status} ${response.statusText}`);
+  const signal = AbortSignal.timeout(PATIENCE);
+  try {
+    const response = await fetch(base + path, { cache: "no-store", redirect: "manual", signal, ...options });
+    const isJson = response.headers.get("content-type")?.startsWith("application/json");
+    if (response.type === "opaqueredirect" || (response.ok && !isJson)) {
+      throw new Error("the response is not of this router; sign in again and reload the page");
+    }
+    const body = isJson ? await response.json() : {};
+    if (!response.ok) {
+      throw new Error(body.error ?? `${response.status} ${response.statusText}`);
+    }
+    return body;
+  } catch (error) {
+    throw signal.aborted ? new Error(`no response within ${duration(PATIENCE / 1000)}`) : error;
   }
-  return body;
 }
 
 function post(path, body) {
@@ -79,17 +92,45 @@ function post(path, body) {
   return call(path, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
+// Text with each word that is not ASCII apart: one from right to left does not move what is beside it, so each key looks different.
+function words(text) {
+  const parts = String(text).split(/((?:(?!\p{ASCII})[\p{L}\p{M}])+)/u);
+  return parts.map((part, place) => (place % 2 === 1 ? element("bdi", { dir: "ltr", textContent: part }) : part));
+}
+
 function showStatus(text, isError = false) {
-  status.textContent = text;
+  status.replaceChildren(...words(text));
   status.classList.toggle("error", isError);
 }
 
-// Runs a task, and shows its error.
-async function attempt(task) {
+// Runs a task of the operator, and shows the status that it returns, or its error. If a later one has begun, its status stays, and what a
+// change has done follows it.
+async function attempt(task, { action = ++actions, isChange = false } = {}) {
+  const isLast = () => action === actions;
+  [sentence, late] = [undefined, ""];
+  showStatus("Working.");
+  let [text, isError] = ["", false];
   try {
-    await task();
+    text = await task(isLast);
   } catch (error) {
-    showStatus(error.message, true);
+    [text, isError] = [error.message, true];
+  }
+  if (isLast()) {
+    showStatus(text + late, isError);
+  } else if (isChange) {
+    late += ` ${text}`;
+    showStatus(`${status.textContent} ${text}`, isError || status.classList.contains("error"));
+  }
+}
+
+// Waits until the page is loaded. If that fails, what is done is shown all the same, so that it is not done again.
+async function failureOfLoading(loading) {
+  try {
+    await loading;
+    return "";
+  } catch (error) {
+    draw({ isLoaded: false });
+    return ` The page is not refreshed: ${error.message}.`;
   }
 }
 
@@ -122,14 +163,14 @@ function terms(entries) {
   const present = entries.filter(([, value]) => value !== null && value !== undefined);
   const children = present.flatMap(([term, value]) => [
     element("dt", { textContent: term }),
-    element("dd", { textContent: value }),
+    element("dd", {}, ...words(value)),
   ]);
   return element("dl", {}, ...children);
 }
 
 function top(title, state, kind = "") {
   return element("div", { className: "top" },
-    element("h3", { textContent: title }),
+    element("h3", {}, ...words(title)),
     element("span", { className: `state ${kind}`, textContent: state }),
   );
 }
@@ -225,14 +266,14 @@ function subjectRow(policy, { subject: name, denials, error, last_at: last }) {
 }
 
 function lookUpButton({ policy, store }, key) {
-  const button = element("button", { type: "button", className: "look-up", textContent: key, title: "Show", onclick: () => select({ policy, store }, key) });
+  const button = element("button", { type: "button", className: "look-up", title: "Show", onclick: () => select({ policy, store }, key) }, ...words(key));
   button.dataset.focus = JSON.stringify([policy, store, key]);
   return button;
 }
 
 // The name of a subject, a key or its hash, which looks it up unless a store has hashed the key.
 function subjectLabel(policy, name) {
-  return isStoredHash(name) ? element("code", { textContent: name }) : lookUpButton(policy, name);
+  return isStoredHash(name) ? element("code", {}, name) : lookUpButton(policy, name);
 }
 
 // A row of the table of slots, waiting requests and bans.
@@ -245,21 +286,29 @@ function holderRow({ policy, store }, name, holds, time) {
   );
 }
 
-function holderRows(policy) {
-  const slots = (policy.slots ?? []).map(({ subject: name, slots: number, longest_seconds: longest }) => {
-    return holderRow(policy, name, number === 1 ? "1 slot" : `${number.toLocaleString()} slots`, `for ${duration(longest)}`);
-  });
-  const lines = policy.lines.map(({ subject: name, requests }) => {
-    return holderRow(policy, name, requests === 1 ? "1 waiting request" : `${requests.toLocaleString()} waiting requests`, "");
-  });
-  const bans = (policy.bans ?? []).map(({ subject: name, ends_at: ends, ends_after_seconds: rest }) => {
-    return holderRow(policy, name, "a ban", `until ${moment(ends)}, for ${duration(rest)}`);
-  });
-  return [...slots, ...lines, ...bans];
+// The layers and limiters that share a policy report the same subjects.
+function holderRows() {
+  const rows = new Map();
+  for (const policy of report.policies) {
+    const add = (kind, name, holds, time) => {
+      rows.set(JSON.stringify([policy.policy, policy.store, kind, name]), holderRow(policy, name, holds, time));
+    };
+    for (const { subject: name, slots: number, longest_seconds: longest } of policy.slots ?? []) {
+      add("slots", name, number === 1 ? "1 slot" : `${number.toLocaleString()} slots`, `for ${duration(longest)}`);
+    }
+    for (const { subject: name, requests } of policy.lines) {
+      add("line", name, requests === 1 ? "1 waiting request" : `${requests.toLocaleString()} waiting requests`, "");
+    }
+    for (const { subject: name, ends_at: ends, ends_after_seconds: rest } of policy.bans ?? []) {
+      add("ban", name, "a ban", `until ${moment(ends)}, for ${duration(rest)}`);
+    }
+  }
+  return [...rows.values()];
 }
 
+// The name of a policy, with its store if there are several, as far as a report has said that.
 function policyName(policy, store) {
-  return report.stores.length > 1 ? `${policy} (store ${store})` : policy;
+  return report?.stores.length > 1 ? `${policy} (store ${store})` : policy;
 }
 
 function overrideRow({ policy, store, subject: name, limit, ends_at: ends, ends_after_seconds: rest, set_by: by }) {
@@ -276,7 +325,12 @@ function overrideRow({ policy, store, subject: name, limit, ends_at: ends, ends_
 
 // When an override ends: after a length of time, or when a day begins where the operator is.
 function endOf(text) {
-  const until = (at) => ({ until: Math.floor(at.getTime() / 1000) });
+  const until = (at) => {
+    if (at <= Date.now()) {
+      throw new Error("the end is over; use a later date");
+    }
+    return { until: Math.floor(at.getTime() / 1000) };
+  };
   if (text.trim().toLowerCase() === "tomorrow") {
     return until(new Date(new Date().setHours(24, 0, 0, 0)));
   }
@@ -295,8 +349,8 @@ function overrideForm(of) {
   const onsubmit = (event) => {
     event.preventDefault();
     const [{ value: limit }, { value: lasts }] = event.target.elements;
-    change(of, "/override", { limit, ...endOf(lasts) }, ({ policy, key, override: own }) => {
-      return `${key} has the limit ${own.limit} in ${policy} until ${date(own.ends_at)}.`;
+    change(of, "/override", () => ({ limit, ...endOf(lasts) }), ({ policy, store, key, override: own }) => {
+      return `${key} has the limit ${own.limit} in ${policyName(policy, store)} until ${date(own.ends_at)}.`;
     });
   };
   const form = element("form", { id: "override", ariaLabel: "Another limit for the subject", onsubmit },
@@ -310,28 +364,22 @@ function overrideForm(of) {
 }
 
 function endOverride(of) {
-  change(of, "/end-override", {}, ({ policy, key }) => `The override of ${key} in ${policy} has ended.`);
+  change(of, "/end-override", () => ({}), ({ policy, store, key }) => `The override of ${key} in ${policyName(policy, store)} has ended.`);
 }
 
 // Changes a subject, and shows it as it is then.
 function change({ policy, store, key }, path, settings, done) {
-  return attempt(async () => {
-    const action = ++actions;
-    const changed = await post(path, { policy, store, key, ...settings });
-    if (action === actions) {
+  attempt(async (isLast) => {
+    const changed = await post(path, { policy, store, key, ...settings() });
+    if (isLast()) {
       shown = changed;
     }
-    let failure = "";
-    try {
-      await reload();
-    } catch (error) {
-      // What is done is shown, so that it is not done again.
-      drawSubject();
-      failure = ` The page is not refreshed: ${error.message}.`;
+    const failure = await failureOfLoading(reload());
+    if (isLast()) {
+      subject.focus();
     }
-    showStatus(done(changed) + failure);
-    subject.focus();
-  });
+    return done(changed) + failure;
+  }, { isChange: true });
 }
 
 function countBlock({ limit, in_place_of: own, allowed, denial, quota, remaining, banned_for_seconds: banned, retry_after_seconds: wait, reset_after_seconds: reset, observed, store_error: error }) {
@@ -379,6 +427,9 @@ function selectedPolicies() {
 }
 
 function drawPolicies() {
+  if (!report) {
+    return;
+  }
   const selected = selectedPolicies();
   const unused = filter.value.trim() ? [] : report.unused_policies;
   const none = selected.length + unused.length === 0 ? [element("p", { textContent: "No policy has this text." })] : [];
@@ -386,26 +437,34 @@ function drawPolicies() {
 }
 
 // Draws the report, and keeps the focus on what has it, wherever that is then.
-function draw() {
+function draw({ isLoaded }) {
   const { focus } = document.activeElement.dataset;
-  drawAll();
+  const isInSubject = subject.contains(document.activeElement);
+  if (isLoaded) {
+    drawReport();
+  }
+  drawFound();
+  drawSubject();
   if (focus && document.activeElement.dataset.focus !== focus) {
     const focused = [...document.querySelectorAll("[data-focus]")].find((element) => element.dataset.focus === focus);
     focused?.focus({ preventScroll: true });
   }
+  if (isInSubject && !subject.contains(document.activeElement)) {
+    subject.focus({ preventScroll: true });
+  }
 }
 
-function drawAll() {
+function drawReport() {
   time.textContent = `${report.instance}, as of ${date(report.now)}`;
   time.classList.remove("error");
   hashes.textContent = hashesText();
   show(stores, ...report.stores.map(storeCard));
-  drawRows(holders, report.policies.flatMap(holderRows));
-  drawRows(overrides, report.overrides.map(overrideRow));
+  drawRows(holders, holderRows());
+  drawRows(overrides, report.overrides.slice(0, OVERRIDES).map(overrideRow));
+  restOfOverrides.hidden = report.overrides.length <= OVERRIDES;
+  restOfOverrides.textContent = `The first ${OVERRIDES} of ${report.overrides.length.toLocaleString()}. The report has all of them.`;
   drawChart();
   drawPolicies();
-  drawFound();
-  drawSubject();
 }
 
 function drawRows(section, rows) {
@@ -430,8 +489,8 @@ function drawSubject() {
   const of = shown; // What the buttons change, whatever is shown by then.
   const { instance, policy, store, key, subject: name, denied, override: own, counts, error } = of;
   const text = denied
-    ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}, last ${moment(denied.last_at)}${report.shows_keys ? "" : `, listed as ${name}`}`
-    : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
+    ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}, last ${moment(denied.last_at)}${name === key ? "" : `, listed as ${name}`}`
+    : `not listed by ${instance}${name === key ? "" : `; its hash is ${name}`}`;
   show(subject,
     top(key, policyName(policy, store), "none"),
     // What comes and goes is in an element that stays, so that the form stays, with what is typed.
@@ -456,59 +515,64 @@ async function load() {
     [report, latest] = [loaded, sent];
     addToChart();
   }
-  draw();
+  draw({ isLoaded: true });
 }
 
 const isDenied = ({ counts }) => counts.some(({ allowed, observed }) => !allowed && !observed);
 
 // Which of several limits a request has is not known: its plan or its layer decides.
-function denialOf({ policy, key, counts }) {
+function denialOf({ policy, store, key, counts }) {
   const denying = counts.filter(({ allowed, observed }) => !allowed && !observed).length;
-  return `${policy} denies ${key}${denying < counts.length ? ` by ${denying} of its ${counts.length} limits` : ""}.`;
+  return `${policyName(policy, store)} denies ${key}${denying < counts.length ? ` by ${denying} of its ${counts.length} limits` : ""}.`;
+}
+
+function subjectStatus(one) {
+  const name = policyName(one.policy, one.store);
+  const failure = failureOf(one);
+  return failure ? `${name}: ${failure}.` : isDenied(one) ? denialOf(one) : `${name} admits ${one.key}.`;
 }
 
 function select({ policy, store }, key) {
-  attempt(async () => {
-    const action = ++actions;
+  attempt(async (isLast) => {
     const selected = await post("/subject", { policy, store, key });
-    if (action !== actions) {
-      return;
+    if (!isLast()) {
+      return "";
     }
     shown = selected;
-    await load();
-    const failure = failureOf(selected);
-    showStatus(failure ? `${selected.policy}: ${failure}.` : isDenied(selected) ? denialOf(selected) : `${selected.policy} admits ${selected.key}.`);
-    subject.focus();
+    const failure = await failureOfLoading(load());
+    if (isLast()) {
+      sentence = () => subjectStatus(shown);
+      subject.focus();
+    }
+    return subjectStatus(selected) + failure;
   });
 }
 
 function confirm(of) {
   asked = of;
-  question.textContent = `Remove all counts and bans of ${of.key} in ${of.policy}?`;
+  question.replaceChildren(...words(`Remove all counts and bans of ${of.key} in ${policyName(of.policy, of.store)}?`));
   dialog.showModal();
 }
 
 // Loads everything again. A subject and a search that have an error stay as they were, with the error. Returns the last one.
 async function reload() {
-  const [search, of] = [searched, shown];
+  const [search, of, action, turn] = [searched, shown, actions, ++reloads];
+  // What is received after an action of the operator has begun may be older than what that shows.
+  const isLast = () => action === actions && turn === reloads;
   let failure = null;
   if (search) {
-    try {
-      search.result = await post("/search", { text: search.text });
-      search.error = null;
-    } catch (error) {
-      search.error = failure = error.message;
+    const newer = await post("/search", { text: search.text }).then((result) => ({ result, error: null }), ({ message: error }) => ({ error }));
+    failure = newer.error;
+    if (isLast()) {
+      Object.assign(search, newer);
     }
   }
   if (of) {
-    try {
-      const { policy, store, key } = of;
-      const newer = await post("/subject", { policy, store, key });
-      if (shown === of) {
-        shown = newer;
-      }
-    } catch (error) {
-      of.error = failure = error.message;
+    const { policy, store, key } = of;
+    const newer = await post("/subject", { policy, store, key }).catch(({ message: error }) => ({ ...of, error }));
+    failure = newer.error ?? failure;
+    if (isLast() && shown === of) {
+      shown = newer;
     }
   }
   await load();
@@ -520,7 +584,12 @@ function refreshLater() {
   setTimeout(async () => {
     if (auto.checked && !document.hidden && !dialog.open) {
       try {
-        await reload();
+        const before = sentence?.();
+        const failure = await reload();
+        // A status is read aloud, so it is set only if it has changed.
+        if (failure === null && before && before === status.textContent && sentence() !== before) {
+          showStatus(sentence());
+        }
       } catch (error) {
         time.textContent = `Not refreshed since ${report ? date(report.now) : "the page was opened"}: ${error.message}`;
         time.classList.add("error");
@@ -532,14 +601,18 @@ function refreshLater() {
 
 document.getElementById("look-up").addEventListener("submit", (event) => {
   event.preventDefault();
-  attempt(() => search(keyInput.value));
+  search(keyInput.value);
 });
 
 refresh.addEventListener("click", () => {
   attempt(async () => {
     const failure = await reload();
-    showStatus(failure ? `Refreshed in part: ${failure}.` : "Refreshed.", failure !== null);
-  });
+    if (failure !== null) {
+      throw new Error(`Refreshed in part: ${failure}.`);
+    }
+    // A search that has ended meanwhile has a status.
+    return sentence?.() ?? "Refreshed.";
+  }, { action: actions });
 });
 
 for (const control of [filter, sort]) {
@@ -550,11 +623,11 @@ document.getElementById("cancel").addEventListener("click", () => dialog.close()
 
 document.getElementById("reset").addEventListener("click", () => {
   dialog.close();
-  change(asked, "/reset", {}, ({ policy, key }) => `The counts of ${key} in ${policy} are reset.`);
+  change(asked, "/reset", () => ({}), ({ policy, store, key }) => `The counts of ${key} in ${policyName(policy, store)} are reset.`);
 });
 
 attempt(async () => {
   await load();
-  showStatus(report.policies.length > 0 ? "Ready." : "No layer or limiter was added.");
+  return report.policies.length > 0 ? "Ready." : "No layer or limiter was added.";
 });
 refreshLater();

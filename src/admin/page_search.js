@@ -1,15 +1,20 @@
 
 // The search over all policies.
-async function search(text) {
-  const action = ++actions;
-  const result = await post("/search", { text });
-  if (action !== actions) {
-    return;
-  }
-  searched = { text, result };
-  [shown] = ranked(result.found);
-  await load();
-  showStatus(searchStatus(text, result));
+function search(text) {
+  attempt(async (isLast) => {
+    const result = await post("/search", { text });
+    if (!isLast()) {
+      return "";
+    }
+    const own = { text, result };
+    searched = own;
+    [shown] = ranked(result.found);
+    const failure = await failureOfLoading(load());
+    if (isLast()) {
+      sentence = () => searchStatus(text, own.result);
+    }
+    return searchStatus(text, own.result) + failure;
+  });
 }
 
 // Why the counts are those of one process, which says nothing about the others.
@@ -27,8 +32,8 @@ function searchStatus(text, { instance, found: all, incomplete, failed, unknown_
   if (isUnknown && failed.length === 0 && !all.some((one) => failureOf(one) || isCounted(one))) {
     return `${instance} knows no subject by the hash ${text}.`;
   }
-  const local = all.filter(failureOf).map((one) => ({ policy: one.policy, error: failureOf(one) }));
-  const failing = [...failed, ...local].map(({ policy, error }) => `${policy}: ${error}.`);
+  const local = all.filter(failureOf).map((one) => ({ ...one, error: failureOf(one) }));
+  const failing = [...failed, ...local].map(({ policy, store, error }) => `${policyName(policy, store)}: ${error}.`);
   // Those without counts choose a limit by request, and have chosen none in this process.
   const decided = all.filter((one) => !failureOf(one) && one.counts.length > 0);
   if (decided.length > 0) {
@@ -53,7 +58,7 @@ function verdict(text, all, areAll) {
     return `Nothing is counted for ${text}.`;
   }
   if (all.length === 1) {
-    return `${all[0].policy} ${counted ? "admits" : "has counted nothing for"} ${all[0].key}.`;
+    return `${policyName(all[0].policy, all[0].store)} ${counted ? "admits" : "has counted nothing for"} ${all[0].key}.`;
   }
   return `${all.length} policies ${counted ? "admit" : "have counted nothing for"} ${text}.`;
 }
@@ -101,7 +106,7 @@ function foundRow(one) {
 function otherRow({ policy, store, key, error }) {
   return element("tr", {},
     element("td", { textContent: policyName(policy, store) }),
-    element("td", {}, element("code", { textContent: key })),
+    element("td", {}, element("code", {}, ...words(key))),
     element("td", { colSpan: 4, className: error ? "error" : "quiet-text", textContent: error ?? "enter the other values of the key too, with | between them" }),
   );
 }

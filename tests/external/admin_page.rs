@@ -1,10 +1,11 @@
 //! The page for operators.
 
-use axum::{Router, routing::get as route};
+use axum::{Router, body::Body, routing::get as route};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{Request, StatusCode};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
+use tower::ServiceExt;
 use tower_quota::{
     Admin, Ban, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
 };
@@ -123,19 +124,24 @@ impl Visit {
     }
 
     /// A visit of the page at `/operators/limits` of an application, by an address with these credentials.
-    pub(super) async fn of(mut tab: Chromium, app: Router, credentials: &str) -> Self {
+    pub(super) async fn of(tab: Chromium, app: Router, credentials: &str) -> Self {
+        let mut visit = Self::open(tab, app, credentials).await;
+        visit.has_status("Ready.").await;
+        visit
+    }
+
+    /// The same before the first report.
+    pub(super) async fn open(mut tab: Chromium, app: Router, credentials: &str) -> Self {
         let url = format!("{}/operators/limits", serve(app.clone()).await);
         let with_credentials = url.replace("://", &format!("://{credentials}"));
         tab.command("Page.navigate", json!({ "url": with_credentials })).await;
         let credentials = credentials.to_owned();
-        let mut visit = Self {
+        Self {
             tab,
             url,
             credentials,
             app,
-        };
-        visit.has_status("Ready.").await;
-        visit
+        }
     }
 
     pub(super) async fn has_status_with(&mut self, text: &str) {
@@ -400,7 +406,7 @@ async fn an_operator_overrides_a_limit_by_keyboard_and_ends_that() {
     }
     for (text, error) in [
         ("2031-02-29", "is not a length of time"),
-        ("2001-01-01", "is not a time of the next 31 years"),
+        ("2001-01-01", "the end is over; use a later date"),
         ("yesterday", "is not a length of time"),
     ] {
         visit.replace("lasts", text).await;
@@ -416,6 +422,19 @@ async fn an_operator_overrides_a_limit_by_keyboard_and_ends_that() {
         visit.tab.evaluate("document.querySelector('#overrides').hidden").await,
         true
     );
+
+    // Another operator ends it while the focus is on its button.
+    visit.replace("lasts", "3d").await;
+    visit.has_status_with("ip=192.0.2.1 has the limit ").await;
+    visit.focus("end-override").await;
+    let ends = Request::post("/operators/limits/end-override").header("content-type", "application/json");
+    let ends = ends
+        .body(Body::from(r#"{"policy":"api","key":"ip=192.0.2.1"}"#))
+        .expect("a request");
+    let ended = visit.app.clone().oneshot(ends).await.expect("it responds");
+    assert_eq!(ended.status(), StatusCode::OK);
+    visit.tab.until("!document.querySelector('#end-override')").await;
+    assert_eq!(visit.tab.evaluate("document.activeElement.id").await, "subject");
     visit.end();
 }
 
@@ -430,8 +449,11 @@ async fn a_mistake_is_shown_with_its_fix() {
         .tab
         .until("document.querySelector('#status.error')?.textContent.includes('at most 8 values')")
         .await;
+    visit.replace("key", "ip=nowhere").await;
+    visit.has_status("No policy has a key with ip=nowhere.").await;
+    // A limiter may have such a key.
     visit.replace("key", "user=alice").await;
-    visit.has_status("No policy has a key with user=alice.").await;
+    visit.has_status("Nothing is counted for user=alice.").await;
     visit.end();
 }
 

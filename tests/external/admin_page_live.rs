@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -12,7 +12,7 @@ use axum::{
     Router,
     extract::Request as AxumRequest,
     middleware::{self, Next},
-    response::{IntoResponse, Response},
+    response::{IntoResponse, Redirect, Response},
     routing::get as route,
 };
 use http::{StatusCode, header};
@@ -48,6 +48,34 @@ fn failing(app: Router, path: &'static str, fails: &Arc<AtomicBool>) -> Router {
             match refused {
                 true => StatusCode::SERVICE_UNAVAILABLE.into_response(),
                 false => next.run(request).await,
+            }
+        }
+    }))
+}
+
+/// What becomes of the requests for a path.
+#[derive(Clone, Copy, Default)]
+enum Fault {
+    #[default]
+    None,
+    Fails(&'static str),
+    Hangs(&'static str),
+    /// To a page, such as one on which an operator signs in.
+    Redirects(&'static str),
+}
+
+fn faulty(app: Router, fault: &Arc<Mutex<Fault>>) -> Router {
+    let fault = fault.clone();
+    app.layer(middleware::from_fn(move |request: AxumRequest, next: Next| {
+        let fault = *fault.lock().expect("no test panics with it");
+        let requested = request.uri().path().to_owned();
+        async move {
+            let is_for = |path| requested.ends_with(path);
+            match fault {
+                Fault::Fails(path) if is_for(path) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+                Fault::Hangs(path) if is_for(path) => std::future::pending().await,
+                Fault::Redirects(path) if is_for(path) => Redirect::to("/operators/limits").into_response(),
+                Fault::None | Fault::Fails(_) | Fault::Hangs(_) | Fault::Redirects(_) => next.run(request).await,
             }
         }
     }))
@@ -148,7 +176,7 @@ async fn a_search_while_a_store_fails_has_no_verdict_from_the_counts_of_one_proc
     let mut visit = Visit::of(tab, app, "").await;
     visit.find("42").await;
     visit
-        .has_status("shared: the store is away. local denies key=42.")
+        .has_status("shared (store 1): the store is away. local (store 2) denies key=42.")
         .await;
     let rows = visit.text("#found tbody").await;
     assert!(rows.contains("not known: the store fails"), "{rows}");
@@ -158,7 +186,7 @@ async fn a_search_while_a_store_fails_has_no_verdict_from_the_counts_of_one_proc
         .tab
         .evaluate("document.querySelector('#found tr:last-child button').click()")
         .await;
-    visit.has_status("shared: the store is away.").await;
+    visit.has_status("shared (store 1): the store is away.").await;
     visit.end();
 }
 
@@ -462,6 +490,238 @@ async fn an_error_of_the_subject_or_of_the_search_stops_no_refresh() {
 
 #[tokio::test]
 #[ignore = "needs Chromium: `.ci/test`"]
+async fn what_an_operator_does_is_shown_whichever_request_fails() {
+    const EXPIRE: &str = "(() => {
+        const began = [];
+        window.expire = () => began.forEach((one) => one.abort());
+        AbortSignal.timeout = (longest) => {
+            const one = new AbortController();
+            window.longest = longest;
+            began.push(one);
+            return one.signal;
+        };
+    })()";
+    let Some(tab) = Chromium::start().await else { return };
+    let limiter = Limiter::new(store(), Policy::new("mails", SlidingLog::per_hour(1)));
+    let fault = Arc::new(Mutex::new(Fault::Fails("/report")));
+    let set = |new| *fault.lock().expect("no test panics with it") = new;
+    check(&limiter, "42", 2).await;
+    let mut visit = Visit::open(tab, faulty(page_of(&limiter, true), &fault), "").await;
+    visit.has_status("503 Service Unavailable").await;
+    visit.focus("filter").await;
+    visit.type_text("ma").await;
+
+    let failure = "The page is not refreshed: 503 Service Unavailable.";
+    let replace = "document.querySelector('#key').value = ''";
+    visit.tab.evaluate(replace).await;
+    visit.tab.evaluate("document.querySelector('#key').focus()").await;
+    visit.type_text("42").await;
+    visit.tab.press("Enter").await;
+    visit.has_status(&format!("mails denies key=42. {failure}")).await;
+    let rows = visit.text("#found tbody").await;
+    assert!(rows.contains("denies: quota exceeded"), "{rows}");
+    visit
+        .tab
+        .evaluate("document.querySelector('#status').textContent = ''")
+        .await;
+    visit
+        .tab
+        .evaluate("document.querySelector('#found button').click()")
+        .await;
+    visit.has_status(&format!("mails denies key=42. {failure}")).await;
+    let shown = visit.text("#subject").await;
+    assert!(shown.contains("key=42") && shown.contains("0 of 1"), "{shown}");
+
+    set(Fault::None);
+    visit
+        .tab
+        .until("document.querySelector('#policies article') !== null")
+        .await;
+    visit.tab.evaluate("document.querySelector('#auto').click()").await;
+    set(Fault::Redirects("/search"));
+    visit.replace("key", "43").await;
+    visit
+        .has_status("the response is not of this router; sign in again and reload the page")
+        .await;
+
+    visit.tab.evaluate(EXPIRE).await;
+    set(Fault::Hangs("/search"));
+    visit.replace("key", "44").await;
+    visit.has_status("Working.").await;
+    visit.tab.until("window.longest === 30_000").await;
+    visit.tab.evaluate("expire()").await;
+    visit.has_status("no response within 30 s").await;
+    visit.end();
+}
+
+/// What was sent before is received after it, and older.
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_late_response_replaces_nothing_that_a_later_action_has_shown() {
+    // Holds the next response to a path, and counts the reports.
+    const HOLD: &str = "(() => {
+        const real = fetch;
+        window.reports = 0;
+        window.fetch = async (url, ...options) => {
+            const response = await real(url, ...options);
+            if (window.held && url.includes(window.held)) {
+                window.held = '';
+                await new Promise((release) => { window.release = release; });
+                window.release = undefined;
+            }
+            window.reports += url.includes('/report') ? 1 : 0;
+            return response;
+        };
+    })()";
+    let Some(tab) = Chromium::start().await else { return };
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_hour(1)));
+    check(&limiter, "42", 2).await;
+    check(&limiter, "43", 2).await;
+    let mut visit = Visit::of(tab, page_of(&limiter, true), "").await;
+    visit.tab.evaluate("document.querySelector('#auto').click()").await;
+    visit.find("42").await;
+    visit.has_status("mails denies key=42.").await;
+    visit.tab.evaluate(HOLD).await;
+
+    let later = "mails denies key=43.";
+    for (held, late) in [
+        ("/subject", "document.querySelector('#refresh').click()"),
+        ("/report", "document.querySelector('#found button').click()"),
+        ("/report", "document.querySelector('#look-up').requestSubmit()"),
+    ] {
+        visit.tab.evaluate("window.held = ''").await;
+        visit.replace("key", "42").await;
+        visit.has_status("mails denies key=42.").await;
+        visit.tab.evaluate(&format!("window.held = '{held}'; {late}")).await;
+        visit.tab.until("window.release !== undefined").await;
+        visit.replace("key", "43").await;
+        visit.has_status(later).await;
+        visit.tab.evaluate("window.reports = 0; release()").await;
+        visit.tab.until("window.reports === 1").await;
+        // The page has read the response and what follows it.
+        let drawn = "new Promise((drawn) => setTimeout(() => requestAnimationFrame(drawn)))";
+        visit.tab.evaluate(&format!("{drawn}.then(() => true)")).await;
+        visit.has_status(later).await;
+        let shown = visit.text("#subject").await;
+        assert!(shown.contains("key=43"), "{late}: {shown}");
+    }
+
+    // What a change has done is shown in any case.
+    visit
+        .tab
+        .evaluate("window.held = '/reset'; document.querySelector('#subject button').click()")
+        .await;
+    visit.tab.evaluate("document.querySelector('#reset').click()").await;
+    visit.tab.until("window.release !== undefined").await;
+    visit.replace("key", "42").await;
+    visit.has_status("mails denies key=42.").await;
+    visit.tab.evaluate("release()").await;
+    visit
+        .has_status("mails denies key=42. The counts of key=43 in mails are reset.")
+        .await;
+    assert!(visit.text("#subject").await.contains("key=42"));
+
+    // A status of counts is as new as they are.
+    visit.replace("key", "42").await;
+    visit.has_status("mails denies key=42.").await;
+    clock.advance(Duration::from_secs(3_600));
+    visit.tab.evaluate("document.querySelector('#auto').click()").await;
+    visit.has_status("Nothing is counted for 42.").await;
+    visit.end();
+}
+
+/// A policy of two stores, and one that two limiters have with other settings.
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_store_and_a_key_are_not_taken_for_others_and_no_row_is_there_twice() {
+    // The places of the characters of a text, from left to right.
+    const PLACES: &str = "((element) => {
+        const texts = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+        const places = [];
+        for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+            for (let place = 0; place < text.length; place += 1) {
+                const range = document.createRange();
+                range.setStart(text, place);
+                range.setEnd(text, place + 1);
+                places.push(range.getBoundingClientRect().left);
+            }
+        }
+        return places;
+    })";
+    let Some(tab) = Chromium::start().await else { return };
+    let (one, other) = (store(), store());
+    let mails = || Policy::new("mails", SlidingLog::per_hour(1));
+    let exports = Policy::new("exports", Concurrency::new(9));
+    let limiters = [
+        Limiter::new(one.clone(), [mails(), exports.clone()]),
+        Limiter::new(one, exports.failure_mode(FailureMode::Closed)),
+        Limiter::new(other, mails()),
+    ];
+    let key = "\u{5d0}-1";
+    let held = limiters[0]
+        .request("7")
+        .key_of("mails", "7")
+        .check()
+        .await
+        .expect("a memory store replies");
+    let admin = limiters
+        .iter()
+        .fold(Admin::new().show_keys(true), |admin, limiter| admin.limiter(limiter));
+    let app = Router::new().nest("/operators/limits", admin.router_behind_authentication());
+    check(&limiters[2], key, 2).await;
+    for subject in 0..=200_u64 {
+        let set = limiters[0].override_limit("mails", subject, SlidingLog::per_hour(2), Duration::from_secs(9));
+        set.await.expect("there is room");
+    }
+    let mut visit = Visit::of(tab, app, "").await;
+
+    let cards =
+        "[...document.querySelectorAll('#policies h3')].filter(({ textContent }) => textContent === 'exports').length";
+    assert_eq!(visit.tab.evaluate(cards).await, 2);
+    let overrides = visit.text("#overrides").await;
+    assert!(overrides.contains("The first 200 of 201."), "{overrides}");
+    let rows = "document.querySelectorAll('#overrides tbody tr').length";
+    assert_eq!(visit.tab.evaluate(rows).await, 200);
+    let rows = visit.text("#holders tbody").await;
+    assert_eq!(rows.matches("1 slot").count(), 1, "{rows}");
+    drop(held);
+
+    visit.find(key).await;
+    visit.has_status(&format!("mails (store 2) denies key={key}.")).await;
+    visit
+        .tab
+        .evaluate("document.querySelector('#subject button').click()")
+        .await;
+    visit.tab.until("document.querySelector('dialog').open").await;
+    let question = visit.text("#question").await;
+    assert_eq!(
+        question,
+        format!("Remove all counts and bans of key={key} in mails (store 2)?")
+    );
+    for element in ["#question", "#status", "#subject h3", "li .look-up"] {
+        let places = visit
+            .tab
+            .evaluate(&format!("{PLACES}(document.querySelector('{element}'))"))
+            .await;
+        let places: Vec<_> = places
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter_map(Value::as_f64)
+            .collect();
+        assert!(places.is_sorted() && places.len() >= 7, "{element}: {places:?}");
+    }
+    visit.tab.evaluate("document.querySelector('#reset').click()").await;
+    visit
+        .has_status(&format!("The counts of key={key} in mails (store 2) are reset."))
+        .await;
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
 async fn fifty_policies_and_ten_thousand_subjects_fit_the_page() {
     let Some(tab) = Chromium::start().await else { return };
     let policies: Vec<_> = (0..50)
@@ -518,7 +778,7 @@ async fn fifty_policies_and_ten_thousand_subjects_fit_the_page() {
     visit.type_text("a-customer-with-a-long-name-17-3").await;
     visit.tab.press("Enter").await;
     visit
-        .has_status("policy-17 denies key=a-customer-with-a-long-name-17-3.")
+        .has_status("policy-17 (store 18) denies key=a-customer-with-a-long-name-17-3.")
         .await;
     assert_eq!(
         visit
