@@ -15,6 +15,7 @@ const base = location.origin + location.pathname.replace(/\/+$/, "");
 const SUBJECTS = 50; // The most subjects of a policy that the page shows.
 const OVERRIDES = 200; // The most overrides that the page shows.
 const PAUSE = 5000; // Milliseconds between two refreshes.
+const WORKING = "Working."; // The status until a task has ended.
 const PATIENCE = 30_000; // Milliseconds until a request without a response is given up.
 let report;
 let latest = 0; // When the request of the report was sent.
@@ -24,7 +25,7 @@ let asked; // The subject of the question that is asked.
 let actions = 0; // How many actions of the operator have begun: what an earlier one receives is not shown any more.
 let reloads = 0; // How many times everything was loaded again.
 let sentence; // Makes the status, while that is about counts that are shown.
-let late = ""; // What changes have done after a later action had begun, whose status it follows.
+let late = { text: "", isError: false }; // What changes have done after a later action had begun: it follows the status of that.
 
 // Makes an element like a fresh one, and keeps what an operator has there: the focus, the text of inputs, and the scroll position.
 function update(element, fresh) {
@@ -104,22 +105,27 @@ function showStatus(text, isError = false) {
 }
 
 // Runs a task of the operator, and shows the status that it returns, or its error. If a later one has begun, its status stays, and what a
-// change has done follows it.
-async function attempt(task, { action = ++actions, isChange = false } = {}) {
+// change of this subject has done follows it. A refresh is none, and replaces no status of one.
+async function attempt(task, { isRefresh = false, changed } = {}) {
+  const action = isRefresh ? actions : ++actions;
   const isLast = () => action === actions;
-  [sentence, late] = [undefined, ""];
-  showStatus("Working.");
+  [sentence, late] = [undefined, { text: "", isError: false }];
+  showStatus(WORKING);
   let [text, isError] = ["", false];
   try {
     text = await task(isLast);
   } catch (error) {
     [text, isError] = [error.message, true];
   }
+  if (isRefresh && status.textContent !== WORKING) {
+    return;
+  }
   if (isLast()) {
-    showStatus(text + late, isError);
-  } else if (isChange) {
-    late += ` ${text}`;
-    showStatus(`${status.textContent} ${text}`, isError || status.classList.contains("error"));
+    showStatus(text + late.text, isError || late.isError);
+  } else if (changed) {
+    const later = isError ? ` ${policyName(changed.policy, changed.store)}, ${changed.key}: ${text}` : ` ${text}`;
+    late = { text: late.text + later, isError: isError || late.isError };
+    showStatus(status.textContent + later, isError || status.classList.contains("error"));
   }
 }
 
@@ -379,7 +385,7 @@ function change({ policy, store, key }, path, settings, done) {
       subject.focus();
     }
     return done(changed) + failure;
-  }, { isChange: true });
+  }, { changed: { policy, store, key } });
 }
 
 function countBlock({ limit, in_place_of: own, allowed, denial, quota, remaining, banned_for_seconds: banned, retry_after_seconds: wait, reset_after_seconds: reset, observed, store_error: error }) {
@@ -612,7 +618,7 @@ refresh.addEventListener("click", () => {
     }
     // A search that has ended meanwhile has a status.
     return sentence?.() ?? "Refreshed.";
-  }, { action: actions });
+  }, { isRefresh: true });
 });
 
 for (const control of [filter, sort]) {

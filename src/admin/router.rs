@@ -203,7 +203,7 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-3C45MEwAqAbdYShT7BU739RmZNVwf3iB6m6N4qS52TQ='; \
+     script-src 'sha256-t11rMuzDAWxW0Txm1BDAsiu/xp1/j2hCAIpDXyEE7vI='; \
      style-src 'sha256-4YBbFefwxl7e5zE87VfNQ3zrTqw7Dlh4Y52hNWgTFok='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -164,11 +164,12 @@ use crate::{ConfigError, key};
 /// like, such as `/users/:id` or `/admin/*`, is an error. `others` are the requests that no other policy of their plan, in this
 /// file, with `routes` or `methods` is for; one that is for it in some spellings only, as below, is counted by both.
 ///
-/// A path is compared as written, decoded, and in normal form: without trailing slashes, `//`, dot segments and upper case, once for
+/// A path is compared as written, decoded, and in normal form: without trailing slashes, `//` and upper case, with and without dot segments, once for
 /// each combination of what services differ in: whether `%2F` and `\` are slashes, `%2E` is a dot, `;v=1` is a parameter, `%3F` or
 /// `%23` is the end, and `%5C` and `%3B` are the same as `\` and `;`. A policy or `[block]` applies if one of these matches, and
-/// `[skip]` if all do. So `/login/` and `/static/../login` neither evade a limit nor are skipped; nor does a path that has more than
-/// 32 KiB in more than two such combinations. In `[skip]`, escapes are written as sent: `/caf%C3%A9`.
+/// `[skip]` if all do. So `/login/` and `/static/../login` neither evade a limit nor are skipped, also where one service after the other
+/// normalizes the path. A path that has more than 16 KiB in several such combinations is taken for a match: such a request is
+/// counted, blocked, and never skipped. In `[skip]`, escapes are written as sent: `/caf%C3%A9`.
 ///
 /// # Skipped and blocked requests
 ///

@@ -174,7 +174,7 @@ impl Policies {
     ///
     /// A path that is not a regular file, such as a FIFO, is not read, and is a fault too; it is followed again when it is a
     /// regular file. So are a reading that does not end within 10 s, and a file that
-    /// differs in 10 readings in a row.
+    /// has another content in 10 readings, and never the same in two in a row.
     ///
     /// The task ends when no policy, layer or limiter of these is left, or when another call has begun one. If it ends before, since
     /// its runtime shuts down, a warning is logged, and it is the fault.
@@ -334,7 +334,7 @@ fn read_stamped(path: &Path) -> Reading {
 struct Changes {
     /// The last reading, and when the first one of the same ended.
     last: Option<(Reading, Instant)>,
-    /// How many readings in a row have differed from the one before.
+    /// How many readings have differed from the one before, and from what is in force, since two in a row were the same.
     differing: u32,
     /// The content that could not be applied, and how many loads there had been then.
     refused: Option<(Content, u64)>,
@@ -343,8 +343,11 @@ struct Changes {
 impl Changes {
     /// Compares a reading with the last one. It began at this time, when there had been so many loads.
     fn see(&mut self, policies: &Policies, (began, loads): (Instant, u64), reading: Reading) {
-        let last = self.last.take();
         let (content, _) = &reading;
+        let same = self.last.take().filter(|(last, _)| *last == reading);
+        if same.is_some() {
+            self.differing = 0;
+        }
         let mut is_in_force = false;
         policies.file.note(|state| {
             is_in_force = content.is_ok() && state.text.as_ref() == content.as_ref().ok();
@@ -354,12 +357,12 @@ impl Changes {
         });
         if is_in_force {
             self.refused = None;
+            self.last = Some((reading, Instant::now()));
             return;
         }
         // Another load since then has cleared the fault.
         let is_refused = matches!(&self.refused, Some((refused, at)) if refused == content && *at == loads);
-        let same = last.filter(|(last, _)| *last == reading);
-        self.differing = if same.is_some() { 0 } else { self.differing + 1 };
+        self.differing += u32::from(same.is_none());
         if self.differing == UNSETTLED {
             let error = "the file changes from each reading to the next";
             log_refused(error);

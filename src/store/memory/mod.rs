@@ -1,6 +1,7 @@
 mod bans;
 mod charging;
 mod clock;
+mod eviction;
 mod shard;
 mod shards;
 

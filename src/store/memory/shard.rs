@@ -1,13 +1,9 @@
-use std::{
-    cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap},
-    mem,
-};
+use std::mem;
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::charging::Kept;
+use super::{charging::Kept, eviction::Queues};
 use crate::{
     Key,
     limit::{Banned, SLACK, Shape, State},
@@ -67,29 +63,10 @@ pub(super) struct Shard {
     serial: u64,
 }
 
-/// The keys of one policy, in the order of their eviction.
-///
-/// A decision about a known key seldom changes a queue. The place of a key may be too early, and is corrected when its turn
-/// comes. It is never too late: after a decision that moves it forward, or if the key begins to deny, it is
-/// [listed again](Shard::relist).
-struct Queues {
-    /// The hash of its name.
-    policy: u64,
-    keys: usize,
-    /// By the time of expiry. Some of the places may be invalid.
-    free: BinaryHeap<Reverse<Place>>,
-    /// By the end of the denial: counts, and what is [held](Count::is_held).
-    denying: [BTreeSet<Place>; 2],
-}
-
-/// A time, and the serial and the hash of the key.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place(u64, u64, u64);
-
 /// Small, since a growing table moves all of its entries at once.
-struct Entry {
-    hash: u64,
-    count: Box<Count>,
+pub(super) struct Entry {
+    pub(super) hash: u64,
+    pub(super) count: Box<Count>,
 }
 
 /// What a store has counted on one key of one policy.
@@ -99,13 +76,13 @@ pub(super) struct Count {
     policy: SmallVec<[u8; 24]>,
     shape: Shape,
     /// Identifies the valid place in the queues.
-    serial: u64,
+    pub(super) serial: u64,
     /// The end of the denial by which it has its place; zero if it has one by its expiry.
-    listed_until: u64,
+    pub(super) listed_until: u64,
     pub(super) state: State,
-    expires_at: u64,
+    pub(super) expires_at: u64,
     /// The time until which a check of the last cost is denied, or slots are held.
-    denies_until: u64,
+    pub(super) denies_until: u64,
     /// The cost of the charge that was added last.
     pub(super) last_cost: u64,
 }
@@ -132,21 +109,13 @@ impl Count {
     }
 
     /// Whether it is a ban, or has slots.
-    fn is_held(&self) -> bool {
+    pub(super) fn is_held(&self) -> bool {
         matches!(self.state, State::Banned(_) | State::Leases(_))
-    }
-
-    /// Its place while it denies.
-    fn denial(&self, hash: u64) -> Place {
-        Place(self.listed_until, self.serial, hash)
     }
 }
 
 /// Up to this number of keys, expired ones are not removed.
 const FEW: usize = 16;
-
-/// The most keys whose denial is ended in one call.
-const MOST_ENDED: usize = 32;
 
 /// This fraction of the capacity is for keys that do not deny: if those that deny could take all of it, new keys would evict each other
 /// before their limits are used up.
@@ -238,43 +207,30 @@ impl Shard {
             return;
         };
         let (Entry { count, hash }, _) = entry.remove();
-        if let Some(queues) = self.queues(id) {
+        if let Some(queues) = Self::queues(&mut self.policies, id) {
             queues.keys -= 1;
-            queues.denying[usize::from(count.is_held())].remove(&count.denial(hash));
+            queues.unlist(&count, hash);
+            queues.compact(&self.counts);
         }
-        self.compact(id);
     }
 
     /// Gives a key a new place.
     #[cold]
     pub(super) fn relist(&mut self, id: &Id<'_>, now: u64) {
         self.serial += 1;
-        let (serial, policy) = (self.serial, id.charge.limit.name_hash);
         let entry = self.counts.find_mut(id.hash, |entry| id.is_of(entry));
-        let queues = self.policies.iter_mut().find(|queues| queues.policy == policy);
-        let (Some(entry), Some(queues)) = (entry, queues) else {
+        let (Some(entry), Some(queues)) = (entry, Self::queues(&mut self.policies, id)) else {
             return;
         };
-        queues.denying[usize::from(entry.count.is_held())].remove(&entry.count.denial(id.hash));
-        entry.count.serial = serial;
+        queues.unlist(&entry.count, id.hash);
+        entry.count.serial = self.serial;
         queues.enlist(entry, now);
-        self.compact(id);
+        queues.compact(&self.counts);
     }
 
-    fn queues(&mut self, id: &Id<'_>) -> Option<&mut Queues> {
+    fn queues<'a>(policies: &'a mut [Queues], id: &Id<'_>) -> Option<&'a mut Queues> {
         let policy = id.charge.limit.name_hash;
-        self.policies.iter_mut().find(|queues| queues.policy == policy)
-    }
-
-    /// Removes invalid places, of which there would be many if keys are added and removed often.
-    fn compact(&mut self, id: &Id<'_>) {
-        let (policy, counts) = (id.charge.limit.name_hash, &self.counts);
-        let Some(queues) = self.policies.iter_mut().find(|queues| queues.policy == policy) else {
-            return;
-        };
-        if queues.free.len() > 2 * queues.keys + 64 {
-            queues.free.retain(|Reverse(place)| place.find(counts).is_some());
-        }
+        policies.iter_mut().find(|queues| queues.policy == policy)
     }
 
     /// Removes a few expired keys, more than are added one by one, and makes keys whose denial is over evictable.
@@ -300,114 +256,9 @@ impl Shard {
             return queues.evict_free(counts, now);
         }
         [0, 1].into_iter().find_map(|held| {
-            let queues = policies.iter_mut().max_by_key(|queues| queues.denying[held].len())?;
+            let queues = policies.iter_mut().max_by_key(|queues| queues.denying_keys(held))?;
             queues.evict_denying(held, counts, now)
         })
-    }
-}
-
-impl Queues {
-    fn new(policy: u64) -> Self {
-        Self {
-            policy,
-            keys: 0,
-            free: BinaryHeap::new(),
-            denying: [BTreeSet::new(), BTreeSet::new()],
-        }
-    }
-
-    /// The number of keys that are not known to deny.
-    fn free_keys(&self) -> usize {
-        self.keys - self.denying[0].len() - self.denying[1].len()
-    }
-
-    fn enlist(&mut self, entry: &mut Entry, now: u64) {
-        let count = &mut *entry.count;
-        if count.denies_until > now {
-            count.listed_until = count.denies_until;
-            self.denying[usize::from(count.is_held())].insert(count.denial(entry.hash));
-        } else {
-            count.listed_until = 0;
-            self.free
-                .push(Reverse(Place(count.expires_at, count.serial, entry.hash)));
-        }
-    }
-
-    /// Makes keys whose denial is over evictable.
-    fn end_denials(&mut self, counts: &mut HashTable<Entry>, now: u64) {
-        for held in [0, 1] {
-            let mut ended = 0;
-            while ended < MOST_ENDED
-                && let Some(place) = self.denying[held]
-                    .first()
-                    .copied()
-                    .filter(|Place(until, ..)| *until <= now)
-            {
-                self.denying[held].remove(&place);
-                if let Some(entry) = place.find_mut(counts) {
-                    ended += usize::from(entry.count.denies_until <= now);
-                    self.enlist(entry, now);
-                }
-            }
-        }
-    }
-
-    /// Removes a few keys that have expired by the time `expired`.
-    fn expire(&mut self, counts: &mut HashTable<Entry>, now: u64, expired: u64) {
-        for _ in 0..4 {
-            let Some(Reverse(place)) = self.free.peek().copied().filter(|Reverse(place)| place.0 <= expired) else {
-                return;
-            };
-            self.free.pop();
-            match place.find_mut(counts) {
-                Some(entry) if entry.count.expires_at > expired => self.enlist(entry, now),
-                Some(_) => drop(self.remove(counts, place)),
-                None => {}
-            }
-        }
-    }
-
-    /// Evicts the key that expires first of those that do not deny, and returns its expiry.
-    fn evict_free(&mut self, counts: &mut HashTable<Entry>, now: u64) -> Option<u64> {
-        while let Some(Reverse(place)) = self.free.pop() {
-            match place.find_mut(counts) {
-                Some(entry) if entry.count.expires_at > place.0 => self.enlist(entry, now),
-                Some(_) => return self.remove(counts, place),
-                None => {}
-            }
-        }
-        None
-    }
-
-    /// Evicts the key whose denial ends first, of counts or of what is [held](Count::is_held), and returns its expiry.
-    fn evict_denying(&mut self, held: usize, counts: &mut HashTable<Entry>, now: u64) -> Option<u64> {
-        while let Some(place) = self.denying[held].pop_first() {
-            match place.find_mut(counts) {
-                Some(entry) if entry.count.denies_until > place.0 => self.enlist(entry, now),
-                _ => return self.remove(counts, place),
-            }
-        }
-        None
-    }
-
-    fn remove(&mut self, counts: &mut HashTable<Entry>, Place(_, serial, hash): Place) -> Option<u64> {
-        let entry = counts.find_entry(hash, |entry| entry.count.serial == serial).ok()?;
-        let (Entry { count, .. }, _) = entry.remove();
-        self.keys -= 1;
-        Some(count.expires_at)
-    }
-}
-
-impl Place {
-    /// The entry of the key, if this is its valid place.
-    fn find<'a>(&self, counts: &'a HashTable<Entry>) -> Option<&'a Entry> {
-        let Self(_, serial, hash) = *self;
-        counts.find(hash, |entry| entry.count.serial == serial)
-    }
-
-    fn find_mut<'a>(&self, counts: &'a mut HashTable<Entry>) -> Option<&'a mut Entry> {
-        let Self(_, serial, hash) = *self;
-        counts.find_mut(hash, |entry| entry.count.serial == serial)
     }
 }
 

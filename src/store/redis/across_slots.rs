@@ -197,6 +197,9 @@ impl<'a> Progress<'a> {
                 "units of several policies cannot be taken at once while the slot of their key moves to another node",
             ));
         }
+        if operation.decides() && request.units == 0 {
+            return Ok(()); // a place in lines, which are not regarded here
+        }
         self.is_by_key |= positions.len() > 1;
         let with_bans = positions
             .iter()
@@ -208,7 +211,11 @@ impl<'a> Progress<'a> {
             } else {
                 Operation::Ban { length: Duration::ZERO }
             };
-            let rest = self.run_on_bans(slot, *position, on_bans).await?;
+            let rest = match self.run_on_bans(slot, *position, on_bans).await {
+                // The request is denied by another one.
+                Err(_) if is_counted && is_banned => None,
+                rest => rest?,
+            };
             is_banned |= rest.is_some();
             bans.push((*position, rest));
         }

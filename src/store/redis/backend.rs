@@ -225,7 +225,7 @@ impl Backend {
                     match reply {
                         Some(Ok(_)) => decided += merged.callers(),
                         Some(Err(failure)) => self.record_failed(node, merged.callers(), failure),
-                        // It is sent once more, in a call for its slot.
+                        // It is sent once more, in a call for its slot or for each key.
                         None => {}
                     }
                 }

@@ -232,7 +232,8 @@ fn same_times(run: &[MergedRequest<'_>]) -> u64 {
     }
 }
 
-/// The rule, the cost, the quota and the parameters of the algorithm, and of a refund what stays of the charge; or the same of bans, whose cost is their length.
+/// The rule, the cost, the quota and the parameters of the algorithm, and of a refund what stays of the charge; or the same of bans,
+/// with their length as the cost.
 fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
     match entry {
         Entry::Count(charge) => {

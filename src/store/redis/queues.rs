@@ -201,7 +201,7 @@ pub(super) type Response = Result<Decided, StoreError>;
 /// What a call has decided of the requests of a caller.
 pub(super) struct Decided {
     pub(super) requests: Vec<OwnedRequest>,
-    /// For each request its outcome, or none if nothing of it was executed, since its slot is elsewhere in the cluster.
+    /// For each request its outcome, or none if nothing of it was executed, since its slot is elsewhere in the cluster, or moves.
     pub(super) outcomes: SmallVec<[Option<Result<Outcome, StoreError>>; 1]>,
     /// The time of the node, if it has executed any.
     pub(super) server_time: Duration,

@@ -82,8 +82,8 @@ use crate::store::{
 ///
 /// A call has the [deadline](crate::RedisStoreBuilder::deadline), by default 100 ms, from when it is sent. A check that has to
 /// wait for other calls first waits for at most one deadline more. So a check takes at most two deadlines; in a cluster, two
-/// for each slot of its keys and for each of its refunds, and while one of these slots moves, two more and two for each key in it. A
-/// check that fails may have been counted if it was sent.
+/// for each slot of its keys and for each of its refunds, and while one of these slots moves, two more, two for each key in it,
+/// and two for each ban that a denial counts for. A check that fails may have been counted if it was sent.
 ///
 /// The deadline measures Redis and not this process. While handlers block the threads of the runtime, or the process is stopped,
 /// a reply that has arrived cannot be read. Such a stall does not count: the deadline is counted in four steps, and a step that
@@ -143,7 +143,8 @@ use crate::store::{
 /// While a slot moves, none of the nodes may have all keys of a check with several of them: those of two policies, of a policy and its
 /// bans, or of one for which requests wait. Then its policies are decided one after the other, with refunds as above: the ban is read
 /// before the count, and a denial is counted for it afterwards. Lines are not regarded, so a request may be admitted before one of
-/// another process that has waited for longer. Several units of several policies at once fail until the slot has moved.
+/// another process that has waited for longer, and one that waits notices a refund, or slots that are free, within a second. Several
+/// units of several policies at once fail until the slot has moved.
 ///
 /// # Keys in Redis
 ///

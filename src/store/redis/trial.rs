@@ -187,8 +187,9 @@ pub(super) async fn connected(
     match timeout(connect_timeout, trials).await {
         Ok(tried) => tried.map_err(|failure| explain(failure, backend)),
         Err(_) => {
-            // Without a connection a trial ends at once.
-            let fix = if is_running && matches!(last, Failure::Unreachable(_)) {
+            // Without a connection to the only server a trial ends at once.
+            let is_connected = is_running && !backend.client.is_clustered();
+            let fix = if is_connected && matches!(last, Failure::Unreachable(_)) {
                 last = Failure::Unreachable("Redis is connected, and had not replied to all calls of the trial".into());
                 "`connect_timeout` sets a longer one"
             } else if matches!(&last, Failure::Unreachable(cause) if cause.contains("ertificate")) {
