@@ -15,7 +15,6 @@ const base = location.origin + location.pathname.replace(/\/+$/, "");
 const SUBJECTS = 50; // The most subjects of a policy that the page shows.
 const OVERRIDES = 200; // The most overrides that the page shows.
 const PAUSE = 5000; // Milliseconds between two refreshes.
-const WORKING = "Working."; // The status until a task has ended.
 const PATIENCE = 30_000; // Milliseconds until a request without a response is given up.
 let report;
 let latest = 0; // When the request of the report was sent.
@@ -23,6 +22,7 @@ let searched; // The last search: its text, and its result.
 let shown; // The subject of the counts that are shown.
 let asked; // The subject of the question that is asked.
 let actions = 0; // How many actions of the operator have begun: what an earlier one receives is not shown any more.
+let ended = 0; // How many of them have ended.
 let reloads = 0; // How many times everything was loaded again.
 let sentence; // Makes the status, while that is about counts that are shown.
 let late = { text: "", isError: false }; // What changes have done after a later action had begun: it follows the status of that.
@@ -108,18 +108,19 @@ function showStatus(text, isError = false) {
 // change of this subject has done follows it. A refresh is none, and replaces no status of one.
 async function attempt(task, { isRefresh = false, changed } = {}) {
   const action = isRefresh ? actions : ++actions;
-  const isLast = () => action === actions;
+  const [isLast, before] = [() => action === actions, ended];
   [sentence, late] = [undefined, { text: "", isError: false }];
-  showStatus(WORKING);
+  showStatus("Working.");
   let [text, isError] = ["", false];
   try {
     text = await task(isLast);
   } catch (error) {
     [text, isError] = [error.message, true];
   }
-  if (isRefresh && status.textContent !== WORKING) {
+  if (isRefresh && before !== ended) {
     return;
   }
+  ended += isRefresh ? 0 : 1;
   if (isLast()) {
     showStatus(text + late.text, isError || late.isError);
   } else if (changed) {
