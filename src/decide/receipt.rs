@@ -50,8 +50,8 @@ impl Receipt {
     /// the estimate stays charged.
     ///
     /// Each policy is settled where it was counted: in its store or, if the store failed, in this process. All policies that
-    /// were counted in one store are settled at one instant, in one call; in a cluster, in one for each primary. To settle one of several policies, take
-    /// [its receipt](crate::Decision::take_receipt_of).
+    /// were counted in one store are settled at one instant, in one call; in a cluster, in one for each primary. To settle one of
+    /// several policies, take [its receipt](crate::Decision::take_receipt_of).
     ///
     /// An empty receipt settles nothing. The largest actual cost is 999,999,999,999,999; a larger one counts as that.
     ///

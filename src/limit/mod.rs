@@ -129,8 +129,9 @@
 //!
 //! * Another quota, burst or lease: the counts stay, and the new number applies to them. After it was lowered, callers may have to wait
 //!   until enough has expired.
-//! * Another window, precision, rate, time zone, alignment or [prefetch](#units-that-are-taken-ahead) of a log; another algorithm, or another name
-//!   of the policy without its [former](crate::Policy::formerly) one: counts start at zero, and the old ones expire.
+//! * Another window, precision, rate, time zone, alignment or [prefetch](#units-that-are-taken-ahead) of a log; another algorithm,
+//!   or another name of the policy without its [former](crate::Policy::formerly) one: counts start at zero, and the old ones
+//!   expire.
 //!
 //! While old and new replicas of a service run side by side, each applies its own numbers: to the same counts, or with another
 //! window to counts of their own. [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) chooses the numbers for each request.

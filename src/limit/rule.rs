@@ -29,8 +29,8 @@ pub(crate) trait Rule {
     /// Adds the weight of so many requests, whether it fits or not.
     fn add(&self, state: &mut Self::State, now: u64, weight: u64, count: u64);
 
-    /// Takes back weight that was added at the time `at`, as far as it still counts, beside `kept`, which was added with it and stays.
-    /// Returns whether the state changed.
+    /// Takes back weight that was added at the time `at`, as far as it still counts, beside `kept`, which was added with it and
+    /// stays. Returns whether the state changed.
     fn give_back(&self, state: &mut Self::State, now: u64, at: u64, weight: u64, kept: u64) -> bool;
 
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.

@@ -68,9 +68,9 @@ use crate::ConfigError;
 ///
 /// A refund returns the tokens of a charge that the rate has not returned yet. For the last charge of a bucket their number is
 /// exact. For an earlier charge, all tokens that came since then are taken for those of that charge: of 5 tokens that were taken
-/// 4 seconds ago, at one token a second, a refund returns 1. A [settlement](crate::Receipt::settle) of these at 3 returns 1 too, since
-/// the tokens that came are first those that stay charged. So the bucket has at most as many tokens as if the actual cost had been
-/// charged, and may have fewer.
+/// 4 seconds ago, at one token a second, a refund returns 1. A [settlement](crate::Receipt::settle) of these at 3 returns 1 too,
+/// since the tokens that came are first those that stay charged. So the bucket has at most as many tokens as if the actual cost had
+/// been charged, and may have fewer.
 ///
 /// # When the clock of Redis is set back
 ///

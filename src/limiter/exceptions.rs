@@ -45,8 +45,9 @@ impl Limiter {
     /// # Errors
     ///
     /// If the store fails: the key is banned in this process then, for the time in which it counts by itself. And if no policy has
-    /// bans, none of those that have bans [has such keys](Self::from), the [longest](crate::Ban::longest) ban of one is shorter, or the time is below a microsecond: then no policy bans the
-    /// key, and the [kind](StoreError::kind) is [`Refused`](crate::store::ErrorKind::Refused).
+    /// bans, none of those that have bans [has such keys](Self::from), the [longest](crate::Ban::longest) ban of one is shorter, or
+    /// the time is below a microsecond: then no policy bans the key, and the [kind](StoreError::kind) is
+    /// [`Refused`](crate::store::ErrorKind::Refused).
     ///
     /// ```
     /// use std::time::Duration;
@@ -135,9 +136,9 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store fails: the change may have been made then. And, with nothing changed, if the store has no overrides, the limiter has
-    /// no policy of this name, the policy is `Unlimited` and so has no keys, the limit is not one that it can have, the time is shorter
-    /// than a microsecond, or the store has 10,000 overrides already.
+    /// If the store fails: the change may have been made then. And, with nothing changed, if the store has no overrides, the
+    /// limiter has no policy of this name, the policy is `Unlimited` and so has no keys, the limit is not one that it can have, the
+    /// time is shorter than a microsecond, or the store has 10,000 overrides already.
     pub async fn override_limit(
         &self,
         policy: &str,
@@ -152,7 +153,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store fails: the override may have ended then. And if the store has no overrides, or the limiter no policy of this name.
+    /// If the store fails: the override may have ended then. And if the store has no overrides, or the limiter no policy of this
+    /// name.
     pub async fn end_override(&self, policy: &str, key: impl Into<Key>) -> Result<(), StoreError> {
         self.set_override(policy, key.into(), None).await
     }

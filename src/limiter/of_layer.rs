@@ -19,7 +19,8 @@ use crate::{
 /// [chosen](crate::Policy::with_limit_fn) for each request does not apply, except to [`reset`](Limiter::reset),
 /// [`ban`](Limiter::ban) and [`override_limit`](Limiter::override_limit). These refuse a key that no request has, such as an
 /// address where the keys are an address and a path, or a text, unless a policy has a key by an extractor of the application; a ban
-/// looks at the policies with bans. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the layer.
+/// looks at the policies with bans. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the
+/// layer.
 ///
 /// ```
 /// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};

@@ -10,8 +10,8 @@ impl<K> Policy<K> {
     /// The policy counts the requests that it would have admitted. It is decided apart from the other policies of a layer or a
     /// [`Limiter`](crate::Limiter), in the same call of the store: neither changes what the other decides. So a candidate for a
     /// limit is an observing policy beside the enforced one, under a name of its own. No request [waits](Self::wait_up_to) for it.
-    /// Where requests wait for a policy beside it, it is decided when they arrive: it has also counted those that leave, and those that
-    /// have waited hold no slots of it.
+    /// Where requests wait for a policy beside it, it is decided when they arrive: it has also counted those that leave, and those
+    /// that have waited hold no slots of it.
     ///
     /// What it would have done is in [`Decision::policies`](crate::Decision::policies), which
     /// [`on_decision`](crate::RateLimitLayer::on_decision) reads too: [`is_observed`](crate::PolicyDecision::is_observed),

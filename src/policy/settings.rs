@@ -323,7 +323,8 @@ impl<K> Policy<K> {
     ///
     /// Without it, a request waits for all that have arrived before it: for 40 of tenant A, where it would wait for one of these with
     /// `fair_by(key::header("tenant"))`. Requests without such a key take turns as if they had one. A
-    /// [`Limiter`](crate::Limiter) has [`LimiterRequest::fair_by`](crate::LimiterRequest::fair_by). By default requests wait in the order of arrival.
+    /// [`Limiter`](crate::Limiter) has [`LimiterRequest::fair_by`](crate::LimiterRequest::fair_by). By default requests wait in the
+    /// order of arrival.
     ///
     /// ```
     /// use std::time::Duration;

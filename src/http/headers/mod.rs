@@ -78,10 +78,10 @@ type Custom = Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>;
 pub enum Headers {
     /// `RateLimit` and `RateLimit-Policy` as in the IETF drafts -08 to -11 of *RateLimit header fields for HTTP*.
     ///
-    /// `q` is the quota, of a bucket the burst, and `w` its window in seconds, rounded up: of a bucket the time in which it becomes full.
-    /// A calendar has no `w`. `r` is what remains, 0 in a denial unless the cost is above the limit; `t` is the time until all of it is
-    /// restored, in a denial the wait, in seconds, rounded up. Slots have `qu="concurrent-requests"` and no `w`, and as `t` the rest of
-    /// the lease, in a denial 1. Several policies are members of one list.
+    /// `q` is the quota, of a bucket the burst, and `w` its window in seconds, rounded up: of a bucket the time in which it becomes
+    /// full. A calendar has no `w`. `r` is what remains, 0 in a denial unless the cost is above the limit; `t` is the time until
+    /// all of it is restored, in a denial the wait, in seconds, rounded up. Slots have `qu="concurrent-requests"` and no `w`, and
+    /// as `t` the rest of the lease, in a denial 1. Several policies are members of one list.
     #[default]
     Draft08,
     /// `RateLimit` and `RateLimit-Policy` as in draft -07.

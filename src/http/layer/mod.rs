@@ -285,9 +285,9 @@ impl RateLimitLayer {
     ///
     /// These are the settlements of [`Policy::refund_if`](crate::Policy::refund_if), the bans of
     /// [`Policy::learn_from_responses`](crate::Policy::learn_from_responses), and in a layer with either those of
-    /// [receipts](crate::Receipt), for which the store failed, and those that could not be sent, since there was no tokio runtime or it
-    /// ended. They are not repeated; the first one is logged. Clones of a layer and its services count together. In a layer without
-    /// either it is 0: the future of a receipt returns the error, and the [metric](crate::guide::metrics) counts it.
+    /// [receipts](crate::Receipt), for which the store failed, and those that could not be sent, since there was no tokio runtime
+    /// or it ended. They are not repeated; the first one is logged. Clones of a layer and its services count together. In a layer
+    /// without either it is 0: the future of a receipt returns the error, and the [metric](crate::guide::metrics) counts it.
     ///
     /// ```
     /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};

@@ -111,7 +111,8 @@ impl SlidingLog {
     /// each admission counts too long by less than one `n`-th of the window. `remaining`, `retry_after` and `reset_after`
     /// include that.
     ///
-    /// The default is one entry for each admission. A log with another precision has [counts of its own](crate::limit#when-a-limit-changes).
+    /// The default is one entry for each admission. A log with another precision has
+    /// [counts of its own](crate::limit#when-a-limit-changes).
     ///
     /// # Panics
     ///

@@ -164,12 +164,12 @@ use crate::{ConfigError, key};
 /// like, such as `/users/:id` or `/admin/*`, is an error. `others` are the requests that no other policy of their plan, in this
 /// file, with `routes` or `methods` is for; one that is for it in some spellings only, as below, is counted by both.
 ///
-/// A path is compared as written, decoded, and in normal form: without trailing slashes, `//` and upper case, with and without dot segments, once for
-/// each combination of what services differ in: whether `%2F` and `\` are slashes, `%2E` is a dot, `;v=1` is a parameter, `%3F` or
-/// `%23` is the end, and `%5C` and `%3B` are the same as `\` and `;`. A policy or `[block]` applies if one of these matches, and
-/// `[skip]` if all do. So `/login/` and `/static/../login` neither evade a limit nor are skipped, also where one service after the other
-/// normalizes the path. A path that has more than 16 KiB in several such combinations is taken for a match: such a request is
-/// counted, blocked, and never skipped. In `[skip]`, escapes are written as sent: `/caf%C3%A9`.
+/// A path is compared as written, decoded, and in normal form: without trailing slashes, `//` and upper case, with and without dot
+/// segments, once for each combination of what services differ in: whether `%2F` and `\` are slashes, `%2E` is a dot, `;v=1` is a
+/// parameter, `%3F` or `%23` is the end, and `%5C` and `%3B` are the same as `\` and `;`. A policy or `[block]` applies if one of
+/// these matches, and `[skip]` if all do. So `/login/` and `/static/../login` neither evade a limit nor are skipped, also where one
+/// service after the other normalizes the path. A path that has more than 16 KiB in several such combinations is taken for a match:
+/// such a request is counted, blocked, and never skipped. In `[skip]`, escapes are written as sent: `/caf%C3%A9`.
 ///
 /// # Skipped and blocked requests
 ///
@@ -250,9 +250,9 @@ use crate::{ConfigError, key};
 ///
 /// # What a reload changes
 ///
-/// * All that the file has about a policy becomes that of the file, from its limit and key to waits, bans and routes. Settings in code,
-///   such as [`cost_fn`](Policy::cost_fn) or [`failure_mode`](Policy::failure_mode), and the key of a policy without one in the file,
-///   stay and take precedence. [`apply_if`](Policy::apply_if) holds beside `routes` and `methods`, and of
+/// * All that the file has about a policy becomes that of the file, from its limit and key to waits, bans and routes. Settings in
+///   code, such as [`cost_fn`](Policy::cost_fn) or [`failure_mode`](Policy::failure_mode), and the key of a policy without one in
+///   the file, stay and take precedence. [`apply_if`](Policy::apply_if) holds beside `routes` and `methods`, and of
 ///   [enforced shares](Policy::enforce_share) the smaller one holds.
 /// * The requests that the file [skips and blocks](#skipped-and-blocked-requests) are skipped and blocked. Those of
 ///   [`RateLimitLayer::skip`](crate::RateLimitLayer::skip) and [`block`](crate::RateLimitLayer::block) stay.
@@ -270,8 +270,8 @@ use crate::{ConfigError, key};
 ///
 /// # Cost
 ///
-/// A request reads a pointer with `arc-swap`: some nanoseconds, without a lock. A reload builds what each layer and limiter decides by, and
-/// then replaces all of it; only requests that wait, and refunds and settlements, take a lock, until it has ended.
+/// A request reads a pointer with `arc-swap`: some nanoseconds, without a lock. A reload builds what each layer and limiter decides
+/// by, and then replaces all of it; only requests that wait, and refunds and settlements, take a lock, until it has ended.
 #[derive(Clone, Deserialize)]
 #[serde(from = "Config")]
 #[must_use]

@@ -47,26 +47,26 @@ pub use self::clock::ManualClock;
 /// new keys are added, without a thread. If the store is full, a new key evicts another one:
 ///
 /// 1. an expired key;
-/// 2. of the keys that do not deny now, as long as these are more than an eighth of the capacity, the one that expires first: one of the
-///    same policy, if that has more than an eighth, and else of the policy with the most of them;
+/// 2. of the keys that do not deny now, as long as these are more than an eighth of the capacity, the one that expires first: one
+///    of the same policy, if that has more than an eighth, and else of the policy with the most of them;
 /// 3. of the keys that deny now, the one whose denial ends first, of the policy with the most of them;
 /// 4. if nothing else is there, a ban or slots, in the same order.
 ///
-/// A key denies now if a check is denied that costs as much as the last charge. So does a [ban](crate::Policy::ban) in force; the denials
-/// before it and the length of the next one are evicted as counts are. A key of [`Concurrency`](crate::Concurrency) counts as one that
-/// denies while a slot of it is held.
+/// A key denies now if a check is denied that costs as much as the last charge. So does a [ban](crate::Policy::ban) in force; the
+/// denials before it and the length of the next one are evicted as counts are. A key of [`Concurrency`](crate::Concurrency) counts
+/// as one that denies while a slot of it is held.
 ///
-/// So under a flood of made-up keys, such as paths, a limit that is used up stays so unless seven eighths of the keys deny. New keys are
-/// limited while those that do not deny, of all policies together, are at most an eighth of the capacity. A flood of keys that do not
-/// deny evicts its own, once it has more than an eighth; one of keys that deny at once, as with a limit of 1, leaves an eighth of the
-/// capacity to all that do not. A store of its own keeps a policy free of evictions by others.
+/// So under a flood of made-up keys, such as paths, a limit that is used up stays so unless seven eighths of the keys deny. New
+/// keys are limited while those that do not deny, of all policies together, are at most an eighth of the capacity. A flood of keys
+/// that do not deny evicts its own, once it has more than an eighth; one of keys that deny at once, as with a limit of 1, leaves an
+/// eighth of the capacity to all that do not. A store of its own keeps a policy free of evictions by others.
 ///
 /// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
 /// one is logged as a warning.
 ///
 /// A store for more than 1,024 keys is divided into shards by a hash with a secret, each of at most 1,024 keys, up to 4 million
-/// keys in total. Each shard has its part of the capacity and evicts by itself: eighths are those of a shard, and a shard may be full when the store holds nine
-/// tenths of its capacity.
+/// keys in total. Each shard has its part of the capacity and evicts by itself: eighths are those of a shard, and a shard may be
+/// full when the store holds nine tenths of its capacity.
 ///
 /// # Clock
 ///
@@ -75,8 +75,9 @@ pub use self::clock::ManualClock;
 /// [`MemoryStoreBuilder::manual_clock`] sets one that a test advances, without the feature `test-util` of tokio, and
 /// [`MemoryStoreBuilder::clock`] any other one.
 ///
-/// It begins with the time of the system, and stands still while the machine sleeps. Where [calendars](crate::FixedWindow#calendar) and
-/// aligned windows are to follow the system through that, give the store its time: `.clock(|| UNIX_EPOCH.elapsed().unwrap_or_default())`.
+/// It begins with the time of the system, and stands still while the machine sleeps. Where windows of
+/// calendars and aligned ones are to follow the system through that, give the store its time:
+/// `.clock(|| UNIX_EPOCH.elapsed().unwrap_or_default())`.
 #[derive(Clone)]
 #[must_use]
 pub struct MemoryStore {

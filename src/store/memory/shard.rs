@@ -117,8 +117,8 @@ impl Count {
 /// Up to this number of keys, expired ones are not removed.
 const FEW: usize = 16;
 
-/// This fraction of the capacity is for keys that do not deny: if those that deny could take all of it, new keys would evict each other
-/// before their limits are used up.
+/// This fraction of the capacity is for keys that do not deny: if those that deny could take all of it, new keys would evict each
+/// other before their limits are used up.
 const RESERVE: usize = 8;
 
 impl Shard {

@@ -25,7 +25,8 @@ pub(super) struct RawReply {
 #[derive(Debug)]
 pub(super) struct ScriptReply {
     pub(super) server_time: Duration,
-    /// For each merged request of the call, its reply or its error; none if it was not executed, since its slot is elsewhere or moves.
+    /// For each merged request of the call, its reply or its error; none if it was not executed, since its slot is elsewhere or
+    /// moves.
     pub(super) replies: SmallVec<[Option<Result<RequestReply, Failure>>; 1]>,
 }
 

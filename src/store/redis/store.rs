@@ -140,11 +140,11 @@ use crate::store::{
 /// redirections of a cluster require. Redis since 6.2 and Valkey permit this. The store tries it when it connects; if a server
 /// refuses it, each call contains checks of one slot, and one line in the log says so (level `INFO`).
 ///
-/// While a slot moves, none of the nodes may have all keys of a check with several of them: those of two policies, of a policy and its
-/// bans, or of one for which requests wait. Then its policies are decided one after the other, with refunds as above: the ban is read
-/// before the count, and a denial is counted for it afterwards. Lines are not regarded, so a request may be admitted before one of
-/// another process that has waited for longer, and one that waits notices a refund, or slots that are free, within a second. Several
-/// units of several policies at once fail until the slot has moved.
+/// While a slot moves, none of the nodes may have all keys of a check with several of them: those of two policies, of a policy and
+/// its bans, or of one for which requests wait. Then its policies are decided one after the other, with refunds as above: the ban
+/// is read before the count, and a denial is counted for it afterwards. Lines are not regarded, so a request may be admitted before
+/// one of another process that has waited for longer, and one that waits notices a refund, or slots that are free, within a second.
+/// Several units of several policies at once fail until the slot has moved.
 ///
 /// # Keys in Redis
 ///

@@ -221,8 +221,8 @@ pub(super) fn explain(failure: Failure, backend: &Backend) -> StoreError {
     StoreError::new(ErrorKind::Refused, refusal.explain(&backend.key_format.prefix))
 }
 
-/// Tries until all is permitted, or the store is gone; fails with a refusal, and if its runtime has ended. `tried` is called before each
-/// trial, and with each other failure.
+/// Tries until all is permitted, or the store is gone; fails with a refusal, and if its runtime has ended. `tried` is called before
+/// each trial, and with each other failure.
 async fn until_success(backend: &Weak<Backend>, mut tried: impl FnMut(Option<Failure>)) -> Result<(), Failure> {
     let [mut pause, longest] = TRIAL_PAUSES;
     loop {
