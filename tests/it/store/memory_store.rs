@@ -511,20 +511,25 @@ fn a_key_can_be_evicted_when_a_refund_ends_its_denial() {
 
 #[test]
 fn the_order_of_eviction_holds_after_any_history() {
-    const CAPACITY: usize = 6;
-    let policies = [("a", limit("sliding-log 3/h")), ("b", limit("sliding-log 1/30min"))];
+    let policies = [
+        ("a", limit("sliding-log 3/h")),
+        ("b", limit("sliding-log 1/30min")),
+        ("c", limit("sliding-log 5/h")),
+    ];
     let mut evictions = [0; 4];
-    for seed in 0..100 {
+    // The larger store has three keys for those that do not deny.
+    for (seed, capacity) in (0..100).flat_map(|seed| [(seed, 6), (seed, 24)]) {
+        let keys = 2 * capacity as u64 / 3 + 4;
         let mut random = fastrand::Rng::with_seed(seed);
         let clock = Clock::new();
-        let store = store(CAPACITY, &clock);
+        let store = store(capacity, &clock);
         // The cost that each key has charged last.
         let mut last_costs = HashMap::new();
         // The keys with a count, and whether they deny.
         let counted = |last_costs: &HashMap<_, _>| {
             let all = policies
                 .iter()
-                .flat_map(|policy| (0..8_u64).map(move |key| (policy, key)));
+                .flat_map(|policy| (0..keys).map(move |key| (policy, key)));
             let used = all.map(|((name, limit), key)| (*name, key, used(&store, name, limit, key), limit.quota()));
             let counted = used.filter(|(_, _, used, _)| *used > 0);
             counted
@@ -534,7 +539,7 @@ fn the_order_of_eviction_holds_after_any_history() {
         let mut admitted_at = Duration::ZERO;
         for _ in 0..300 {
             let (name, limit) = random.choice(&policies).expect("some");
-            let key = random.u64(0..8);
+            let key = random.u64(0..keys);
             let (cost, before) = (random.u64(1..=4), counted(&last_costs));
             let operation = match random.u8(0..8) {
                 0 => Operation::Refund { admitted_at },
@@ -554,22 +559,28 @@ fn the_order_of_eviction_holds_after_any_history() {
                 !kept && (*policy, *id) != (*name, key)
             };
             let lost: Vec<_> = before.iter().filter(lost).collect();
-            let others = |denies| before.iter().any(|other| other.0 != *name && other.2 == denies);
-            let own = |denies| before.iter().any(|other| other.0 == *name && other.2 == denies);
             let new = operation == Operation::Check
                 && allowed
                 && !before.iter().any(|other| (other.0, other.1) == (*name, key));
             let what = format!("{operation:?} {name} {key} in {before:?} evicts {lost:?}, seed {seed}");
-            assert_eq!(lost.len(), usize::from(new && before.len() == CAPACITY), "{what}");
+            assert_eq!(lost.len(), usize::from(new && before.len() == capacity), "{what}");
             if let [(policy, _, denies)] = lost[..] {
                 let found = usize::from(policy != name) + 2 * usize::from(*denies);
-                let denying = |of: &str| before.iter().filter(|other| other.0 == of && other.2).count();
-                let is_first = match found {
-                    0 => own(false),
-                    1 => !own(false),
-                    _ => !own(false) && !others(false) && policies.iter().all(|(of, _)| denying(policy) >= denying(of)),
+                let number = |of: &str| {
+                    before
+                        .iter()
+                        .filter(|other| other.0 == of && other.2 == *denies)
+                        .count()
                 };
-                assert!(is_first, "{what}");
+                let free = before.iter().filter(|other| !other.2);
+                let own = free.clone().filter(|other| other.0 == *name).count();
+                let reserve = capacity / 8;
+                assert_eq!(*denies, free.count() <= reserve, "{what}");
+                if own > reserve {
+                    assert_eq!(policy, name, "{what}");
+                } else {
+                    assert!(policies.iter().all(|(of, _)| number(policy) >= number(of)), "{what}");
+                }
                 evictions[found] += 1;
             }
             if random.u8(0..4) == 0 {
