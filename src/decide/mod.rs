@@ -167,8 +167,8 @@ impl Decision {
     /// The time until the same request is admitted, if no other request is admitted meanwhile.
     ///
     /// `None` if the request was admitted, or if waiting does not help, since one of the policies never admits it. In a denial by
-    /// a layer it includes the [jitter](crate::RateLimitLayer::retry_jitter), as the response does. For slots, whose end is not
-    /// known, it is 1 s.
+    /// a layer it includes the [jitter](crate::RateLimitLayer::retry_jitter), as the response does. For slots it is 1 s, since their
+    /// end is not known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let waits = self.deniers().map(PolicyDecision::retry_after);

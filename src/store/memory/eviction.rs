@@ -28,7 +28,7 @@ pub(super) struct Queues {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place(u64, u64, u64);
 
-/// The most keys whose denial is ended in one call.
+/// The most denials that are ended in one call.
 const MOST_ENDED: usize = 32;
 
 impl Queues {
@@ -75,7 +75,7 @@ impl Queues {
         }
     }
 
-    /// Makes keys whose denial is over evictable.
+    /// Makes keys evictable when their denial is over.
     pub(super) fn end_denials(&mut self, counts: &mut HashTable<Entry>, now: u64) {
         for held in [0, 1] {
             let mut ended = 0;
@@ -121,7 +121,7 @@ impl Queues {
         None
     }
 
-    /// Evicts the key whose denial ends first, of counts or of what is [held](Count::is_held), and returns its expiry.
+    /// Evicts the key of the denial that ends first, of counts or of what is [held](Count::is_held), and returns its expiry.
     pub(super) fn evict_denying(&mut self, held: usize, counts: &mut HashTable<Entry>, now: u64) -> Option<u64> {
         while let Some(place) = self.denying[held].pop_first() {
             match place.find_mut(counts) {

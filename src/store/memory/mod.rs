@@ -49,7 +49,7 @@ pub use self::clock::ManualClock;
 /// 1. an expired key;
 /// 2. of the keys that do not deny now, as long as these are more than an eighth of the capacity, the one that expires first: one
 ///    of the same policy, if that has more than an eighth, and else of the policy with the most of them;
-/// 3. of the keys that deny now, the one whose denial ends first, of the policy with the most of them;
+/// 3. of the keys that deny now, the one of the denial that ends first, of the policy with the most of them;
 /// 4. if nothing else is there, a ban or slots, in the same order.
 ///
 /// A key denies now if a check is denied that costs as much as the last charge. So does a [ban](crate::Policy::ban) in force; the
