@@ -146,7 +146,7 @@ impl Cluster {
         let limit = Limit::from(SlidingLog::per_hour(1));
         for key in self.keys().await {
             eventually("the primary answers the store", async || {
-                try_decide(store, Operation::Peek, &limit, &key, 1).await.is_ok()
+                try_decide(store, Operation::Peek, &limit, &key, 1).await
             })
             .await;
         }

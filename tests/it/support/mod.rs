@@ -23,6 +23,7 @@ mod worker;
 
 use std::{
     env,
+    fmt::Debug,
     pin::pin,
     process::Command,
     time::{Duration, Instant},
@@ -148,11 +149,31 @@ pub(crate) fn processor_time() -> Duration {
 /// The tick of [`timed`].
 const TICK: Duration = Duration::from_millis(10);
 
-/// Waits until the condition holds, and panics if that takes longer than [`PATIENCE`].
-pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+/// Waits until the condition holds, or is `Ok`, and panics if that takes longer than [`PATIENCE`].
+pub(crate) async fn eventually<C: Condition>(what: &str, mut condition: impl AsyncFnMut() -> C) {
     let started = Instant::now();
-    while !condition().await {
-        assert!(started.elapsed() < PATIENCE, "after {PATIENCE:?} still not: {what}");
+    while let Err(why) = condition().await.holds() {
+        assert!(
+            started.elapsed() < PATIENCE,
+            "after {PATIENCE:?} still not: {what}{why}"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// What [`eventually`] waits for; an error is part of its message.
+pub(crate) trait Condition {
+    fn holds(self) -> Result<(), String>;
+}
+
+impl Condition for bool {
+    fn holds(self) -> Result<(), String> {
+        if self { Ok(()) } else { Err(String::new()) }
+    }
+}
+
+impl<T, E: Debug> Condition for Result<T, E> {
+    fn holds(self) -> Result<(), String> {
+        self.map(drop).map_err(|error| format!(": {error:?}"))
     }
 }
