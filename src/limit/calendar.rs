@@ -42,6 +42,20 @@ impl Calendar {
         }
     }
 
+    /// The length of the shortest window, in microseconds, as long as clocks change by three hours at most, as at Casey Station, or by
+    /// half an hour.
+    pub(super) fn shortest_us(self) -> u64 {
+        const HOUR_US: u64 = 3_600_000_000;
+        let days = match self {
+            Self::Hour => return HOUR_US / 2,
+            Self::Day => 1,
+            Self::Week => 7,
+            Self::Month => 28,
+            Self::Year => 365,
+        };
+        (24 * days - 3) * HOUR_US
+    }
+
     /// The window around `now` in microseconds. Times outside of the years that jiff supports are in one window.
     pub(super) fn around(self, now: u64, zone: &TimeZone) -> (u64, u64) {
         let window = i64::try_from(now)
@@ -295,6 +309,8 @@ mod tests {
     /// before and after it adjoin it.
     #[test]
     fn windows_tile_time_whatever_the_clocks_do() {
+        // Earlier changes were by other times, such as 24 hours on Samoa in 2011.
+        const SHORTEST_SINCE: u64 = 1_451_606_400_000_000;
         let end = "2030-01-01T00:00Z".parse::<Timestamp>().unwrap();
         let mut seen = std::collections::HashSet::new();
         let mut changes = 0;
@@ -316,6 +332,8 @@ mod tests {
                         let (start, end) = calendar.around(moment, &zone);
                         let place = format!("{calendar:?} in {name:?} around {moment}");
                         assert!(start <= moment && moment < end, "{place}: {start} to {end}");
+                        let is_short = end - start < calendar.shortest_us();
+                        assert!(!is_short || moment < SHORTEST_SINCE, "{place}: {start} to {end}");
                         assert_eq!(calendar.around(start, &zone), (start, end), "{place}");
                         assert_eq!(calendar.around(end - 1, &zone), (start, end), "{place}");
                         assert_eq!(calendar.around(end, &zone).0, end, "{place}");

@@ -191,6 +191,15 @@ impl FixedWindow {
         }
     }
 
+    /// The length of each window; of windows of a calendar that of the shortest.
+    pub(super) fn shortest_us(&self) -> u64 {
+        match self.kind {
+            Kind::Anchored(window) | Kind::Aligned(window) => window.as_micros() as u64,
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(calendar, _) => calendar.shortest_us(),
+        }
+    }
+
     /// Whether windows open by the clock or the calendar; else a window opens with the first request that finds none open.
     pub(crate) fn is_aligned(&self) -> bool {
         !matches!(self.kind, Kind::Anchored(_))
@@ -311,8 +320,7 @@ impl Rule for FixedWindow {
 
     fn wait_behind(&self, window: &Window, now: u64, before: u64, cost: u64) -> Option<u64> {
         let missing = (before + cost).saturating_sub(self.quota.saturating_sub(window.used));
-        let window_us = self.window().map_or(1, |window| window.as_micros() as u64);
-        let windows_us = (missing.saturating_sub(1) / self.quota).saturating_mul(window_us);
+        let windows_us = (missing.saturating_sub(1) / self.quota).saturating_mul(self.shortest_us());
         Some(windows_us.saturating_add(self.wait(window, now, cost)))
     }
 

@@ -156,12 +156,11 @@ impl Limit {
     /// Refuses a wait that hardly ever ends in time: a hundredth of the time in which the limit has room for one more request, if
     /// it is used up, is longer.
     pub(crate) fn validate_wait(&self, longest: Duration) -> Result<(), ConfigError> {
-        let Some(window) = self.window() else { return Ok(()) };
-        let at_once = match matches!(self, Self::FixedWindow(_)) {
-            true => 1,
-            false => u32::try_from(self.quota()).unwrap_or(u32::MAX),
+        let returns_after = match (self, self.window()) {
+            (Self::FixedWindow(fixed), _) => Duration::from_micros(fixed.shortest_us()),
+            (_, Some(window)) => window / u32::try_from(self.quota()).unwrap_or(u32::MAX),
+            (_, None) => return Ok(()),
         };
-        let returns_after = window / at_once;
         if longest.is_zero() || longest >= returns_after / 100 {
             return Ok(());
         }

@@ -243,13 +243,14 @@ impl Limit {
         cycles_us.saturating_add(wait).min(LONGEST_WAIT_US)
     }
 
-    /// The time in which the quota is restored; 0 if it is not known, and 1, a lower bound, for windows of a calendar.
+    /// The time in which the quota is restored, for windows of a calendar the least; 0 if it is not known.
     pub(crate) fn cycle_us(&self) -> u64 {
         match self {
             Self::Concurrency(_) => 0,
             // The window that counts, which is longer with units that are taken ahead.
             Self::SlidingLog(log) => log.window_us(),
-            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::TokenBucket(_) | Self::Unlimited | Self::DenyAll => {
+            Self::FixedWindow(fixed) => fixed.shortest_us(),
+            Self::SlidingCounter(_) | Self::TokenBucket(_) | Self::Unlimited | Self::DenyAll => {
                 self.window().map_or(1, |window| window.as_micros() as u64)
             }
         }

@@ -21,7 +21,7 @@ use tokio::{
 use tower::{Layer, ServiceExt};
 use tower_quota::{
     AcquireError, Ban, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limit, Limiter, MemoryStore, Policy,
-    RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, key, store::Store,
+    RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, key, limit::Calendar, store::Store,
 };
 
 use crate::support::{Cluster, Counted, Redis, connected, eventually, patient, timed};
@@ -612,6 +612,28 @@ async fn both_stores(redis: &Redis) -> [Arc<dyn Store>; 2] {
         Arc::new(MemoryStore::new()),
         Arc::new(connected(patient(), &redis.url()).await),
     ]
+}
+
+/// Of hours, each of which may be one in which the clocks change, so that it is half as long.
+#[tokio::test]
+async fn those_that_would_wait_for_more_hours_than_they_may_are_denied_at_once() {
+    let redis = Redis::start();
+    for store in both_stores(&redis).await {
+        let hourly = FixedWindow::calendar(1, Calendar::Hour, "UTC").expect("a zone");
+        let limiter = Limiter::new(store, Policy::new("p", hourly).wait_up_to(100 * 60 * SECOND));
+        assert!(limiter.check("k").await.expect("it replies").is_allowed());
+        let callers = waiting(&limiter, 10).await;
+        eventually("half of them are denied", async || {
+            callers.iter().filter(|caller| caller.is_finished()).count() >= 5
+        })
+        .await;
+        for caller in callers {
+            match caller.is_finished() {
+                true => assert!(caller.await.expect("no panic").is_err()),
+                false => caller.abort(),
+            }
+        }
+    }
 }
 
 /// Equal requests are checked together.

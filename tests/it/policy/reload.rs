@@ -337,6 +337,8 @@ async fn the_limits_of_plans_are_refused_as_the_limit_is() {
     for words in ["wait in vain", "fixed-window 9/h", "`wait`", "`api`"] {
         assert!(hopeless.contains(words), "{hopeless}");
     }
+    let monthly = settings("fixed-window 9/month UTC", "wait = '1s'").unwrap_err();
+    assert!(monthly.to_string().contains("wait in vain"), "{monthly}");
     // A request that has failed gives its unit back at once.
     let refunding = of("fixed-window 9/h", "wait = '1s'").unwrap().refund_if(|_| true);
     assert!(refunding.validate().is_ok());
