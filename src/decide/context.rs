@@ -2,6 +2,7 @@
 use std::time::SystemTime;
 use std::{
     any::Any,
+    collections::HashSet,
     sync::{Arc, Mutex, Weak, atomic::AtomicBool},
 };
 
@@ -34,6 +35,8 @@ pub(crate) struct CheckContext {
     pub(crate) lost: Option<Arc<LostSettlements>>,
     /// Whether one of them only observes, so that the charges are not sent as one request.
     pub(crate) is_composite: bool,
+    /// The position of the first policy of each name, which several plans may have.
+    first_of_names: Arc<[usize]>,
     /// Whether the warning about a receipt of an unknown policy was logged.
     pub(super) warned_of_receipt: Arc<AtomicBool>,
     /// Whether the warning about an upgraded connection without its slots was logged.
@@ -73,6 +76,7 @@ impl CheckContext {
             store: Arc::new(store),
             lost: policies.iter().any(awaits_completion).then(Arc::default),
             is_composite: is_composite(&policies),
+            first_of_names: first_of_names(&policies),
             warned_of_receipt: Arc::default(),
             warned_of_upgrade: Arc::default(),
             policies,
@@ -94,6 +98,7 @@ impl CheckContext {
         register(&self.registry, &policies);
         Self {
             is_composite: is_composite(&policies),
+            first_of_names: first_of_names(&policies),
             policies,
             identity: Arc::default(),
             ..self.clone()
@@ -198,11 +203,8 @@ impl CheckContext {
 
     /// Counts a request that is decided before any policy regards it, once for the policies of several plans with one name.
     pub(crate) fn count_for_all(&self, outcome: PolicyOutcome) {
-        for (position, policy) in self.policies.iter().enumerate() {
-            let mut before = self.policies[..position].iter();
-            if before.all(|other| other.limit.name != policy.limit.name) {
-                self.count(position, outcome);
-            }
+        for position in self.first_of_names.iter() {
+            self.count(*position, outcome);
         }
     }
 }
@@ -226,6 +228,12 @@ fn of_name<'a>(policies: &'a [PolicyContext], policy: &PolicyContext) -> Vec<&'a
 
 fn is_composite(policies: &[PolicyContext]) -> bool {
     policies.iter().any(|policy| !policy.settings.enforced.is_whole())
+}
+
+fn first_of_names(policies: &[PolicyContext]) -> Arc<[usize]> {
+    let mut names = HashSet::new();
+    let is_first = |position: &usize| names.insert(&policies[*position].limit.name);
+    (0..policies.len()).filter(is_first).collect()
 }
 
 /// What the checks of one policy have in common.

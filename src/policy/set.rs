@@ -1,6 +1,11 @@
 //! The policies of a layer or limiter.
 
-use std::{ops::Deref, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Write as _,
+    ops::Deref,
+    sync::Arc,
+};
 
 #[cfg(feature = "serde")]
 use arc_swap::Guard;
@@ -84,20 +89,17 @@ fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), Conf
              policies that all of them have by `.in_each(..)`",
         ));
     }
-    for (position, policy) in policies.iter().enumerate() {
-        let in_one_plan = |earlier: &&Policy| match policy.plan_position() {
-            Some(position) => earlier.is_of_plan(position),
-            None => true,
-        };
-        let mut earlier = policies[..position].iter().filter(in_one_plan);
-        if earlier.any(|earlier| earlier.name() == policy.name() || earlier.counted_as() == policy.counted_as()) {
+    let (mut names, mut counts, mut counted_as) = (Plans::new(), Plans::new(), HashMap::new());
+    for policy in policies {
+        let plan = policy.plan_position();
+        let is_named = is_in_plan(&mut names, policy.name(), plan);
+        if is_in_plan(&mut counts, policy.counted_as(), plan) || is_named {
             return Err(ConfigError::new(format!(
                 "two policies are named `{}`; counts are stored under the name, so each policy needs its own",
                 policy.counted_as(),
             )));
         }
-        let mut earlier = policies[..position].iter();
-        if earlier.any(|earlier| earlier.name() == policy.name() && earlier.counted_as() != policy.counted_as()) {
+        if *counted_as.entry(policy.name()).or_insert(policy.counted_as()) != policy.counted_as() {
             return Err(ConfigError::new(format!(
                 "the policy `{}` has a former name in some plans only, or several, so that the plans count apart; set the same \
                  `.formerly(..)`, in files `formerly`, in each plan",
@@ -109,6 +111,16 @@ fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), Conf
     Ok(())
 }
 
+/// The plans that have a policy of a name; `None` for one of all plans.
+type Plans<'a> = HashMap<&'a str, HashSet<Option<usize>>>;
+
+/// Adds the plan, and returns whether a request may have two policies of the name.
+fn is_in_plan<'a>(plans: &mut Plans<'a>, name: &'a str, plan: Option<usize>) -> bool {
+    let of_name = plans.entry(name).or_default();
+    let others = of_name.len();
+    !of_name.insert(plan) || others > 0 && of_name.contains(&None)
+}
+
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
     CheckContext::new(store, contexts(policies))
@@ -116,12 +128,26 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
 
 /// The part of that context that depends on the policies.
 fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
+    // Several plans may have a name.
+    let mut limits = HashMap::<_, String>::new();
+    for policy in policies.iter().filter(|_| METRICS_ENABLED) {
+        let _ = writeln!(
+            limits.entry(policy.name()).or_default(),
+            "{}",
+            policy.policy_limit.fixed.limit
+        );
+    }
+    let hashes: HashMap<_, _> = limits
+        .iter()
+        .map(|(name, limits)| (name, hash_text(limits.trim_end())))
+        .collect();
     let contexts = policies.iter().map(|policy| {
         let (limit, settings) = (policy.policy_limit.fixed.clone(), policy.all_settings());
+        let hash = hashes.get(&policy.name()).copied().unwrap_or_default();
         PolicyContext {
             ban: settings.bans().map(Arc::new),
             waiting: settings.waiting(),
-            metrics: PolicyMetrics::new(limit.name.clone(), hash_limits(policies, policy.name())),
+            metrics: PolicyMetrics::new(limit.name.clone(), hash),
             file: policy.file(),
             of_plan: policy.plan_name().cloned(),
             limit,
@@ -129,18 +155,6 @@ fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
         }
     });
     contexts.collect()
-}
-
-/// A hash of the limits of this name, which several plans may have.
-fn hash_limits<K>(policies: &[Policy<K>], name: &str) -> u64 {
-    if !METRICS_ENABLED {
-        return 0;
-    }
-    let of_name = policies.iter().filter(|policy| policy.name() == name);
-    let limits: Vec<_> = of_name
-        .map(|policy| policy.policy_limit.fixed.limit.to_string())
-        .collect();
-    hash_text(&limits.join("\n"))
 }
 
 /// Each of these once.
