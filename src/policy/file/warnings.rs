@@ -80,7 +80,8 @@ pub(super) fn warn_of_load(before: &Config, config: &Config, used: &Used) {
         );
     }
 
-    let plans: BTreeSet<&str> = used.keys().filter_map(|place| Some(place.split_once('/')?.0)).collect();
+    let left = used.keys().filter(|place| config.nearest(place).is_some());
+    let plans: BTreeSet<&str> = left.filter_map(|place| Some(place.split_once('/')?.0)).collect();
     let gone = before.plans.difference(&config.plans);
     for plan in gone.filter(|plan| plans.contains(plan.as_str())) {
         tracing::warn!(

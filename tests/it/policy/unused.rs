@@ -53,6 +53,20 @@ async fn policies_that_follow_a_file_log_it_once_after_the_first_interval() {
 }
 
 #[test]
+fn a_plan_whose_policies_keep_their_numbers_meets_no_others() {
+    let read = |file: &str| Policies::from_toml(file).expect("a good file");
+    let file = "policies.b = { limit = '3/h', key = 'ip' }";
+    let plans = "plan = 'header:plan'\nplans.pro.a = { limit = '3/h', key = 'ip' }\nplans.free = {}";
+    let live = read(&format!("{file}\n{plans}"));
+    let _layer = live.layer(MemoryStore::new(), ["a"]).expect("it fits");
+    let log = Log::capture();
+    live.replace(&read(file)).expect("it fits");
+    let text = log.text();
+    assert!(text.contains("it keeps its last numbers policy=\"pro/a\""), "{text}");
+    assert!(!text.contains("no such plan"), "{text}");
+}
+
+#[test]
 fn a_load_logs_once_what_it_adds_that_nothing_uses_and_the_plans_that_it_removes() {
     let read = |lines: &[&str]| {
         let file = "policies.a = { limit = '3/h', key = 'ip' }\npolicies.old = { limit = '3/h', key = 'ip' }";
