@@ -179,7 +179,9 @@ impl EnforcedShare {
                 "{fraction} is not a share of the keys, which is from 0 to 1, such as 0.1"
             )));
         }
-        Ok(Self((fraction * f64::from(WHOLE)).round() as u32))
+        // A share that rounds to none is still one.
+        let least = u32::from(fraction > 0.0);
+        Ok(Self(((fraction * f64::from(WHOLE)).round() as u32).max(least)))
     }
 
     /// Whether keys differ in whether the policy is enforced or observed, or all are observed.
@@ -372,6 +374,12 @@ mod tests {
     fn the_place_of_a_key_is_the_same_in_all_versions() {
         let places = ["", "42", "ip=203.0.113.7"].map(|key| place("mails", &Key::from(key)));
         assert_eq!(places, [958_422_614, 489_390_295, 944_812_597]);
+    }
+
+    #[test]
+    fn a_share_that_rounds_to_none_is_one() {
+        let share = |fraction| EnforcedShare::new(fraction).expect("a share");
+        assert!(share(0.0).is_none() && !share(1e-12).is_none());
     }
 
     #[test]

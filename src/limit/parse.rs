@@ -509,6 +509,7 @@ mod tests {
             ("concurrency 0", "between 1 and 999999999 slots"),
             ("concurrency 3 burst 5", "`burst 5` is not a setting of `concurrency`"),
             ("concurrency 3 lease 10", "`10` is not a length of time"),
+            ("concurrency 3 lease _1_s", "`_1_s` is not a length of time"),
             ("concurrency 3 lease 1ms", "between 1 s and 1 h"),
             ("1,000/s", "`1,000` is not a whole number"),
             ("_1/s", "is not a limit"),

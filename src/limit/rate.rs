@@ -194,7 +194,7 @@ pub(crate) fn parse_length(text: &str) -> Option<Duration> {
     let (count, unit) = split_before(text, |c| !c.is_ascii_digit() && c != '_');
     let count = match count {
         "" => 1,
-        count => count.replace('_', "").parse().ok()?,
+        count => whole_number(count, "").ok()?,
     };
     Some(Unit::named(unit.trim())?.times(count))
 }

@@ -99,7 +99,9 @@ constructors!(TokenBucket, |quota, window| Self::with(quota, window, quota));
 impl TokenBucket {
     /// The number of tokens that the bucket holds, and so of requests of cost 1 that are admitted at once.
     ///
-    /// The default is the number of tokens that come in the window.
+    /// The default is the number of tokens that come in the window. Where requests
+    /// [wait](crate::Policy::wait_up_to), a full bucket gains nothing until the next one takes its turn, some milliseconds late:
+    /// with a burst of 1 they are admitted less often than the rate, so hold the tokens of 10 ms, and at least 2.
     ///
     /// A burst that is too large for exact arithmetic is an error of [`Policy::validate`](crate::Policy::validate). At one token a
     /// second 4 billion are possible, and at three a day 150,000:

@@ -147,7 +147,11 @@ impl Config {
 
     fn unknown(&self, name: &str) -> ConfigError {
         let names: Vec<_> = self.names().map(|name| format!("`{name}`")).collect();
-        ConfigError::new(format!("there is no policy `{name}`; there are {}", names.join(", ")))
+        let others = match names.is_empty() {
+            true => "the file has none".to_owned(),
+            false => format!("there are {}", names.join(", ")),
+        };
+        ConfigError::new(format!("there is no policy `{name}`; {others}"))
     }
 }
 

@@ -241,6 +241,11 @@ fn a_policy_that_the_file_lacks_is_an_error_that_names_those_it_has() {
         policies.get("login").unwrap_err().to_string(),
         "there is no policy `login`; there are `say-hi`"
     );
+    let none = Policies::from_toml("policies = {}").unwrap();
+    assert_eq!(
+        none.get("login").unwrap_err().to_string(),
+        "there is no policy `login`; the file has none"
+    );
 }
 
 #[test]
