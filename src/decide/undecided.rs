@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Denial,
-    store::{NamedLimit, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
+    store::{Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
 };
 
 /// The policies that apply to a request, with its keys and costs, and what a store replies about them.
@@ -336,7 +336,7 @@ impl PolicyDecision {
         let overrides = self.context.overrides.as_ref();
         let newest = match overrides.and_then(|overrides| overrides.limit_of(own.counted_as(), &self.charge.key)) {
             Some(limit) if limit == own.limit => return,
-            Some(limit) => Arc::new(NamedLimit::new(own.name.clone(), limit).formerly(own.former.clone())),
+            Some(limit) => Arc::new(own.with(limit)),
             None => {
                 let of_file = policy.file.as_ref().and_then(|file| file.newest_limit());
                 of_file.unwrap_or_else(|| policy.limit.clone())

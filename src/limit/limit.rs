@@ -348,9 +348,14 @@ impl NamedLimit {
         self.shape == other.shape && self.counted_as() == other.counted_as()
     }
 
+    /// Another limit of the same policy.
+    pub(crate) fn with(&self, limit: Limit) -> Self {
+        Self::new(self.name.clone(), limit).formerly(self.former.clone())
+    }
+
     /// A share of the limit. It has the same counts, but for a bucket of another rate.
     pub(crate) fn scaled(&self, share: Share) -> Self {
-        Self::new(self.name.clone(), self.limit.scaled(share)).formerly(self.former.clone())
+        self.with(self.limit.scaled(share))
     }
 }
 

@@ -25,23 +25,26 @@ pub(super) struct PolicyLimit {
 
 impl PolicyLimit {
     pub(super) fn new(name: Arc<str>, limit: impl Into<Limit>) -> Self {
+        Self::of(NamedLimit::new(name, limit.into()))
+    }
+
+    fn of(fixed: NamedLimit) -> Self {
         Self {
-            chosen: Arc::new(RenderedLimits::new(name.clone(), None)),
-            overriding: Arc::new(RenderedLimits::new(name.clone(), None)),
-            fixed: Arc::new(NamedLimit::new(name, limit.into())),
+            fixed: Arc::new(fixed),
             choose: None,
             of_plans: Vec::new(),
+            chosen: Arc::default(),
+            overriding: Arc::default(),
         }
     }
 
     /// The same, counted under a former name of the policy if it has one.
     pub(super) fn formerly(self, former: Option<Arc<str>>) -> Self {
-        let (name, limit) = (self.fixed.name.clone(), self.fixed.limit.clone());
+        let fixed = self.fixed.with(self.fixed.limit.clone()).formerly(former);
         Self {
-            chosen: Arc::new(RenderedLimits::new(name.clone(), former.clone())),
-            overriding: Arc::new(RenderedLimits::new(name.clone(), former.clone())),
-            fixed: Arc::new(NamedLimit::new(name, limit).formerly(former)),
-            ..self
+            choose: self.choose,
+            of_plans: self.of_plans,
+            ..Self::of(fixed)
         }
     }
 
@@ -55,7 +58,13 @@ impl PolicyLimit {
     /// The limit of a policy that a file has switched off: nothing is limited.
     #[cfg(feature = "serde")]
     pub(super) fn switched_off(self) -> Self {
-        Self::new(self.fixed.name.clone(), Limit::Unlimited).formerly(self.fixed.former.clone())
+        Self::of(self.fixed.with(Limit::Unlimited))
+    }
+
+    /// A limit that was chosen for a request, or may be.
+    #[inline]
+    pub(super) fn named(&self, chosen: Limit) -> Result<Arc<NamedLimit>, KeyError> {
+        self.chosen.of(chosen, &self.fixed)
     }
 }
 
@@ -86,9 +95,8 @@ pub(super) fn valid_name(name: impl Into<Arc<str>>) -> Arc<str> {
 }
 
 /// Limits that apply to some requests of a policy alone.
+#[derive(Default)]
 pub(super) struct RenderedLimits {
-    policy: Arc<str>,
-    former: Option<Arc<str>>,
     /// Those that were rendered before, each near the place of its limit. None is removed, so reading takes no lock.
     seen: OnceLock<Box<[OnceLock<Arc<NamedLimit>>; PLACES]>>,
 }
@@ -100,34 +108,26 @@ const PLACES: usize = 2_048;
 const REACH: usize = 32;
 
 impl RenderedLimits {
-    fn new(policy: Arc<str>, former: Option<Arc<str>>) -> Self {
-        Self {
-            policy,
-            former,
-            seen: OnceLock::new(),
-        }
-    }
-
-    /// A limit, which is rendered once.
+    /// A limit of the policy that has this one too. It is rendered once.
     #[inline]
-    pub(super) fn of(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
+    pub(super) fn of(&self, limit: Limit, other: &NamedLimit) -> Result<Arc<NamedLimit>, KeyError> {
         let mut seen = self.near(&limit).map_while(OnceLock::get);
         match seen.find(|seen| seen.limit == limit) {
             Some(seen) => Ok(seen.clone()),
-            None => self.add(limit),
+            None => self.add(limit, other),
         }
     }
 
     #[cold]
-    fn add(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
+    fn add(&self, limit: Limit, other: &NamedLimit) -> Result<Arc<NamedLimit>, KeyError> {
         if let Err(error) = limit.validate() {
-            let policy = &self.policy;
+            let policy = &other.name;
             let message =
                 format!("the limit that was chosen for a request of the policy `{policy}` is invalid: {error}");
             return Err(KeyError::misconfigured(message));
         }
 
-        let new = Arc::new(NamedLimit::new(self.policy.clone(), limit).formerly(self.former.clone()));
+        let new = Arc::new(other.with(limit));
         for place in self.near(&new.limit) {
             let seen = place.get_or_init(|| new.clone());
             if seen.limit == new.limit {
@@ -381,12 +381,12 @@ mod tests {
     #[cfg(feature = "calendar")]
     use crate::{FixedWindow, limit::Calendar};
 
-    fn limits() -> RenderedLimits {
-        RenderedLimits::new("api".into(), None)
+    fn limits() -> PolicyLimit {
+        PolicyLimit::new("api".into(), Limit::Unlimited)
     }
 
-    fn chosen(limits: &RenderedLimits, quota: u64) -> Result<Arc<NamedLimit>, KeyError> {
-        limits.of(SlidingLog::per_minute(quota).into())
+    fn chosen(limits: &PolicyLimit, quota: u64) -> Result<Arc<NamedLimit>, KeyError> {
+        limits.named(SlidingLog::per_minute(quota).into())
     }
 
     #[test]
@@ -418,9 +418,9 @@ mod tests {
         let all: Vec<Limit> = leases.collect();
         let limits = limits();
         for limit in &all {
-            limits.of(limit.clone()).unwrap();
+            limits.named(limit.clone()).unwrap();
         }
-        assert_eq!(limits.all().len(), all.len());
+        assert_eq!(limits.chosen.all().len(), all.len());
     }
 
     #[test]
@@ -432,7 +432,7 @@ mod tests {
                 assert_eq!(limit.limit.quota(), quota);
             }
         }
-        let seen = limits.seen.get().unwrap();
+        let seen = limits.chosen.seen.get().unwrap();
         assert!(seen.iter().all(|place| place.get().is_some()));
     }
 

@@ -258,7 +258,7 @@ impl Policy {
 impl<K> Policy<K> {
     /// A limit that was chosen, unless the settings of the policy contradict it.
     fn chosen(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
-        let limit = self.policy_limit.chosen.of(limit)?;
+        let limit = self.policy_limit.named(limit)?;
         self.accepts_slots(&limit.limit).map(|()| limit)
     }
 
@@ -280,7 +280,7 @@ impl<K> Policy<K> {
         let limit = overrides.limit_of(self.counted_as(), key)?;
         Self::validate_override(own, &limit).ok()?;
         self.accepts_slots(&limit).ok()?;
-        self.policy_limit.overriding.of(limit).ok()
+        self.policy_limit.overriding.of(limit, &self.policy_limit.fixed).ok()
     }
 
     /// Whether a key can have this limit in all of these policies of one name, and in one of them with effect.
@@ -365,9 +365,8 @@ impl<K> Policy<K> {
         counted.retain(|limit| limit.limit.is_counted());
         if counted.is_empty() && context.policies[position].ban.is_some() {
             // Bans are reset with a count, which is one of nothing here.
-            let former = self.policy_limit.fixed.former.clone();
-            let any = NamedLimit::new(self.policy_limit.fixed.name.clone(), FixedWindow::per_second(1).into());
-            counted.push(Arc::new(any.formerly(former)));
+            let any = self.policy_limit.fixed.with(FixedWindow::per_second(1).into());
+            counted.push(Arc::new(any));
         }
         counted
     }
