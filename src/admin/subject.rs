@@ -77,8 +77,7 @@ pub(super) async fn set_override(
     let refused = |error: StoreError| AdminError::new(StatusCode::CONFLICT, error.to_string());
     let overrides = policy.context.require_overrides().map_err(refused)?;
     if let Some((limit, _)) = &limit {
-        let valid = Policy::accept_override(selected.sharing().map(|of| &of.policy), limit);
-        valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
+        Policy::accept_override(selected.sharing().map(|of| &of.policy), limit)?;
     }
     let set = overrides
         .set(policy.policy.counted_as(), &selected.key, limit, Some(actor))

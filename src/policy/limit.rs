@@ -60,12 +60,6 @@ impl PolicyLimit {
     pub(super) fn switched_off(self) -> Self {
         Self::of(self.fixed.with(Limit::Unlimited))
     }
-
-    /// A limit that was chosen for a request, or may be.
-    #[inline]
-    pub(super) fn named(&self, chosen: Limit) -> Result<Arc<NamedLimit>, KeyError> {
-        self.chosen.of(chosen, &self.fixed)
-    }
 }
 
 const MAX_NAME: usize = 64;
@@ -386,7 +380,7 @@ mod tests {
     }
 
     fn chosen(limits: &PolicyLimit, quota: u64) -> Result<Arc<NamedLimit>, KeyError> {
-        limits.named(SlidingLog::per_minute(quota).into())
+        limits.chosen.of(SlidingLog::per_minute(quota).into(), &limits.fixed)
     }
 
     #[test]
@@ -418,7 +412,7 @@ mod tests {
         let all: Vec<Limit> = leases.collect();
         let limits = limits();
         for limit in &all {
-            limits.named(limit.clone()).unwrap();
+            limits.chosen.of(limit.clone(), &limits.fixed).unwrap();
         }
         assert_eq!(limits.chosen.all().len(), all.len());
     }

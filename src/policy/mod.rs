@@ -249,24 +249,18 @@ impl Policy {
     pub(crate) fn choose_limit(&self, parts: &Parts) -> Result<Option<Arc<NamedLimit>>, KeyError> {
         match &self.policy_limit.choose {
             None => Ok(None),
-            Some(choose) => self.chosen(choose(parts)).map(Some),
+            Some(choose) => {
+                let limit = self.policy_limit.chosen.of(choose(parts), &self.policy_limit.fixed)?;
+                let valid = self.validate_slots(&limit.limit);
+                valid.map_err(|error| KeyError::misconfigured(error.to_string()))?;
+                Ok(Some(limit))
+            }
         }
     }
 }
 
-/// Limits that apply to some requests alone.
+/// Overrides.
 impl<K> Policy<K> {
-    /// A limit that was chosen, unless the settings of the policy contradict it.
-    fn chosen(&self, limit: Limit) -> Result<Arc<NamedLimit>, KeyError> {
-        let limit = self.policy_limit.named(limit)?;
-        self.accepts_slots(&limit.limit).map(|()| limit)
-    }
-
-    fn accepts_slots(&self, limit: &Limit) -> Result<(), KeyError> {
-        let valid = self.validate_slots(limit);
-        valid.map_err(|error| KeyError::misconfigured(error.to_string()))
-    }
-
     /// The limit of an override of this key, if there is one that can be applied in place of this limit.
     #[inline(always)]
     pub(crate) fn overriding(&self, context: &CheckContext, own: &Limit, key: &Key) -> Option<Arc<NamedLimit>> {
@@ -279,7 +273,7 @@ impl<K> Policy<K> {
         }
         let limit = overrides.limit_of(self.counted_as(), key)?;
         Self::validate_override(own, &limit).ok()?;
-        self.accepts_slots(&limit).ok()?;
+        self.validate_slots(&limit).ok()?;
         self.policy_limit.overriding.of(limit, &self.policy_limit.fixed).ok()
     }
 
@@ -287,11 +281,15 @@ impl<K> Policy<K> {
     pub(crate) fn accept_override<'a>(
         mut policies: impl Iterator<Item = &'a Self> + Clone,
         limit: &Limit,
-    ) -> Result<(), KeyError>
+    ) -> Result<(), ConfigError>
     where
         K: 'a,
     {
-        policies.clone().try_for_each(|policy| policy.accepts_override(limit))?;
+        limit.validate()?;
+        policies.clone().try_for_each(|policy| {
+            policy.validate_prefetch(limit)?;
+            policy.validate_slots(limit)
+        })?;
         // A key is of one plan.
         let (of_plans, of_all): (Vec<_>, Vec<_>) =
             policies.clone().partition(|policy| policy.plan_position().is_some());
@@ -304,25 +302,17 @@ impl<K> Policy<K> {
         let fits = counted.map(|own| Self::validate_override(&own.limit, limit));
         fits.reduce(Result::or).unwrap_or(Ok(()))?;
         if policies.all(|policy| policy.limit() == Some(&Limit::Unlimited)) {
-            return Err(KeyError::misconfigured(
+            return Err(ConfigError::new(
                 "an override of a policy that is `unlimited` has no effect; give the policy a limit",
             ));
         }
         Ok(())
     }
 
-    /// Whether a key of the policy can have this limit, as far as the limits of the policy are known.
-    fn accepts_override(&self, limit: &Limit) -> Result<(), KeyError> {
-        let valid = limit.validate();
-        let valid = valid.and_then(|()| self.validate_prefetch(limit));
-        valid.map_err(|error| KeyError::misconfigured(error.to_string()))?;
-        self.accepts_slots(limit)
-    }
-
     /// Whether the limit admits a request of the policy.
-    fn affords(&self, limit: &Limit) -> Result<(), KeyError> {
+    fn affords(&self, limit: &Limit) -> Result<(), ConfigError> {
         self.cost_above(limit).map_or(Ok(()), |cost| {
-            Err(KeyError::misconfigured(format!(
+            Err(ConfigError::new(format!(
                 "`{limit}` admits no request of the policy `{}`, each of which costs {cost}; use a larger limit, or `deny-all`",
                 self.name(),
             )))
@@ -330,9 +320,9 @@ impl<K> Policy<K> {
     }
 
     /// Whether the limit of an override applies in place of this limit. Counts of one algorithm are no counts of another.
-    fn validate_override(own: &Limit, limit: &Limit) -> Result<(), KeyError> {
+    fn validate_override(own: &Limit, limit: &Limit) -> Result<(), ConfigError> {
         if limit.is_counted() && own.is_counted() && limit.algorithm() != own.algorithm() {
-            return Err(KeyError::misconfigured(format!(
+            return Err(ConfigError::new(format!(
                 "`{limit}` cannot override `{own}`: another algorithm has other counts; use the same algorithm, `unlimited` or \
                  `deny-all`"
             )));

@@ -235,7 +235,7 @@ impl Config {
         }
         // The counts of all plans can be reset before a request of each was here.
         for limit in &policy_limit.of_plans {
-            let _ = policy_limit.named(limit.clone());
+            let _ = policy_limit.chosen.of(limit.clone(), &policy_limit.fixed);
         }
         let mut scope = entry.scope();
         if let Routes::Others(others) = &mut scope.routes {
