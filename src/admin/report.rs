@@ -208,7 +208,7 @@ async fn report_policy(
         // None if it is computed for each request.
         "cost": context.settings.fixed_cost(),
         "failure_mode": context.settings.failure_mode.unwrap_or_default().to_string(),
-        "observed": policy.is_observed(),
+        "observed": context.settings.enforced.is_none(),
         // The share of the keys that it is enforced for: 0 if it observes only.
         "enforced_share": context.settings.enforced.fraction(),
         "ban": policy.ban(),

@@ -106,11 +106,6 @@ impl WatchedPolicy {
         self.policy.overriding(&self.context, &limit.limit, key)
     }
 
-    /// Whether it only observes.
-    pub(super) fn is_observed(&self) -> bool {
-        self.in_context().settings.enforced.is_none()
-    }
-
     /// The settings of its bans as text, if it has bans.
     pub(super) fn ban(&self) -> Option<String> {
         self.in_context().ban.as_ref().map(ToString::to_string)

@@ -1,16 +1,9 @@
-use std::{
-    borrow::Cow,
-    error::Error,
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-};
+use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
 use http::request::Parts;
 
 use super::{form::KeyForm, ip::Ip, key::Key, path::Path};
+use crate::observe::NeverFound;
 
 /// Extracts the key that a request is counted under.
 ///
@@ -128,7 +121,7 @@ impl Extractor {
             for (position, extractor) in alternatives.iter().enumerate() {
                 result = extractor.extract(parts);
                 if position == 0 {
-                    never.observe(&result);
+                    warn_if_never_found(&never, &result);
                 }
                 match &result {
                     Ok(None) => {}
@@ -150,31 +143,16 @@ impl Extractor {
     }
 }
 
-/// How many requests had no key by the first of several extractors, since what it reads was in none of them.
-#[derive(Default)]
-struct NeverFound(AtomicU32);
-
-impl NeverFound {
-    const LOGGED_AT: u32 = 1_000;
-
-    fn observe(&self, result: &Result<Option<Key>, KeyError>) {
-        if self.0.load(Ordering::Relaxed) >= Self::LOGGED_AT {
-            return;
-        }
-        match result {
-            Err(error) if error.is_misconfigured() => {
-                if self.0.fetch_add(1, Ordering::Relaxed) + 1 == Self::LOGGED_AT {
-                    tracing::warn!(
-                        error = error.to_string(),
-                        requests = Self::LOGGED_AT,
-                        "no request yet had the first key, all have its alternative"
-                    );
-                }
-            }
-            // It is found.
-            Ok(Some(_)) => self.0.store(Self::LOGGED_AT, Ordering::Relaxed),
-            Ok(None) | Err(_) => {}
-        }
+/// Warns of the first of several extractors if what it reads is in no request.
+fn warn_if_never_found(never: &NeverFound, result: &Result<Option<Key>, KeyError>) {
+    match result {
+        Err(error) if error.is_misconfigured() && never.note(false) => tracing::warn!(
+            error = error.to_string(),
+            requests = NeverFound::LOGGED_AT,
+            "no request yet had the first key, all have its alternative"
+        ),
+        Ok(Some(_)) => _ = never.note(true),
+        Ok(None) | Err(_) => {}
     }
 }
 

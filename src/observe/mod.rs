@@ -12,7 +12,10 @@ mod metrics;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, LazyLock, Mutex},
+    sync::{
+        Arc, LazyLock, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -34,6 +37,28 @@ pub(crate) type Observer<T> = Option<Arc<dyn Fn(&T) + Send + Sync>>;
 pub(crate) fn notify<T>(observer: &Observer<T>, event: &T) {
     if let Some(observe) = observer {
         observe(event);
+    }
+}
+
+/// How many requests have lacked something that a setting expects, until one has it.
+#[derive(Default)]
+pub(crate) struct NeverFound(AtomicU32);
+
+impl NeverFound {
+    /// The number of requests after which a warning is logged.
+    pub(crate) const LOGGED_AT: u32 = 1_000;
+
+    /// Takes note of a request that has it or lacks it, and returns whether a warning is to be logged now.
+    #[inline]
+    pub(crate) fn note(&self, is_found: bool) -> bool {
+        if self.0.load(Ordering::Relaxed) >= Self::LOGGED_AT {
+            return false;
+        }
+        if is_found {
+            self.0.store(Self::LOGGED_AT, Ordering::Relaxed);
+            return false;
+        }
+        self.0.fetch_add(1, Ordering::Relaxed) + 1 == Self::LOGGED_AT
     }
 }
 

@@ -1,15 +1,12 @@
 use std::{
     borrow::Cow,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex},
 };
 
 use http::request::Parts;
 
 use super::{IntoPolicies, Policy};
-use crate::{KeyExtractor, sync::lock};
+use crate::{KeyExtractor, observe::NeverFound, sync::lock};
 
 /// The plans of callers, such as `free` and `pro`: each has policies of its own, of which a request meets those of its plan.
 ///
@@ -144,7 +141,7 @@ impl<K> IntoPolicies<K> for Plans<K> {
             names,
             choose: self.choose,
             unknown: Mutex::default(),
-            without: AtomicU32::new(0),
+            never: NeverFound::default(),
         });
         let of_plans = of_plans
             .into_iter()
@@ -188,42 +185,30 @@ pub(crate) struct PlanChoice {
     choose: Option<ChoosePlan>,
     /// The unknown names that were logged.
     unknown: Mutex<Vec<Box<str>>>,
-    /// How many requests had no plan, until one has one.
-    without: AtomicU32,
+    /// Whether no request had a plan yet.
+    never: NeverFound,
 }
 
 /// How many unknown names are logged.
 const MAX_LOGGED_NAMES: usize = 16;
-
-/// The number of requests without a plan after which a warning is logged.
-const REQUESTS_BEFORE_WARNING: u32 = 1_000;
 
 impl PlanChoice {
     /// The position of the plan of a request.
     pub(crate) fn of(&self, parts: &Parts) -> usize {
         let Some(choose) = &self.choose else { return 0 };
         let name = choose(parts);
-        if self.names.len() > 1 && self.without.load(Ordering::Relaxed) < REQUESTS_BEFORE_WARNING {
-            self.count_without(name.is_none());
+        if self.names.len() > 1 && self.never.note(name.is_some()) {
+            tracing::warn!(
+                requests = NeverFound::LOGGED_AT,
+                plans = self.list(),
+                "no request yet had a plan, so the first one decides; put this layer inside of the one that inserts the plan"
+            );
         }
         let Some(name) = name else { return 0 };
         self.position(&name).unwrap_or_else(|| {
             self.warn_of(&name);
             0
         })
-    }
-
-    #[cold]
-    fn count_without(&self, is_without: bool) {
-        if !is_without {
-            self.without.store(REQUESTS_BEFORE_WARNING, Ordering::Relaxed);
-        } else if self.without.fetch_add(1, Ordering::Relaxed) + 1 == REQUESTS_BEFORE_WARNING {
-            tracing::warn!(
-                requests = REQUESTS_BEFORE_WARNING,
-                plans = self.list(),
-                "no request yet had a plan, so the first one decides; put this layer inside of the one that inserts the plan"
-            );
-        }
     }
 
     #[cold]

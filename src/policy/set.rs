@@ -72,12 +72,6 @@ impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
     }
 }
 
-/// Refuses policies that are not valid, or of which two would share their counts.
-fn validate_policies(policies: &[Policy], validate: Validate) -> Result<(), ConfigError> {
-    policies.iter().try_for_each(Policy::validate)?;
-    validate_together(policies, validate)
-}
-
 /// Refuses policies that have the same counts, or are not for this layer or limiter.
 fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), ConfigError> {
     let mut of_plans = policies.iter().filter_map(|policy| policy.plan.as_ref());
@@ -337,7 +331,8 @@ impl Deref for Newest<'_> {
 
 impl Basis {
     pub(super) fn new(store: impl Store, policies: Vec<Policy>, validate: Validate) -> Result<Self, ConfigError> {
-        validate_policies(&policies, validate)?;
+        policies.iter().try_for_each(Policy::validate)?;
+        validate_together(&policies, validate)?;
         let context = context(store, &policies);
         context.register_metrics();
         Ok(Self::of(context, Access::default(), policies))
