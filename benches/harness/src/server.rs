@@ -108,20 +108,12 @@ impl Server {
 
     /// The commands since the last call of this method, without its own.
     pub async fn commands(&self) -> Commands {
-        let statistics: String = self.redis.command("INFO", ["commandstats"]).await;
+        let calls = self.redis.all_calls().await;
         self.redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
 
         let mut commands = Commands { scripts: 0, others: 0 };
-        for line in statistics.lines().filter_map(|line| line.strip_prefix("cmdstat_")) {
-            let Some((name, figures)) = line.split_once(":calls=") else {
-                continue;
-            };
-            let calls: u64 = figures
-                .split(',')
-                .next()
-                .and_then(|calls| calls.parse().ok())
-                .unwrap_or(0);
-            match name {
+        for (name, calls) in calls {
+            match name.as_str() {
                 "evalsha" | "eval" => commands.scripts += calls,
                 "info" | "config|resetstat" => {}
                 _ => commands.others += calls,

@@ -102,20 +102,11 @@ async fn one_script_call_settles_all_policies_of_a_caller() {
     let redis = Redis::start();
     let policies = ["a", "b", "c"].map(|name| Policy::new(name, SlidingLog::per_hour(QUOTA)));
     let limiter = Limiter::new(connected(patient(), &redis.url()).await, policies);
-    let script_calls = async || -> u64 {
-        let stats: String = redis.command("INFO", ["commandstats"]).await;
-        let mut lines = stats
-            .lines()
-            .filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        let calls = lines.next().and_then(|line| line.split(',').next()).expect("calls");
-        calls.parse().expect("a number")
-    };
-
     for (actual, calls) in [(1, 1), (10, 0), (0, 1), (50, 1)] {
         let receipt = check(&limiter, 10).await.take_receipt();
-        let before = script_calls().await;
+        let before = redis.script_calls().await;
         receipt.settle(actual).await.expect("Redis answers");
-        assert_eq!(script_calls().await - before, calls, "{actual} in place of 10");
+        assert_eq!(redis.script_calls().await - before, calls, "{actual} in place of 10");
     }
     assert_eq!(counted(&limiter).await, [61; 3]);
 }

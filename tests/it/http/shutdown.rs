@@ -74,18 +74,8 @@ async fn a_connection_is_replaced_after_a_runtime_has_ended_with_a_call_in_fligh
     let policy = Policy::new("test", SlidingLog::per_hour(1_000)).failure_mode(FailureMode::Closed);
     let limiter = Limiter::new(store, policy);
     eventually("checks are decided", async || limiter.check("k").await.is_ok()).await;
-    let calls = async || -> String {
-        let stats: String = redis.command("INFO", ["commandstats"]).await;
-        let calls = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
-        calls
-            .unwrap_or_default()
-            .split(',')
-            .next()
-            .unwrap_or_default()
-            .to_owned()
-    };
 
-    let (before, held) = (calls().await, proxy.hold());
+    let (before, held) = (redis.script_calls().await, proxy.hold());
     let brief = Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -93,7 +83,7 @@ async fn a_connection_is_replaced_after_a_runtime_has_ended_with_a_call_in_fligh
         .expect("a runtime");
     let limiter_there = limiter.clone();
     brief.spawn(async move { limiter_there.check("k").await });
-    eventually("the call is in flight", async || calls().await != before).await;
+    eventually("the call is in flight", async || redis.script_calls().await != before).await;
     brief.shutdown_background();
     drop(held);
     eventually("checks are decided again", async || limiter.check("k").await.is_ok()).await;

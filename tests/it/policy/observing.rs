@@ -302,21 +302,13 @@ async fn a_check_is_one_script_call() {
         hourly("two", 1).observe_only(),
     ];
     let limiter = Limiter::new(store, policies);
-    let calls = || {
-        let stats = redis.cli(&["INFO", "commandstats"]);
-        let line = stats
-            .lines()
-            .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        line.and_then(|line| line.split(',').next()?.parse::<u64>().ok())
-            .unwrap_or(0)
-    };
 
     let _ = check(&limiter).await;
-    let before = calls();
+    let before = redis.script_calls().await;
     for _ in 0..5 {
         let _ = check(&limiter).await;
     }
-    assert_eq!(calls() - before, 5);
+    assert_eq!(redis.script_calls().await - before, 5);
 }
 
 #[tokio::test]

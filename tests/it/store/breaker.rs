@@ -146,13 +146,7 @@ async fn ten_thousand_checks_a_second_do_not_accumulate(library: ClientLibrary) 
                 .await
     })
     .await;
-    let calls: String = redis.command("INFO", ["commandstats"]).await;
-    let calls = calls
-        .lines()
-        .filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-    let calls: u64 = calls
-        .filter_map(|line| line.split(',').next()?.parse::<u64>().ok())
-        .sum();
+    let calls = redis.script_calls().await;
     // Eight calls in flight when it froze, then ten probes a second.
     assert!(
         calls <= 50 + 10 * seconds,

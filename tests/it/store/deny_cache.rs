@@ -26,13 +26,8 @@ async fn store(redis: &Redis, deny_cache: bool) -> RedisStore {
 
 /// The number of commands that Redis has run, in scripts too.
 async fn commands(redis: &Redis) -> u64 {
-    let stats: String = redis.command("INFO", ["commandstats"]).await;
-    let counts = stats.lines().filter_map(|line| {
-        let (name, counts) = line.split_once(":calls=")?;
-        let counts: u64 = counts.split(',').next()?.parse().ok()?;
-        (!name.ends_with("info")).then_some(counts)
-    });
-    counts.sum()
+    let calls = redis.all_calls().await.into_iter();
+    calls.filter(|(name, _)| name != "info").map(|(_, calls)| calls).sum()
 }
 
 async fn check(limiter: &Limiter) -> Decision {

@@ -23,17 +23,6 @@ async fn store(redis: &Redis) -> RedisStore {
     connected(patient().deny_cache(false), &redis.url()).await
 }
 
-/// The number of script calls.
-async fn calls(redis: &Redis) -> u64 {
-    let stats: String = redis.command("INFO", ["commandstats"]).await;
-    let calls = |name: &str| -> u64 {
-        let line = stats.lines().find_map(|line| line.strip_prefix(name));
-        let calls = line.and_then(|line| line.strip_prefix(":calls=")?.split(',').next()?.parse().ok());
-        calls.unwrap_or_default()
-    };
-    calls("cmdstat_evalsha") + calls("cmdstat_eval")
-}
-
 /// Checks all keys at once; whether each check was admitted, and what was left.
 async fn check_at_once(store: &RedisStore, limit: &Limit, keys: impl IntoIterator<Item = String>) -> Vec<(bool, u64)> {
     let mut checks = JoinSet::new();
@@ -52,12 +41,12 @@ async fn a_thousand_checks_at_once_are_a_few_calls() {
     let redis = Redis::start();
     let store = store(&redis).await;
     let limit = SlidingLog::per_hour(5).into();
-    let before = calls(&redis).await;
+    let before = redis.script_calls().await;
 
     let outcomes = check_at_once(&store, &limit, (0..1_000).map(|number| number.to_string())).await;
 
     assert!(outcomes.iter().all(|outcome| *outcome == (true, 4)));
-    let calls = calls(&redis).await - before;
+    let calls = redis.script_calls().await - before;
     assert!(calls <= 50, "{calls} calls");
 }
 
@@ -68,12 +57,12 @@ async fn a_check_of_a_calendar_window_is_one_call() {
     let limit = FixedWindow::calendar(100, Calendar::Year, "Europe/Berlin")
         .unwrap()
         .into();
-    let before = calls(&redis).await;
+    let before = redis.script_calls().await;
     for _ in 0..20 {
         decide(&store, Operation::Check, &limit, "k", 1).await;
     }
     // One more at the turn of the year.
-    assert!(calls(&redis).await - before <= 21);
+    assert!(redis.script_calls().await - before <= 21);
 }
 
 /// The process learns how far its clock is off.
@@ -83,25 +72,25 @@ async fn a_check_of_a_calendar_window_is_one_call_by_another_clock_too() {
     let store = clock.redis_store(&redis).await;
     clock.write_to(&redis).await;
     let limit = FixedWindow::calendar(100, Calendar::Hour, "UTC").unwrap().into();
-    let before = calls(&redis).await;
+    let before = redis.script_calls().await;
     for _ in 0..20 {
         decide(&store, Operation::Check, &limit, "k", 1).await;
     }
-    assert_eq!(calls(&redis).await - before, 21);
+    assert_eq!(redis.script_calls().await - before, 21);
 }
 
 #[tokio::test]
 async fn without_group_commit_each_check_is_a_call() {
     let redis = Redis::start();
     let store = connected(patient().group_commit(false), &redis.url()).await;
-    let before = calls(&redis).await;
+    let before = redis.script_calls().await;
 
     let limit = SlidingLog::per_hour(500).into();
     let mut outcomes = check_at_once(&store, &limit, (0..500).map(|_| "k".to_owned())).await;
 
     outcomes.sort_unstable();
     assert!(outcomes.into_iter().eq((0..500).map(|remaining| (true, remaining))));
-    assert_eq!(calls(&redis).await - before, 500);
+    assert_eq!(redis.script_calls().await - before, 500);
 }
 
 #[tokio::test]

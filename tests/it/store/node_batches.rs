@@ -73,13 +73,8 @@ async fn decide_all(store: &RedisStore, operation: Operation, limit: &Limit, key
 async fn script_calls(cluster: &Cluster) -> u64 {
     let mut calls = 0;
     for primary in &cluster.primaries {
-        let stats: String = primary.command("INFO", ["commandstats"]).await;
+        calls += primary.calls("evalsha").await;
         primary.command::<()>("CONFIG", ["RESETSTAT"]).await;
-        let line = stats
-            .lines()
-            .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        let count = line.and_then(|line| line.split(',').next()?.parse::<u64>().ok());
-        calls += count.unwrap_or_default();
     }
     calls
 }

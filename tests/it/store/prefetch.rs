@@ -79,15 +79,6 @@ async fn no_window_holds_more_than_the_quota(library: ClientLibrary) {
     }
 }
 
-/// How often the script was called.
-async fn calls(redis: &Redis) -> u64 {
-    let statistics: String = redis.command("INFO", ["commandstats"]).await;
-    let line = statistics
-        .lines()
-        .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
-}
-
 /// With a time of a second, however slow the machine is.
 async fn a_hot_key_needs_few_calls(library: ClientLibrary) {
     const REQUESTS: u64 = 2_000;
@@ -95,7 +86,7 @@ async fn a_hot_key_needs_few_calls(library: ClientLibrary) {
     let redis = Redis::start();
     let store = connected(patient().client_library(library), &redis.url()).await;
     let limiter = Limiter::new(store.clone(), Policy::new("hot", limit.clone()));
-    let before = calls(&redis).await;
+    let before = redis.script_calls().await;
     for number in 0..REQUESTS {
         // A call that does not wait takes units too.
         let decision = match number % 2 {
@@ -105,7 +96,7 @@ async fn a_hot_key_needs_few_calls(library: ClientLibrary) {
         assert!(decision.is_allowed());
         tokio::task::yield_now().await;
     }
-    let made = calls(&redis).await - before;
+    let made = redis.script_calls().await - before;
     assert!(made < REQUESTS / 5, "{made} calls");
 
     // What was not used is returned.
@@ -144,23 +135,23 @@ async fn a_policy_with_waits_takes_nothing_from_requests_to_which_it_does_not_ap
         };
         let app = Router::new().route("/", route(async || "hi").layer(layer));
         let request = async |user: &str| send(&app, get("/").header("user", user)).await.status;
-        let before = calls(&redis).await;
+        let before = redis.script_calls().await;
         for _ in 0..REQUESTS {
             assert_eq!(request("1").await, StatusCode::OK);
             tokio::task::yield_now().await;
         }
-        let made = calls(&redis).await - before;
+        let made = redis.script_calls().await - before;
         assert!(made < REQUESTS / 2, "{made} calls");
 
         let all = Limiter::new(store, unkeyed());
         let all = all.request(Key::header("user", "2")).cost(20_000).charge().await;
         assert!(all.is_ok(), "{all:?}");
         assert_eq!(request("2").await, StatusCode::TOO_MANY_REQUESTS);
-        let (before, started) = (calls(&redis).await, Instant::now());
+        let (before, started) = (redis.script_calls().await, Instant::now());
         for _ in 0..100 {
             assert_eq!(request("2").await, StatusCode::TOO_MANY_REQUESTS);
         }
-        let made = calls(&redis).await - before;
+        let made = redis.script_calls().await - before;
         assert!(made <= 1 + started.elapsed().as_secs(), "{made} calls");
     }
 }

@@ -58,13 +58,7 @@ impl Bench {
 
     /// The number of calls of the script.
     pub(crate) async fn script_calls(&self) -> u64 {
-        let redis = self.redis.as_ref().expect("a bench of Redis");
-        let stats: String = redis.command("INFO", ["commandstats"]).await;
-        let mut lines = stats
-            .lines()
-            .filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        let calls = lines.next().and_then(|line| line.split(',').next());
-        calls.map_or(0, |calls| calls.parse().expect("a number"))
+        self.redis.as_ref().expect("a bench of Redis").script_calls().await
     }
 
     async fn new(store: Arc<dyn Store>, clock: Clock, redis: Option<Arc<Redis>>) -> Self {

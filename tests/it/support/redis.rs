@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeMap,
     env,
     io::{BufRead, BufReader},
     net::{TcpListener, UdpSocket},
@@ -131,6 +132,28 @@ impl Redis {
         });
         let words = ["quota:1:overrides", "-1", "#"].map(str::to_owned);
         self.command::<()>("ZADD", words.into_iter().chain(members)).await;
+    }
+
+    /// How often each command was run, within scripts too.
+    pub(crate) async fn all_calls(&self) -> BTreeMap<String, u64> {
+        let statistics: String = self.command("INFO", ["commandstats"]).await;
+        let calls = statistics.lines().filter_map(|line| {
+            let (name, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            Some((name.to_owned(), figures.split(',').next()?.parse().ok()?))
+        });
+        calls.collect()
+    }
+
+    /// How often this command was run, within scripts too.
+    pub(crate) async fn calls(&self, command: &str) -> u64 {
+        self.all_calls().await.remove(command).unwrap_or_default()
+    }
+
+    /// How often scripts were called.
+    pub(crate) async fn script_calls(&self) -> u64 {
+        let calls = self.all_calls().await;
+        let of = |command: &str| calls.get(command).copied().unwrap_or_default();
+        of("evalsha") + of("eval")
     }
 
     /// Runs a command and panics if Redis does not answer it.
