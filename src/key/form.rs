@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use super::{address::Grouping, key::Key, path::Path};
+use super::{address::Grouping, key::Key, normalize::characters, path::Path};
 
 /// The form of the keys that an extractor makes: the components, and for each what its value can be.
 ///
@@ -172,31 +172,17 @@ pub(super) fn shown(text: &str) -> String {
 /// The bytes that a text with escapes stands for. What is no escape stands for itself.
 #[cfg(feature = "admin")]
 pub(super) fn bytes(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let (byte, after) = match escape(rest) {
-            Some(byte) => (byte, &rest[3..]),
-            None => (*first, after),
-        };
-        bytes.push(byte);
-        rest = after;
-    }
-    bytes
-}
-
-/// The byte that the escape at the begin of a text stands for.
-fn escape(text: &[u8]) -> Option<u8> {
-    let &[b'^', high, low, ..] = text else { return None };
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    u8::try_from(16 * digit(high)? + digit(low)?).ok()
+    characters(b'^', text.as_bytes())
+        .map(|character| character.byte)
+        .collect()
 }
 
 /// The character that the escapes at the begin of a text stand for, and their length.
 fn escaped(text: &str) -> Option<(char, usize)> {
+    let escapes = characters(b'^', text.as_bytes()).take_while(|character| character.is_escaped);
     let mut bytes = Vec::new();
-    for text in text.as_bytes().chunks(3).take(4) {
-        bytes.push(escape(text)?);
+    for escape in escapes.take(4) {
+        bytes.push(escape.byte);
         if let Ok(character) = std::str::from_utf8(&bytes) {
             let character = character.chars().next().filter(|character| is_shown(*character))?;
             return Some((character, 3 * bytes.len()));

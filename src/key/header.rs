@@ -235,6 +235,11 @@ pub fn method() -> Extractor {
     })
 }
 
+/// The methods of RFC 9110 and RFC 5789.
+pub(crate) const STANDARD_METHODS: [&str; 9] = [
+    "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE",
+];
+
 impl Key {
     /// The key that [`method`] returns for a request.
     ///
@@ -247,10 +252,7 @@ impl Key {
     /// # Ok::<(), http::method::InvalidMethod>(())
     /// ```
     pub fn method(method: &http::Method) -> Self {
-        const STANDARD: [&str; 9] = [
-            "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE",
-        ];
-        match STANDARD.contains(&method.as_str()) {
+        match STANDARD_METHODS.contains(&method.as_str()) {
             true => Self::plain("method", method),
             false => Self::plain("other-method", ""),
         }

@@ -91,6 +91,7 @@ pub use self::{client_addr::ClientAddr, path::route};
 pub(crate) use self::{form::KeyForm, key::Secret};
 #[cfg(feature = "serde")]
 pub(crate) use self::{
+    header::STANDARD_METHODS,
     normalize::{Form, PathBytes, Reading, any_spelling, decoded, normalized, trimmed, whole_path},
     text::{KeySpec, Registered, one_or_several},
 };

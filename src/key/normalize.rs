@@ -122,7 +122,7 @@ impl Reading {
 
     /// The bits in which the readings of a path may differ.
     fn ambiguities(path: &str) -> u8 {
-        let bits = characters(path.as_bytes()).fold(0, |bits, character| bits | Self::bits(character));
+        let bits = characters(b'%', path.as_bytes()).fold(0, |bits, character| bits | Self::bits(character));
         match bits & Self::PARAMETERS != 0 && bits != Self::PARAMETERS {
             true => bits | Self::DECODED,
             false => bits,
@@ -155,7 +155,7 @@ impl Reading {
         // `*` too: a layer that appends slashes makes `/*/` of it.
         let mut read = PathBytes::from_slice(b"/");
         let mut is_parameter = false;
-        for character in characters(path.strip_prefix(b"/").unwrap_or(path)) {
+        for character in characters(b'%', path.strip_prefix(b"/").unwrap_or(path)) {
             let Character { byte, is_escaped, tail } = character;
             match byte {
                 _ if is_parameter && !has(Self::DECODED) && (byte != b'/' || is_escaped) => {}
@@ -258,7 +258,7 @@ pub(crate) fn decoded(path: &str) -> PathBytes {
         return SmallVec::from_slice(path.as_bytes());
     }
     let mut decoded = PathBytes::new();
-    for Character { byte, is_escaped, tail } in characters(path.as_bytes()) {
+    for Character { byte, is_escaped, tail } in characters(b'%', path.as_bytes()) {
         push_decoded(byte, is_escaped, tail, &mut decoded);
     }
     decoded
@@ -272,28 +272,29 @@ fn push_decoded(byte: u8, is_escaped: bool, tail: &[u8], decoded: &mut PathBytes
     }
 }
 
-/// A character of a path after percent-decoding, and what is after it.
+/// A character of a text after its escape is decoded, and what is after it.
 #[derive(Clone, Copy)]
-struct Character<'a> {
-    byte: u8,
-    is_escaped: bool,
+pub(super) struct Character<'a> {
+    pub(super) byte: u8,
+    pub(super) is_escaped: bool,
     tail: &'a [u8],
 }
 
-fn characters(path: &[u8]) -> impl Iterator<Item = Character<'_>> {
-    let mut rest = path;
+/// The characters of a text whose escapes begin with this mark, such as `%`.
+pub(super) fn characters(mark: u8, text: &[u8]) -> impl Iterator<Item = Character<'_>> {
+    let mut rest = text;
     std::iter::from_fn(move || {
-        let (byte, tail) = decode_first(rest)?;
+        let (byte, tail) = decode_first(mark, rest)?;
         let is_escaped = rest.len() - tail.len() > 1;
         rest = tail;
         Some(Character { byte, is_escaped, tail })
     })
 }
 
-/// The first byte after percent-decoding, and the rest. A `%` without two hexadecimal digits is a `%`, as in axum.
-fn decode_first(path: &[u8]) -> Option<(u8, &[u8])> {
-    match path {
-        [b'%', high, low, tail @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+/// The first byte after decoding, and the rest. A mark without two hexadecimal digits stands for itself, as `%` does in axum.
+fn decode_first(mark: u8, text: &[u8]) -> Option<(u8, &[u8])> {
+    match text {
+        [first, high, low, tail @ ..] if *first == mark && high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
             let digit = |byte: &u8| char::from(*byte).to_digit(16).unwrap_or_default() as u8;
             Some((digit(high) << 4 | digit(low), tail))
         }
@@ -305,7 +306,7 @@ fn decode_first(path: &[u8]) -> Option<(u8, &[u8])> {
 fn begins_with_hex_digits(path: &[u8]) -> bool {
     let mut rest = path;
     (0..2).all(|_| {
-        decode_first(rest).is_some_and(|(character, tail)| {
+        decode_first(b'%', rest).is_some_and(|(character, tail)| {
             rest = tail;
             character.is_ascii_hexdigit()
         })

@@ -63,7 +63,7 @@ pub(super) fn methods<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
             ))
         })?;
         // Others may be those of an extension of HTTP.
-        match METHODS.iter().find(|known| is_slip(name, known)) {
+        match key::STANDARD_METHODS.iter().find(|known| is_slip(name, known)) {
             Some(known) => Err(D::Error::custom(format_args!(
                 "`{name}` is not a method; is `{known}` meant?"
             ))),
@@ -72,11 +72,6 @@ pub(super) fn methods<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     };
     texts(deserializer)?.iter().map(parse).collect()
 }
-
-/// The methods of RFC 9110 and RFC 5789.
-const METHODS: [&str; 9] = [
-    "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
-];
 
 /// Whether a text is another one with one letter more or less after its first, or with two letters swapped.
 fn is_slip(text: &str, other: &str) -> bool {
