@@ -283,14 +283,9 @@ function subjectLabel(policy, name) {
   return isStoredHash(name) ? element("code", {}, name) : lookUpButton(policy, name);
 }
 
-// A row of the table of slots, waiting requests and bans.
-function holderRow({ policy, store }, name, holds, time) {
-  return element("tr", {},
-    element("td", { textContent: policyName(policy, store) }),
-    element("td", {}, subjectLabel({ policy, store }, name)),
-    element("td", { textContent: holds }),
-    element("td", { textContent: time }),
-  );
+// A row of a table, with a text or an element in each cell.
+function tableRow(isFound, ...cells) {
+  return element("tr", { className: isFound ? "found" : "" }, ...cells.map((cell) => element("td", {}, cell)));
 }
 
 // The layers and limiters that share a policy report the same subjects.
@@ -298,7 +293,8 @@ function holderRows() {
   const rows = new Map();
   for (const policy of report.policies) {
     const add = (kind, name, holds, time) => {
-      rows.set(JSON.stringify([policy.policy, policy.store, kind, name]), holderRow(policy, name, holds, time));
+      const row = tableRow(false, policyName(policy.policy, policy.store), subjectLabel(policy, name), holds, time);
+      rows.set(JSON.stringify([policy.policy, policy.store, kind, name]), row);
     };
     for (const { subject: name, slots: number, longest_seconds: longest } of policy.slots ?? []) {
       add("slots", name, number === 1 ? "1 slot" : `${number.toLocaleString()} slots`, `for ${duration(longest)}`);
@@ -321,13 +317,8 @@ function policyName(policy, store) {
 function overrideRow({ policy, store, subject: name, limit, ends_at: ends, ends_after_seconds: rest, set_by: by }) {
   const own = shown?.override;
   const isFound = own?.policy === policy && own.store === store && own.subject === name;
-  return element("tr", { className: isFound ? "found" : "" },
-    element("td", { textContent: policyName(policy, store) }),
-    element("td", {}, subjectLabel({ policy, store }, name)),
-    element("td", { textContent: limit }),
-    element("td", { textContent: `${moment(ends)}, in ${duration(rest)}` }),
-    element("td", { textContent: by ?? "the application" }),
-  );
+  const time = `${moment(ends)}, in ${duration(rest)}`;
+  return tableRow(isFound, policyName(policy, store), subjectLabel({ policy, store }, name), limit, time, by ?? "the application");
 }
 
 // When an override ends: after a length of time, or when a day begins where the operator is.

@@ -88,17 +88,16 @@ function remainingOf({ counts }) {
 }
 
 function foundRow(one) {
-  const { policy, store, key, override: own } = one;
-  const denied = one.denied;
+  const { policy, store, key, denied, override: own } = one;
   const [state, kind] = stateOf(one);
   const isShown = shown?.policy === policy && shown.store === store && shown.key === key;
-  return element("tr", { className: isShown ? "found" : "" },
-    element("td", { textContent: policyName(policy, store) }),
-    element("td", {}, lookUpButton(one, key)),
-    element("td", {}, element("span", { className: `state ${kind}`, textContent: state })),
-    element("td", { textContent: remainingOf(one) }),
-    element("td", { textContent: denied ? `${times(denied.denials)}, last ${moment(denied.last_at)}` : "not listed" }),
-    element("td", { textContent: own ? own.limit : "" }),
+  return tableRow(isShown,
+    policyName(policy, store),
+    lookUpButton(one, key),
+    element("span", { className: `state ${kind}`, textContent: state }),
+    remainingOf(one),
+    denied ? `${times(denied.denials)}, last ${moment(denied.last_at)}` : "not listed",
+    own ? own.limit : "",
   );
 }
 

@@ -203,7 +203,7 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-syCuKhD3TuCOsxc5A25MpBGfsnaurta0Fe6bSorOhLo='; \
+     script-src 'sha256-pElmLbLXkRYTda7zDiNAB3bfO0PmgCzfohlmEx6u8Sg='; \
      style-src 'sha256-4YBbFefwxl7e5zE87VfNQ3zrTqw7Dlh4Y52hNWgTFok='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
