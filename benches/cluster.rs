@@ -22,6 +22,7 @@ use axum::{body::Body, extract::ConnectInfo};
 use bench_harness::{
     Bare, Cluster, Options, Row, Server, Subject, Table, Traffic, count, decimal, median, targets, times,
 };
+use crc16::{State, XMODEM};
 use http::{Request, Response, StatusCode};
 use redis::{Value, aio::MultiplexedConnection};
 use tower_layer::Layer;
@@ -211,7 +212,8 @@ impl Evalsha {
     async fn admits(&mut self, address: SocketAddr) -> bool {
         static MEMBERS: AtomicU64 = AtomicU64::new(0);
         let tag = format!("ip={}", address.ip());
-        let node = usize::from(slot_of(tag.as_bytes())) * self.nodes.len() / usize::from(SLOTS);
+        let node =
+            usize::from(State::<XMODEM>::calculate(tag.as_bytes()) % SLOTS) * self.nodes.len() / usize::from(SLOTS);
         let mut command = redis::cmd("EVALSHA");
         command
             .arg(&self.sha1)
@@ -249,30 +251,6 @@ impl tower_service::Service<Request<Body>> for Evalsha {
 }
 
 const SLOTS: u16 = 16_384;
-
-fn slot_of(tag: &[u8]) -> u16 {
-    let crc = tag.iter().fold(0_u16, |crc, byte| {
-        (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ byte)]
-    });
-    crc % SLOTS
-}
-
-static CRC16: [u16; 256] = crc16();
-
-const fn crc16() -> [u16; 256] {
-    let mut table = [0; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        let (mut crc, mut bit) = ((byte as u16) << 8, 0);
-        while bit < 8 {
-            crc = (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 };
-            bit += 1;
-        }
-        table[byte] = crc;
-        byte += 1;
-    }
-    table
-}
 
 fn report(entries: &[Entry], server: &Server) {
     let mut table = Table::new(&[
