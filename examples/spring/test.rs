@@ -1,20 +1,23 @@
 //! Sends requests over HTTP to the example, which counts in memory or in a Redis that the test starts and stops.
 
+#[path = "../../tests/it/support/log.rs"]
+#[allow(dead_code)]
+mod log;
+#[path = "../../tests/it/support/redis.rs"]
+#[allow(dead_code)]
+mod redis;
 #[path = "../spring.rs"]
 #[allow(dead_code)]
 mod spring;
 
 use std::{
-    env,
     fmt::Write,
-    io::{self, BufRead, BufReader},
+    io,
     net::SocketAddr,
-    process::{Child, Command, Stdio},
-    sync::{Arc, LazyLock, Mutex},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -22,7 +25,8 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_quota::{ManualClock, MemoryStore, store::Store};
-use tracing::{Dispatch, level_filters::LevelFilter, subscriber::DefaultGuard};
+
+use self::{log::Log, redis::Redis};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/limits.toml");
 
@@ -105,119 +109,6 @@ impl Response {
     }
 }
 
-/// A Redis of the test's own, which ends with it.
-struct Redis {
-    port: u16,
-    server: Option<Child>,
-    folder: TempDir,
-}
-
-impl Redis {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().expect("a folder for the server");
-        // Below the ports of outgoing connections. One that is taken ends the server.
-        let mut redis = Self {
-            port: 0,
-            server: None,
-            folder,
-        };
-        for _ in 0..20 {
-            redis.port = fastrand::u16(22_000..32_000);
-            if redis.restart() {
-                return redis;
-            }
-        }
-        panic!("redis-server does not start on any port");
-    }
-
-    /// Whether the server has started. It has no keys then.
-    fn restart(&mut self) -> bool {
-        let port = self.port.to_string();
-        let program = env::var_os("TOWER_QUOTA_REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
-        let mut server = Command::new(program)
-            .args([
-                "--port",
-                &port,
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-                "--dir",
-            ])
-            .arg(self.folder.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("redis-server starts; `.ci/test` installs it");
-        let log = BufReader::new(server.stdout.take().expect("a pipe"));
-        let is_ready = log
-            .lines()
-            .map_while(Result::ok)
-            .any(|line| line.contains("eady to accept"));
-        self.server = Some(server);
-        if !is_ready {
-            self.stop();
-        }
-        is_ready
-    }
-
-    fn stop(&mut self) {
-        if let Some(mut server) = self.server.take() {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
-    }
-
-    fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-/// What this thread logs while the guard exists.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn capture() -> (Self, DefaultGuard) {
-        // With a single subscriber, `tracing` takes the interest in an event from the thread that meets it first, which may be
-        // that of another test.
-        static ANOTHER: LazyLock<Dispatch> =
-            LazyLock::new(|| Dispatch::new(tracing_subscriber::fmt().with_max_level(LevelFilter::OFF).finish()));
-        LazyLock::force(&ANOTHER);
-
-        let log = Self::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(move || writer.clone());
-        let guard = tracing::subscriber::set_default(subscriber.finish());
-        (log, guard)
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().expect("no thread panics while writing")).into_owned()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("no thread panics while writing").extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The block of the README that begins with this command.
 fn session(first: &str) -> &'static str {
     let page = include_str!("README.md");
@@ -280,7 +171,7 @@ async fn the_session_without_redis_is_what_curl_prints() {
     let app = App::in_redis(&redis).await;
     app.expect("/hello/sayHi", "authorization: Bearer bob\r\n", &[200])
         .await;
-    redis.stop();
+    redis.kill();
     assert_prints(session("$ redis-cli shutdown"), &app).await;
 }
 
@@ -374,14 +265,14 @@ async fn search_degrades_before_and_after_its_limit() {
 
 #[tokio::test]
 async fn each_failure_mode_holds_while_redis_is_stopped_and_ends_when_it_is_back() {
-    let (log, _guard) = Log::capture();
+    let log = Log::capture();
     let mut redis = Redis::start();
     let app = App::in_redis(&redis).await;
     assert_eq!(app.send("POST", "/pay", "").await.status(), 200);
     let failures = || log.text().matches("Redis does not count").count();
     assert_eq!(failures(), 0, "{}", log.text());
 
-    redis.stop();
+    redis.kill();
     // Rejected, admitted uncounted, and counted in the process.
     let paid = app.send("POST", "/pay", "").await;
     assert_eq!(paid.status(), 503);
@@ -395,7 +286,7 @@ async fn each_failure_mode_holds_while_redis_is_stopped_and_ends_when_it_is_back
         assert_eq!(failures(), so_far, "{path}: {}", log.text());
     }
 
-    assert!(redis.restart(), "the port is still free");
+    redis.restart();
     let deadline = Instant::now() + Duration::from_secs(30);
     while app.send("POST", "/pay", "").await.status() != 200 {
         assert!(Instant::now() < deadline, "payments are open again");
@@ -406,7 +297,7 @@ async fn each_failure_mode_holds_while_redis_is_stopped_and_ends_when_it_is_back
 
 #[tokio::test]
 async fn without_a_url_the_log_names_the_store() {
-    let (log, _guard) = Log::capture();
+    let log = Log::capture();
     let app = App::serve(spring::store(None).await.expect("memory")).await;
     let text = log.text();
     assert!(text.contains("WARN") && text.contains("REDIS_URL is not set"), "{text}");
