@@ -17,14 +17,12 @@ use axum::{
     extract::ConnectInfo,
     routing::get,
 };
+use fastrand::Rng;
 use http::{Request, Response, StatusCode};
 use tokio::task::{JoinSet, yield_now};
 use tower_service::Service;
 
-use crate::{
-    figures::Latencies,
-    traffic::{Random, Traffic},
-};
+use crate::{figures::Latencies, traffic::Traffic};
 
 type Later<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
@@ -174,12 +172,12 @@ where
         Box::pin(async move {
             let requests = (per_second * time.as_secs_f64()).ceil() as usize;
             let took: Arc<[AtomicU64]> = (0..requests).map(|_| AtomicU64::new(0)).collect();
-            let mut random = Random(4);
+            let mut random = Rng::with_seed(4);
             let mut callers = JoinSet::new();
             let mut due = Instant::now();
 
             for turn in 0..requests {
-                due += Duration::from_secs_f64(-random.share().ln() / per_second);
+                due += Duration::from_secs_f64(-(1.0 - random.f64()).ln() / per_second);
                 // A busy loop, because the timer of the runtime has a resolution of a millisecond.
                 while Instant::now() < due {
                     while callers.try_join_next().is_some() {}

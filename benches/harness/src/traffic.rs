@@ -3,6 +3,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
+use fastrand::Rng;
+
 /// The address of each request, in an order that is the same on every run.
 pub struct Traffic {
     /// The name in tables.
@@ -19,8 +21,8 @@ const DRAWS: usize = 1 << 17;
 impl Traffic {
     /// 10,000 callers with the same rate.
     pub fn many() -> Self {
-        let mut random = Random(1);
-        let draws = (0..DRAWS).map(|_| (random.next() % u64::from(KEYS)) as u32);
+        let mut random = Rng::with_seed(1);
+        let draws = (0..DRAWS).map(|_| random.u32(..KEYS));
         Self::new("10,000 keys", 0, draws, 1)
     }
 
@@ -37,15 +39,18 @@ impl Traffic {
             total += 1.0 / f64::from(rank);
             shares.push(total);
         }
-        let mut random = Random(2);
-        let draws = (0..DRAWS).map(|_| shares.partition_point(|share| *share < random.share() * total) as u32);
+        let mut random = Rng::with_seed(2);
+        let draws = (0..DRAWS).map(|_| {
+            let drawn = random.f64() * total;
+            shares.partition_point(|share| *share <= drawn) as u32
+        });
         Self::new("Zipf", 2, draws, 1)
     }
 
     /// 1,000 callers with the same rate, to be denied.
     pub fn denied() -> Self {
-        let mut random = Random(3);
-        let draws = (0..DRAWS).map(|_| (random.next() % 1_000) as u32);
+        let mut random = Rng::with_seed(3);
+        let draws = (0..DRAWS).map(|_| random.u32(..1_000));
         Self::new("denied", 3, draws, 1)
     }
 
@@ -75,23 +80,5 @@ impl Traffic {
     pub fn next_address(&self) -> SocketAddr {
         let turn = self.requests.fetch_add(1, Relaxed) / self.hold;
         self.addresses[turn as usize % self.addresses.len()]
-    }
-}
-
-/// SplitMix64: the same numbers everywhere.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Above 0 and at most 1.
-    pub(crate) fn share(&mut self) -> f64 {
-        ((self.next() >> 11) as f64 + 1.0) / (1_u64 << 53) as f64
     }
 }
