@@ -16,7 +16,7 @@ use std::{
     fs,
     future::{Future, pending},
     net::{IpAddr, SocketAddr},
-    process::{Child, Command},
+    process::Command,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -43,7 +43,11 @@ use tokio::{
 };
 use tower_quota::{Ban, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog};
 
-use self::{faketime::Faketime, redis::Redis, webhooks::Webhooks};
+use self::{
+    faketime::Faketime,
+    redis::{Process, Redis},
+    webhooks::Webhooks,
+};
 
 const FILE: &str = include_str!("limits.toml");
 const MINUTE: u64 = 60;
@@ -720,7 +724,7 @@ async fn curl_prints_what_the_readme_shows() {
 
 /// An nginx of the test's own, with the file of this folder, which ends with it.
 struct Nginx {
-    process: Child,
+    _process: Process,
     addr: SocketAddr,
     _folder: TempDir,
 }
@@ -747,10 +751,9 @@ impl Nginx {
         let process = Command::new("nginx")
             .args(["-e", "stderr", "-c", "nginx.conf", "-p"])
             .arg(folder.path())
-            .spawn()
-            .expect("nginx runs; `.ci/test` installs it");
+            .spawn();
         let nginx = Self {
-            process,
+            _process: Process(process.expect("nginx runs; `.ci/test` installs it")),
             addr,
             _folder: folder,
         };
@@ -762,13 +765,6 @@ impl Nginx {
         let uri = format!("http://{}{}", self.addr, request.uri_ref().expect("a path"));
         let request = request.uri(uri).header("content-type", "application/json");
         send(&client_of(client.parse().expect("an address")), request, body).await
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

@@ -4,7 +4,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -24,11 +24,11 @@ use tower_quota::{
     store::Store,
 };
 
-use crate::support::{Broken, Fixed, Received, eventually, free_port, serve};
+use crate::support::{Broken, Fixed, Process, Received, eventually, free_port, serve};
 
 /// An nginx of the test's own, which listens on a Unix socket in its folder and ends with it.
 struct Nginx {
-    process: Child,
+    _process: Process,
     folder: TempDir,
 }
 
@@ -42,10 +42,13 @@ impl Nginx {
             .arg(folder.path())
             .current_dir(folder.path())
             .stdin(Stdio::null())
-            .spawn()
-            .expect("nginx runs; this test needs it on the PATH");
+            .spawn();
+        let process = Process(process.expect("nginx runs; this test needs it on the PATH"));
 
-        let nginx = Self { process, folder };
+        let nginx = Self {
+            _process: process,
+            folder,
+        };
         eventually("nginx listens", async || {
             UnixStream::connect(nginx.socket()).await.is_ok()
         })
@@ -63,13 +66,6 @@ impl Nginx {
         let received = send(stream, request).await;
         let hit = received.field("x-cache") == Some("HIT");
         (received, hit)
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

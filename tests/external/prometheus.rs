@@ -18,12 +18,12 @@ use tower_quota::{MemoryStore, SlidingLog};
 
 use crate::{
     fleet::{Replica, for_redis, with_file, with_memory, with_redis},
-    support::{Browser, Proxy, Redis, eventually, free_port, get, serve},
+    support::{Browser, Process, Proxy, Redis, eventually, free_port, get, serve},
 };
 
 /// A Prometheus of the test's own, which ends with it.
 pub(crate) struct Prometheus {
-    process: Child,
+    _process: Process,
     url: String,
     client: Browser,
     _folder: TempDir,
@@ -70,10 +70,9 @@ impl Prometheus {
             .arg(format!("--web.listen-address=127.0.0.1:{port}"))
             .arg("--log.level=error")
             .stdout(Stdio::null())
-            .spawn()
-            .expect("Prometheus starts");
+            .spawn();
         let prometheus = Self {
-            process,
+            _process: Process(process.expect("Prometheus starts")),
             url: format!("http://127.0.0.1:{port}"),
             client: Browser::http1(),
             _folder: folder,
@@ -109,13 +108,6 @@ impl Prometheus {
             }
         }
         firing
-    }
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

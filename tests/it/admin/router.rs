@@ -1,8 +1,7 @@
 //! The router for operators.
 
 use std::{
-    env,
-    process::{self, Command},
+    env, process,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
@@ -24,7 +23,7 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Broken, Counted, Received, Redis, connected, eventually, get, get_from, less_patient, patient, send,
+    Broken, Counted, Received, Redis, connected, eventually, get, get_from, less_patient, patient, send, this_binary,
 };
 
 pub(super) const MINUTE: Duration = Duration::from_secs(60);
@@ -912,9 +911,11 @@ fn the_instance_is_the_host_of_a_container_or_the_process() {
         return;
     }
     for (host, expected) in [(Some("api-7"), "api-7"), (Some(""), ""), (None, "")] {
-        let mut child = Command::new(env::current_exe().expect("this binary"));
-        child.args(["--exact", TEST]).env(EXPECTED, expected);
-        child.env_remove("HOSTNAME").envs(host.map(|host| ("HOSTNAME", host)));
+        let mut child = this_binary(TEST);
+        child
+            .env(EXPECTED, expected)
+            .env_remove("HOSTNAME")
+            .envs(host.map(|host| ("HOSTNAME", host)));
         let output = child.output().expect("it starts");
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("1 passed"), "{host:?}: {text}");

@@ -12,6 +12,7 @@ use std::{
 use tower_quota::{ClientLibrary, RedisStore};
 
 use super::run::Setup;
+use crate::support::this_binary;
 
 /// Processes of an application that report each of their checks as a line.
 pub(super) struct Processes<C>(Vec<Process<C>>);
@@ -84,8 +85,7 @@ impl<C: FromStr<Err: Debug> + Send + 'static> Processes<C> {
 }
 
 fn spawn(test: &str, setup: &str) -> Child {
-    Command::new(env::current_exe().expect("this binary"))
-        .args(["--exact", test, "--nocapture"])
+    this_binary(test)
         .env(SETUP, setup)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

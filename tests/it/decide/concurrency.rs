@@ -7,7 +7,7 @@ use std::{
     io::{BufRead, BufReader},
     panic::AssertUnwindSafe,
     pin::pin,
-    process::{Child, Command, Stdio},
+    process::Stdio,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicI64, Ordering},
@@ -31,7 +31,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Bench, Broken, Clock, Cluster, Counted, Gated, Later, Redis, connected, decide, each_store, eventually, patient,
+    Bench, Broken, Clock, Cluster, Counted, Gated, Later, Process, Redis, connected, decide, each_store, eventually,
+    patient, this_binary,
 };
 
 each_store! {
@@ -1155,30 +1156,15 @@ fn of_holder() -> Policy<()> {
     Policy::new("exports", Concurrency::new(3).lease(HOLDER_LEASE))
 }
 
-/// A process that is killed when this is dropped.
-struct Holder(Child);
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::test]
 async fn the_slots_of_a_process_that_is_killed_are_free_within_a_lease() {
     let redis = Redis::start();
     let limiter = Limiter::new(connected(patient(), &redis.url()).await, of_holder());
-    let holder = Command::new(env::current_exe().expect("this binary"))
-        .args([
-            "--exact",
-            "decide::concurrency::a_holder_that_is_to_be_killed",
-            "--nocapture",
-        ])
+    let holder = this_binary("decide::concurrency::a_holder_that_is_to_be_killed")
         .env(HOLDER, redis.url())
         .stdout(Stdio::piped())
         .spawn();
-    let mut holder = Holder(holder.expect("this binary starts"));
+    let mut holder = Process(holder.expect("this binary starts"));
     let output = BufReader::new(holder.0.stdout.take().expect("a pipe"));
     let held = tokio::task::spawn_blocking(move || {
         let mut lines = output.lines().map(|line| line.expect("text"));

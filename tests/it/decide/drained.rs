@@ -5,7 +5,6 @@ use std::{
     env,
     future::poll_fn,
     pin::{Pin, pin},
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -31,7 +30,7 @@ use tower_quota::{
     store::{ErrorKind, Store, StoreError, StoreFuture, StoreId, StoreRequest},
 };
 
-use crate::support::{Broken, Gated, PATIENCE};
+use crate::support::{Broken, Gated, PATIENCE, this_binary};
 
 /// A store whose responses the test lets pass. The pointer gives it an identity.
 type Slow = Arc<Gated<MemoryStore>>;
@@ -350,12 +349,7 @@ fn a_store_without_identity_is_drained() {
     const TEST: &str = "decide::drained::a_store_without_identity_is_drained";
     const ALONE: &str = "TOWER_QUOTA_ALONE";
     if env::var_os(ALONE).is_none() {
-        let mut process = Command::new(env::current_exe().expect("this binary"));
-        let output = process
-            .args(["--exact", TEST])
-            .env(ALONE, "")
-            .output()
-            .expect("it starts");
+        let output = this_binary(TEST).env(ALONE, "").output().expect("it starts");
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("1 passed"), "{text}");
         return;

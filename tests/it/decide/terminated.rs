@@ -5,7 +5,7 @@ use std::{
     env,
     io::{BufRead, BufReader, Lines, Read, Write},
     net::{SocketAddr, TcpStream},
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{ChildStdout, Command, Stdio},
     time::Duration,
 };
 
@@ -30,7 +30,7 @@ use tower_quota::{
     Concurrency, Decision, Key, Limiter, Policy, RateLimitLayer, Receipt, RedisStore, SlidingLog, key, store::Store,
 };
 
-use crate::support::{PATIENCE, Redis, connected, patient};
+use crate::support::{PATIENCE, Process, Redis, connected, patient, this_binary};
 
 /// The environment variable with the URL of the Redis of a server, and how long it waits for it in the end.
 const SETUP: &str = "TOWER_QUOTA_TERMINATED";
@@ -123,24 +123,19 @@ fn a_server_whose_redis_hangs_ends_in_time_and_reports_what_is_lost() {
 
 /// A process of an application: this test binary again, started to run [`a_server_streams_until_it_is_terminated`] only.
 struct Server {
-    process: Child,
+    process: Process,
     reports: Lines<BufReader<ChildStdout>>,
     address: SocketAddr,
 }
 
 impl Server {
     fn start(redis: &Redis, within: Duration) -> Self {
-        let mut process = Command::new(env::current_exe().expect("this binary"))
-            .args([
-                "--exact",
-                "decide::terminated::a_server_streams_until_it_is_terminated",
-                "--nocapture",
-            ])
+        let process = this_binary("decide::terminated::a_server_streams_until_it_is_terminated")
             .env(SETUP, format!("{} {}", redis.url(), within.as_millis()))
             .stdout(Stdio::piped())
-            .spawn()
-            .expect("this binary starts");
-        let mut reports = BufReader::new(process.stdout.take().expect("a pipe")).lines();
+            .spawn();
+        let mut process = Process(process.expect("this binary starts"));
+        let mut reports = BufReader::new(process.0.stdout.take().expect("a pipe")).lines();
         let address = report(&mut reports).parse().expect("an address");
         Self {
             process,
@@ -163,14 +158,14 @@ impl Server {
     }
 
     fn terminate(&self) {
-        let killed = Command::new("kill").arg(self.process.id().to_string()).status();
+        let killed = Command::new("kill").arg(self.process.0.id().to_string()).status();
         assert!(killed.expect("kill runs").success());
     }
 
     /// The outcome of the end, and how long it took.
     fn outcome(&mut self) -> (String, Duration) {
         let report = report(&mut self.reports);
-        assert!(self.process.wait().expect("it ends").success(), "{report}");
+        assert!(self.process.0.wait().expect("it ends").success(), "{report}");
         let (took, outcome) = report.split_once(' ').expect("two words");
         (
             outcome.to_owned(),
@@ -183,13 +178,6 @@ fn report(reports: &mut Lines<BufReader<ChildStdout>>) -> String {
     let reports = reports.map(|line| line.expect("a process prints text"));
     let mut reports = reports.filter_map(|line| line.split_once(REPORT).map(|(_, report)| report.to_owned()));
     reports.next().expect("the process reports")
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 /// In the process.

@@ -4,7 +4,6 @@ use std::{
     env,
     future::poll_fn,
     pin::{Pin, pin},
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -24,7 +23,7 @@ use tower_quota::{
     store::{Operation, Store, StoreFuture, StoreRequest},
 };
 
-use crate::support::eventually;
+use crate::support::{eventually, this_binary};
 
 const CASE: &str = "TOWER_QUOTA_UNWINDING_CASE";
 
@@ -33,11 +32,8 @@ fn a_panic_of_the_application_while_a_handler_unwinds_does_not_abort_the_process
     let aborted = ["condition", "settlement", "release", "taken slots", "body", "waiting"]
         .into_iter()
         .filter(|case| {
-            let output = Command::new(env::current_exe().expect("this binary"))
-                .args(["--exact", "decide::unwinding::a_process_unwinds", "--nocapture"])
-                .env(CASE, case)
-                .output()
-                .expect("this binary starts");
+            let mut process = this_binary("decide::unwinding::a_process_unwinds");
+            let output = process.env(CASE, case).output().expect("this binary starts");
             let text = String::from_utf8_lossy(&output.stdout);
             !output.status.success() || !text.contains("the process goes on")
         });

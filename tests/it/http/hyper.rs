@@ -6,19 +6,10 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
-    service::TowerToHyperService,
-};
-use tokio::net::TcpListener;
-use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{
-    Policy, RateLimitLayer, SlidingLog,
-    key::{self, PeerAddr},
-};
+use tower::{Layer, service_fn};
+use tower_quota::{Policy, RateLimitLayer, SlidingLog, key};
 
-use crate::support::{Browser, Clock};
+use crate::support::{Browser, Clock, serve_by_hyper};
 
 async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     Ok(Response::new(Full::from("hi")))
@@ -29,23 +20,7 @@ async fn serve(clock: &Clock) -> String {
     let policy = Policy::new("say-hi", SlidingLog::per_minute(2)).key((key::ip(), key::path()));
     let service = RateLimitLayer::new(clock.memory_store(), policy).layer(service_fn(hello));
 
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let addr = listener.local_addr().expect("a bound port");
-    tokio::spawn(async move {
-        loop {
-            let (stream, peer) = listener.accept().await.expect("a connection");
-            let service = service.clone().map_request(move |mut request: Request<Incoming>| {
-                request.extensions_mut().insert(PeerAddr(peer));
-                request
-            });
-            tokio::spawn(async move {
-                auto::Builder::new(TokioExecutor::new())
-                    .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
-                    .await
-            });
-        }
-    });
-    format!("http://{addr}/")
+    serve_by_hyper(service).await
 }
 
 async fn two_pass_and_the_third_is_denied(browser: Browser) {

@@ -13,11 +13,6 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, request::Builder};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
-    service::TowerToHyperService,
-};
 use tokio::net::TcpListener;
 use tonic::{
     Status,
@@ -25,19 +20,16 @@ use tonic::{
     server::NamedService,
     transport::{Server, server::TcpIncoming},
 };
-use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Service, ServiceBuilder, service_fn};
 use tower_http::{
     compression::CompressionLayer,
     cors::{Any, CorsLayer},
     timeout::TimeoutLayer,
     trace::TraceLayer,
 };
-use tower_quota::{
-    Headers, Policy, RateLimitLayer, SlidingLog,
-    key::{self, PeerAddr},
-};
+use tower_quota::{Headers, Policy, RateLimitLayer, SlidingLog, key};
 
-use crate::support::{Browser, Clock, Received, serve};
+use crate::support::{Browser, Clock, Received, serve, serve_by_hyper};
 
 /// Two a minute for each address.
 fn limit() -> RateLimitLayer {
@@ -82,32 +74,6 @@ const GREETING: &str = "Hello, hello, hello, hello, hello, hello, hello, hello!"
 
 fn router() -> Router {
     Router::new().route("/", get(async || GREETING))
-}
-
-/// Serves a Tower service by hyper, and returns its URL.
-async fn serve_by_hyper<S, C>(service: S) -> String
-where
-    S: Service<Request<Incoming>, Response = Response<C>, Error = Infallible, Future: Send>,
-    S: Clone + Send + Sync + 'static,
-    C: http_body::Body<Data = Bytes, Error: Into<tower::BoxError>> + Send + 'static,
-{
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let addr = listener.local_addr().expect("a bound port");
-    tokio::spawn(async move {
-        loop {
-            let (stream, peer) = listener.accept().await.expect("a connection");
-            let service = service.clone().map_request(move |mut request: Request<Incoming>| {
-                request.extensions_mut().insert(PeerAddr(peer));
-                request
-            });
-            tokio::spawn(async move {
-                auto::Builder::new(TokioExecutor::new())
-                    .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
-                    .await
-            });
-        }
-    });
-    format!("http://{addr}")
 }
 
 async fn greet(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {

@@ -1,15 +1,18 @@
-use std::net::SocketAddr;
+use std::{convert::Infallible, net::SocketAddr};
 
 use axum::{Router, body::Body};
 use bytes::Bytes;
 use http::{Extensions, HeaderMap, Request, Response, StatusCode, request::Builder};
 use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+    service::TowerToHyperService,
 };
 use tokio::net::TcpListener;
-use tower::ServiceExt;
+use tower::{Service, ServiceExt};
 use tower_quota::key::PeerAddr;
 
 /// A response whose body was read.
@@ -85,6 +88,32 @@ pub(crate) async fn serve(app: Router) -> String {
     let addr = listener.local_addr().expect("a bound port");
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     tokio::spawn(async { axum::serve(listener, service).await });
+    format!("http://{addr}")
+}
+
+/// Serves a Tower service by hyper, with the peer address in the extensions of its requests, and returns its URL.
+pub(crate) async fn serve_by_hyper<S, C>(service: S) -> String
+where
+    S: Service<Request<Incoming>, Response = Response<C>, Error = Infallible, Future: Send>,
+    S: Clone + Send + Sync + 'static,
+    C: http_body::Body<Data = Bytes, Error: Into<tower::BoxError>> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("a bound port");
+    tokio::spawn(async move {
+        loop {
+            let (stream, peer) = listener.accept().await.expect("a connection");
+            let service = service.clone().map_request(move |mut request: Request<Incoming>| {
+                request.extensions_mut().insert(PeerAddr(peer));
+                request
+            });
+            tokio::spawn(async move {
+                auto::Builder::new(TokioExecutor::new())
+                    .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
+                    .await
+            });
+        }
+    });
     format!("http://{addr}")
 }
 

@@ -63,13 +63,13 @@ pub(crate) use self::{
     each_store::{Unclocked, each_store},
     faketime::Faketime,
     frames::frames,
-    http::{Browser, Received, get, get_from, send, serve},
+    http::{Browser, Received, get, get_from, send, serve, serve_by_hyper},
     log::Log,
     lua54::Lua54,
     packed::packed,
     pointer::Pointer,
     proxy::Proxy,
-    redis::{Redis, free_port},
+    redis::{Process, Redis, free_port},
     sentinel::{Sentinel, lone_sentinel},
     stores::{Broken, Counted, Fixed, Flaky, Gated, Later},
     traffic::{Tally, Traffic},
@@ -137,6 +137,13 @@ pub(crate) fn cargo() -> Command {
         }
     }
     command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    command
+}
+
+/// This test binary, to be started to run this test only.
+pub(crate) fn this_binary(test: &str) -> Command {
+    let mut command = Command::new(env::current_exe().expect("this binary"));
+    command.args(["--exact", test, "--nocapture"]);
     command
 }
 

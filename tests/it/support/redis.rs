@@ -19,7 +19,7 @@ use tokio::sync::OnceCell;
 /// A Redis server of the test's own, which ends with it.
 pub(crate) struct Redis {
     port: u16,
-    server: Option<Child>,
+    server: Option<Process>,
     settings: Vec<String>,
     folder: TempDir,
     client: OnceCell<Client>,
@@ -82,10 +82,7 @@ impl Redis {
 
     /// Ends the server, as a crash would.
     pub(crate) fn kill(&mut self) {
-        if let Some(mut server) = self.server.take() {
-            server.kill().expect("the server can be killed");
-            server.wait().expect("the server ends");
-        }
+        self.server = None;
     }
 
     /// Starts the server again after [`kill`](Self::kill), on the same port, with nothing but what it has saved.
@@ -245,20 +242,21 @@ impl Redis {
     }
 }
 
-impl Drop for Redis {
+/// A process that is killed when this is dropped.
+pub(crate) struct Process(pub(crate) Child);
+
+impl Drop for Process {
     fn drop(&mut self) {
-        if let Some(server) = &mut self.server {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
 /// A server that hangs until this is dropped.
-pub(crate) struct Frozen<'a>(&'a Child);
+pub(crate) struct Frozen<'a>(&'a Process);
 
 impl<'a> Frozen<'a> {
-    pub(super) fn new(server: &'a Child) -> Self {
+    pub(super) fn new(server: &'a Process) -> Self {
         signal("STOP", server);
         Self(server)
     }
@@ -270,9 +268,9 @@ impl Drop for Frozen<'_> {
     }
 }
 
-fn signal(name: &str, server: &Child) {
+fn signal(name: &str, server: &Process) {
     let status = Command::new("kill")
-        .args([&format!("-{name}"), &server.id().to_string()])
+        .args([&format!("-{name}"), &server.0.id().to_string()])
         .status();
     assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
 }
@@ -324,7 +322,7 @@ pub(crate) fn cli(port: u16, password: Option<&str>, command: &[&str]) -> String
 }
 
 /// A server that accepts connections; `None` if it ends before, since the port is taken.
-fn spawn(port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {
+fn spawn(port: u16, settings: &[String], folder: &TempDir) -> Option<Process> {
     launch(server(), port, settings, folder)
 }
 
@@ -333,7 +331,7 @@ pub(crate) fn server() -> Command {
     Command::new(env::var_os("TOWER_QUOTA_REDIS_SERVER").unwrap_or_else(|| "redis-server".into()))
 }
 
-fn launch(mut command: Command, port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {
+fn launch(mut command: Command, port: u16, settings: &[String], folder: &TempDir) -> Option<Process> {
     let server = command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
@@ -346,17 +344,10 @@ fn launch(mut command: Command, port: u16, settings: &[String], folder: &TempDir
 /// A server that has written this to its log; `None` if it ends before.
 ///
 /// An answer on its port would prove less, since it could be another server's.
-pub(crate) fn start(server: &mut Command, ready: &str) -> Option<Child> {
-    let mut server = server
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("redis-server starts; `.ci/test` installs it");
-    let log = BufReader::new(server.stdout.take().expect("a pipe"));
+pub(crate) fn start(server: &mut Command, ready: &str) -> Option<Process> {
+    let server = server.stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut server = Process(server.expect("redis-server starts; `.ci/test` installs it"));
+    let log = BufReader::new(server.0.stdout.take().expect("a pipe"));
     let mut lines = log.lines().map_while(Result::ok);
-    if lines.any(|line| line.contains(ready)) {
-        return Some(server);
-    }
-    let _ = server.wait();
-    None
+    lines.any(|line| line.contains(ready)).then_some(server)
 }

@@ -1,4 +1,4 @@
-use std::{fs, process::Child};
+use std::fs;
 
 use tempfile::TempDir;
 use tokio::{
@@ -8,7 +8,7 @@ use tokio::{
 
 use super::{
     Redis, eventually,
-    redis::{Frozen, cli, folder_in_memory, free_port, server, start},
+    redis::{Frozen, Process, cli, folder_in_memory, free_port, server, start},
 };
 
 /// A primary with two replicas, and three sentinels that watch them.
@@ -21,7 +21,7 @@ pub(crate) struct Sentinel {
 
 struct Watcher {
     port: u16,
-    process: Child,
+    process: Process,
     _folder: TempDir,
 }
 
@@ -108,8 +108,8 @@ impl Sentinel {
 
     /// Ends a sentinel, by its position in the URL.
     pub(crate) fn kill_watcher(&mut self, position: usize) {
-        let _ = self.watchers[position].process.kill();
-        let _ = self.watchers[position].process.wait();
+        let _ = self.watchers[position].process.0.kill();
+        let _ = self.watchers[position].process.0.wait();
     }
 
     /// Makes a sentinel hang, by its position in the URL, until what this returns is dropped.
@@ -187,12 +187,5 @@ async fn report(mut client: TcpStream, primary: u16) {
         if client.write_all(reply.as_bytes()).await.is_err() {
             return;
         }
-    }
-}
-
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use tokio::task::JoinSet;
 use tower_quota::{ClientLibrary, Limiter, Policy, SlidingLog};
 
-use super::{Faketime, Redis, connected, patient};
+use super::{Faketime, Redis, connected, patient, this_binary};
 
 /// Another process of an application, with its own connection to the Redis of the test.
 ///
@@ -32,13 +32,12 @@ const TEST: &str = "decide::admission::a_worker_checks_what_it_is_sent";
 
 impl Worker {
     pub(crate) fn start(redis: &Redis) -> Self {
-        let program = env::current_exe().expect("this binary");
-        Self::spawn(Command::new(program), &redis.url())
+        Self::spawn(this_binary(TEST), &redis.url())
     }
 
     /// Starts one on a host that trusts nothing but this certificate.
     pub(crate) fn start_trusting(url: &str, library: ClientLibrary, certificate: &Path) -> Self {
-        let mut command = Command::new(env::current_exe().expect("this binary"));
+        let mut command = this_binary(TEST);
         command.env("SSL_CERT_FILE", certificate);
         if library == ClientLibrary::RedisRs {
             command.env(REDIS_RS, "1");
@@ -48,7 +47,7 @@ impl Worker {
 
     /// Starts one on a host with a clock that is an hour fast.
     pub(crate) fn start_an_hour_ahead(redis: &Redis) -> Self {
-        let mut command = Command::new(env::current_exe().expect("this binary"));
+        let mut command = this_binary(TEST);
         command
             .env("LD_PRELOAD", Faketime::library())
             .env("FAKETIME", "+1h")
@@ -58,7 +57,6 @@ impl Worker {
 
     fn spawn(mut command: Command, url: &str) -> Self {
         let mut process = command
-            .args(["--exact", TEST, "--nocapture"])
             .env(URL, url)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
