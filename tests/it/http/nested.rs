@@ -15,7 +15,7 @@ use tower_quota::{
     store::{self, Store, StoreFuture},
 };
 
-use crate::support::{Broken, Clock, Counted, Log, Redis, connected, patient};
+use crate::support::{Broken, Clock, Counted, Log, Redis, Wrapped, connected, patient};
 
 type Body = Empty<bytes::Bytes>;
 
@@ -318,20 +318,6 @@ async fn remaining_in(store: &(impl Store + Clone)) -> u64 {
     let limiter = Limiter::new(store.clone(), shared(1));
     let decision = limiter.peek(tower_quota::Key::constant("all")).await;
     decision.expect("an answer").remaining()
-}
-
-/// Wraps a store, and shares its counts.
-#[derive(Clone)]
-struct Wrapped<S>(S);
-
-impl<S: Store> Store for Wrapped<S> {
-    fn decide(&self, requests: &[store::StoreRequest<'_>]) -> StoreFuture {
-        self.0.decide(requests)
-    }
-
-    fn inner(&self) -> Option<&dyn Store> {
-        Some(&self.0)
-    }
 }
 
 /// What is charged to a policy that several layers have, for stores of one kind.

@@ -16,11 +16,12 @@ use tokio::{
 use tower_quota::{
     Ban, ClientLibrary, Concurrency, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies,
     Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
-    store::{ErrorKind, Store, StoreFuture, StoreRequest},
+    store::{ErrorKind, Store},
 };
 
 use crate::support::{
-    Cluster, Counted, Log, PATIENCE, Redis, connected, each_client, eventually, get, less_patient, patient, send,
+    Cluster, Counted, Log, PATIENCE, Redis, Wrapped, connected, each_client, eventually, get, less_patient, patient,
+    send,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -319,22 +320,10 @@ async fn a_reset_is_of_the_limit_that_is_overridden_too() {
     }
 }
 
-struct Around(MemoryStore);
-
-impl Store for Around {
-    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        self.0.decide(requests)
-    }
-
-    fn inner(&self) -> Option<&dyn Store> {
-        Some(&self.0)
-    }
-}
-
 #[tokio::test]
 async fn a_store_has_the_overrides_the_status_and_the_identity_of_the_store_that_it_wraps() {
     let store = MemoryStore::new();
-    let around = Around(store.clone());
+    let around = Wrapped(store.clone());
     assert_eq!((around.id(), around.status()), (store.id(), store.status()));
     let set = limiter(around).override_limit("mails", "a", log_of(9), HOUR).await;
     set.expect("the store that is wrapped has overrides");

@@ -71,7 +71,7 @@ pub(crate) use self::{
     proxy::Proxy,
     redis::{Process, Redis, free_port},
     sentinel::{Sentinel, lone_sentinel},
-    stores::{Broken, Counted, Fixed, Flaky, Gated, Later},
+    stores::{Broken, Counted, Fixed, Flaky, Gated, Later, Wrapped},
     traffic::{Tally, Traffic},
     usage::{Usage, limits},
     worker::{Worker, work},

@@ -12,6 +12,20 @@ use tower_quota::{
     store::{ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse},
 };
 
+/// Wraps a store, and shares its counts.
+#[derive(Clone)]
+pub(crate) struct Wrapped<S>(pub(crate) S);
+
+impl<S: Store> Store for Wrapped<S> {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        self.0.decide(requests)
+    }
+
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.0)
+    }
+}
+
 /// A store that never returns a ready response.
 #[derive(Clone)]
 pub(crate) struct Later<S>(pub(crate) S);
