@@ -234,22 +234,13 @@ impl Visit {
 
     /// Panics if the page has loaded something from elsewhere, or an error was reported.
     pub(super) fn end(self) {
-        for event in &self.tab.events {
-            match event["method"].as_str().expect("a name") {
-                "Network.requestWillBeSent" => {
-                    let url = event["params"]["request"]["url"].as_str().expect("a URL");
-                    let url = url.replace(&self.credentials, "");
-                    let path = url
-                        .strip_prefix(&self.url)
-                        .expect("the page loads nothing from elsewhere");
-                    // No key is in a URL, which logs of requests have.
-                    assert!(PATHS.contains(&path), "{url}");
-                }
-                "Runtime.exceptionThrown" => panic!("{event}"),
-                // A request with a mistake is one that failed.
-                "Log.entryAdded" => assert_eq!(event["params"]["entry"]["source"], "network", "{event}"),
-                _ => {}
-            }
+        for url in self.tab.requests() {
+            let url = url.replace(&self.credentials, "");
+            let path = url
+                .strip_prefix(&self.url)
+                .expect("the page loads nothing from elsewhere");
+            // No key is in a URL, which logs of requests have.
+            assert!(PATHS.contains(&path), "{url}");
         }
     }
 }
@@ -526,10 +517,5 @@ async fn the_page_fits_the_screen_and_the_settings_of_an_operator() {
         "[...document.querySelectorAll('*')].every((element) => getComputedStyle(element).transitionDuration === '0s')";
     assert_eq!(visit.tab.evaluate(transitions).await, true);
 
-    // The policy of the page, which the browser enforces.
-    let blocked = "new Promise((resolve) => {
-        document.addEventListener('securitypolicyviolation', (event) => resolve(event.effectiveDirective));
-        fetch('http://127.0.0.1:1/').catch(() => {});
-    })";
-    assert_eq!(visit.tab.evaluate(blocked).await, "connect-src");
+    assert_eq!(visit.tab.blocked_by().await, "connect-src");
 }

@@ -20,7 +20,7 @@ pub(crate) struct Chromium {
     session: Value,
     commands: u64,
     /// What was reported beside the replies to commands.
-    pub(crate) events: Vec<Value>,
+    events: Vec<Value>,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     _process: Child,
@@ -114,6 +114,29 @@ impl Chromium {
     /// Waits until an expression in the page is true.
     pub(crate) async fn until(&mut self, expression: &str) {
         eventually(expression, async || self.evaluate(expression).await == true).await;
+    }
+
+    /// The URLs that were requested. Panics if an error was reported, other than that of a request.
+    pub(crate) fn requests(&self) -> Vec<&str> {
+        let requested = self.events.iter().filter_map(|event| {
+            match event["method"].as_str().expect("a name") {
+                "Network.requestWillBeSent" => return event["params"]["request"]["url"].as_str(),
+                "Runtime.exceptionThrown" => panic!("{event}"),
+                "Log.entryAdded" => assert_eq!(event["params"]["entry"]["source"], "network", "{event}"),
+                _ => {}
+            }
+            None
+        });
+        requested.collect()
+    }
+
+    /// The directive of the policy of the page by which the browser blocks requests to other servers.
+    pub(crate) async fn blocked_by(&mut self) -> Value {
+        let blocked = "new Promise((resolve) => {
+            document.addEventListener('securitypolicyviolation', (event) => resolve(event.effectiveDirective));
+            fetch('http://127.0.0.1:1/').catch(() => {});
+        })";
+        self.evaluate(blocked).await
     }
 
     /// Gives the page a width, and returns whether it fits without scrolling sideways.

@@ -92,21 +92,9 @@ impl Visit {
 
     /// Panics if the page has loaded something from another server, or an error was reported.
     fn end(self) {
-        let mut loaded = 0;
-        for event in &self.tab.events {
-            match event["method"].as_str().expect("a name") {
-                "Network.requestWillBeSent" => {
-                    let url = event["params"]["request"]["url"].as_str().expect("a URL");
-                    assert!(url.starts_with(&self.url), "{url}");
-                    loaded += 1;
-                }
-                "Runtime.exceptionThrown" => panic!("{event}"),
-                // A denied request is one that failed.
-                "Log.entryAdded" => assert_eq!(event["params"]["entry"]["source"], "network", "{event}"),
-                _ => {}
-            }
-        }
-        assert!(loaded > 3, "the files of the page, and calls");
+        let requests = self.tab.requests();
+        assert!(requests.iter().all(|url| url.starts_with(&self.url)), "{requests:?}");
+        assert!(requests.len() > 3, "the files of the page, and calls");
     }
 }
 
@@ -225,12 +213,7 @@ async fn the_page_fits_the_screen_and_the_settings_of_a_visitor() {
     visit.tab.command("Emulation.setEmulatedMedia", features).await;
     visit.tab.until("timers.some(({ after }) => after === 1000)").await;
 
-    // The policy of the page, which the browser enforces.
-    let blocked = "new Promise((resolve) => {
-        document.addEventListener('securitypolicyviolation', (event) => resolve(event.effectiveDirective));
-        fetch('http://127.0.0.1:1/').catch(() => {});
-    })";
-    assert_eq!(visit.tab.evaluate(blocked).await, "connect-src");
+    assert_eq!(visit.tab.blocked_by().await, "connect-src");
 }
 
 /// Draws `docs/pictures/hello.png` if the environment variable `TOWER_QUOTA_PICTURES` is set.
