@@ -151,7 +151,7 @@ impl RedisStoreBuilder {
             }
             Some(Source::Url(url)) => url,
             #[cfg(feature = "fred")]
-            Some(Source::Fred(clients)) => return FredClient::from_clients(clients).map(RedisClient::Fred),
+            Some(Source::Fred(clients)) => return FredClient::from_clients(clients, settings).map(RedisClient::Fred),
             #[cfg(feature = "cluster")]
             Some(Source::RedisRs(client)) => {
                 let client = RedisRsClient::from_client(client, settings);

@@ -284,56 +284,50 @@ impl Authenticator {
         *self.due.borrow()
     }
 
-    /// Authenticates the connection again whenever that is due, by a function that returns whether the server has seen the credentials.
+    /// Authenticates the connection again whenever that is due, by a function that sends the credentials, if there is a connection.
     pub(super) fn keep_authenticated<Fut>(
         self: Arc<Self>,
-        authenticate: impl Fn(Credentials) -> Fut + Send + Sync + 'static,
+        authenticate: impl Fn(Credentials) -> Option<Fut> + Send + Sync + 'static,
     ) -> AbortOnDrop<()>
     where
-        Fut: Future<Output = Result<bool, String>> + Send,
-    {
-        AbortOnDrop(tokio::spawn(
-            async move { self.authenticate_when_due(authenticate).await },
-        ))
-    }
-
-    async fn authenticate_when_due<Fut>(&self, authenticate: impl Fn(Credentials) -> Fut)
-    where
-        Fut: Future<Output = Result<bool, String>>,
+        Fut: Future<Output = Result<(), String>> + Send,
     {
         let mut due = self.due.subscribe();
-        let mut fails = false;
-        loop {
-            let at = *due.borrow_and_update();
-            // The sender is borrowed, so an error of `changed` means that the time has passed.
-            if until(at, due.changed()).await.is_some() {
-                continue;
-            }
-            let authenticated = async {
-                let credentials = self.source.latest(CALL_TIMEOUT).await?;
-                let is_sent = authenticate(credentials.clone()).await;
-                if is_sent != Ok(false) {
-                    self.source.used();
+        AbortOnDrop(tokio::spawn(async move {
+            let mut fails = false;
+            loop {
+                let at = *due.borrow_and_update();
+                // The sender is borrowed, so an error of `changed` means that the time has passed.
+                if until(at, due.changed()).await.is_some() {
+                    continue;
                 }
-                is_sent.map(|_| credentials)
-            };
-            match authenticated.await {
-                Ok(credentials) => {
-                    fails = false;
-                    self.due.send_replace(credentials.due());
-                }
-                Err(error) => {
-                    if !fails {
-                        tracing::warn!(
-                            error,
-                            "a connection to Redis cannot be authenticated again; the store tries every 5 s"
-                        );
+                let authenticated = async {
+                    let credentials = self.source.latest(CALL_TIMEOUT).await?;
+                    if let Some(sent) = authenticate(credentials.clone()) {
+                        let sent = sent.await;
+                        self.source.used();
+                        sent?;
                     }
-                    fails = true;
-                    self.due.send_replace(Instant::now().checked_add(RETRY_PAUSE));
+                    Ok::<_, String>(credentials)
+                };
+                match authenticated.await {
+                    Ok(credentials) => {
+                        fails = false;
+                        self.due.send_replace(credentials.due());
+                    }
+                    Err(error) => {
+                        if !fails {
+                            tracing::warn!(
+                                error,
+                                "a connection to Redis cannot be authenticated again; the store tries every 5 s"
+                            );
+                        }
+                        fails = true;
+                        self.due.send_replace(Instant::now().checked_add(RETRY_PAUSE));
+                    }
                 }
             }
-        }
+        }))
     }
 }
 

@@ -42,6 +42,11 @@ impl Failure {
         )
     }
 
+    /// The first attempt to connect has not ended.
+    pub(super) fn still_connecting() -> Self {
+        Self::Unreachable("still connecting".into())
+    }
+
     pub(super) fn malformed_reply() -> Self {
         Self::Protocol("the reply of Redis is not one of the script")
     }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "the client libraries may add variants")]
 
+mod connections;
 #[cfg(feature = "fred")]
 pub(super) mod fred;
 #[cfg(feature = "cluster")]
@@ -9,7 +10,7 @@ pub(super) mod redis_rs;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 #[cfg(test)]
 use super::simulation::network::Network;
@@ -17,6 +18,7 @@ use super::{
     acl::Refusal,
     backend::Deadline,
     call::ScriptCall,
+    credentials::until,
     failure::Failure,
     reply::RawReply,
     script::{EvalCommand, Script},
@@ -29,23 +31,31 @@ const PING_TIMEOUT: Duration = Duration::from_millis(500);
 /// The pause between two `PING` on the connection of a subscription.
 const PING_PAUSE: Duration = Duration::from_secs(5);
 
-/// Waits for what ends a subscription, or until `PING` on its connection has no reply: a server that vanishes without closing the
-/// connection is noticed by nothing else, since nothing else is sent.
-async fn while_answered<F, T, E>(receiving: impl Future<Output = Failure>, ping: impl Fn() -> F) -> Failure
+/// Waits for what ends a subscription, or until its credentials are due, or until `PING` on its connection has no reply: a server that
+/// vanishes without closing the connection is noticed by nothing else, since nothing else is sent.
+async fn while_answered<F, T, E>(
+    due: Option<Instant>,
+    receiving: impl Future<Output = Failure>,
+    ping: impl Fn() -> F,
+) -> Failure
 where
     F: Future<Output = Result<T, E>>,
 {
-    let mut receiving = pin!(receiving);
-    loop {
-        if let Ok(ended) = timeout(PING_PAUSE, &mut receiving).await {
-            return ended;
+    let answered = async {
+        let mut receiving = pin!(receiving);
+        loop {
+            if let Ok(ended) = timeout(PING_PAUSE, &mut receiving).await {
+                return ended;
+            }
+            // Any reply will do, also that this user has no permission.
+            let pong = Deadline::new(PING_TIMEOUT).wait(ping()).await;
+            if !matches!(pong, Some(Ok(_))) {
+                return Failure::Unreachable("the connection of the subscription does not reply".into());
+            }
         }
-        // Any reply will do, also that this user has no permission.
-        let pong = Deadline::new(PING_TIMEOUT).wait(ping()).await;
-        if !matches!(pong, Some(Ok(_))) {
-            return Failure::Unreachable("the connection of the subscription does not reply".into());
-        }
-    }
+    };
+    let ended = until(due, answered).await;
+    ended.unwrap_or_else(|| Failure::Unreachable("the credentials are due".into()))
 }
 
 /// The least time from one attempt to connect to the next one, which differs at random.

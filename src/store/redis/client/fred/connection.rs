@@ -28,7 +28,10 @@ use tokio::{
 };
 
 use super::{
-    super::{PING_TIMEOUT, attempt_interval},
+    super::{
+        PING_TIMEOUT, attempt_interval,
+        connections::{ConnectionState, ManagedConnection},
+    },
     connect_failure,
 };
 use crate::{
@@ -53,8 +56,6 @@ const CHECK_PAUSE: Duration = Duration::from_millis(200);
 /// The check of fred goes by the time of the last write, so it does not fire while calls are sent. A reconnect policy of fred
 /// pauses before its first attempt, and does not pause where connections are accepted and closed.
 pub(super) struct Connection {
-    /// The settings of the client.
-    pub(super) config: Config,
     keeper: Keeper,
     suspect: Arc<AtomicBool>,
     /// That of the store: the one of a caller may be blocked, or end.
@@ -63,21 +64,13 @@ pub(super) struct Connection {
 
 /// What keeps a client connected.
 enum Keeper {
-    Store {
-        state: watch::Receiver<ConnectionState>,
-        task: AbortOnDrop<()>,
-        /// Authenticates the connection again, if the credentials are those of a provider.
-        _authenticating: Option<AbortOnDrop<()>>,
-    },
+    Store(ManagedConnection<ConnectedClient>),
     Application(Client, Mutex<ConnectErrors>),
 }
 
-enum ConnectionState {
-    Connecting,
-    /// With the task of fred that has the connection, and ends with it. fred reports a lost connection as connected.
-    Connected(Client, AbortHandle),
-    Failed(Failure),
-}
+/// A client and the task of fred that has its connection, and ends with it, unless the client is one of the application. fred reports
+/// a lost connection as connected.
+type ConnectedClient = (Client, Option<AbortHandle>);
 
 /// The errors of a client while it connects.
 struct ConnectErrors {
@@ -106,44 +99,28 @@ impl ConnectErrors {
 impl Connection {
     /// A client that the store keeps connected.
     pub(super) fn open(client: Client, authenticator: Option<Arc<Authenticator>>) -> Self {
-        let config = client.client_config();
-        let (sender, state) = watch::channel(ConnectionState::Connecting);
-        let authenticating = authenticator.clone().map(|authenticator| {
-            let state = state.clone();
-            authenticator.keep_authenticated(move |credentials| authenticate_again(state.clone(), credentials))
-        });
-        Self {
-            config,
-            keeper: Keeper::Store {
-                state,
-                task: AbortOnDrop(tokio::spawn(keep_connected(client, sender, authenticator))),
-                _authenticating: authenticating,
-            },
-            suspect: Arc::default(),
-            runtime: Handle::current(),
-        }
+        let keep = |state, authenticator| keep_connected(client, state, authenticator);
+        Self::new(Keeper::Store(ManagedConnection::open(
+            authenticator,
+            keep,
+            authenticate_again,
+        )))
     }
 
     /// A client that the application keeps connected.
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn of_application(client: Client) -> Self {
         let errors = ConnectErrors {
             receiver: client.error_rx(),
             latest: None,
         };
-        Self {
-            config: client.client_config(),
-            keeper: Keeper::Application(client, Mutex::new(errors)),
-            suspect: Arc::default(),
-            runtime: Handle::current(),
-        }
+        Self::new(Keeper::Application(client, Mutex::new(errors)))
     }
 
-    pub(super) fn is_connected(&self) -> bool {
-        match &self.keeper {
-            Keeper::Store { state, task, .. } => {
-                matches!(&*state.borrow(), ConnectionState::Connected(..)) && !task.0.is_finished()
-            }
-            Keeper::Application(client, _) => client.is_connected(),
+    fn new(keeper: Keeper) -> Self {
+        Self {
+            keeper,
+            suspect: Arc::default(),
+            runtime: Handle::current(),
         }
     }
 
@@ -153,24 +130,15 @@ impl Connection {
     }
 
     /// The client if it is connected, or why it is not, from the latest attempt.
-    pub(super) fn client(&self) -> Result<Client, Failure> {
-        self.connected().map(|(client, _)| client)
-    }
-
-    /// The client and the task that has its connection, unless it is one of the application.
-    fn connected(&self) -> Result<(Client, Option<AbortHandle>), Failure> {
-        let failure = match &self.keeper {
-            Keeper::Store { state, task, .. } => match &*state.borrow() {
-                ConnectionState::Failed(failure @ Failure::Forbidden(_)) => Some(failure.clone()),
-                _ if task.0.is_finished() => Some(Failure::ended_runtime()),
-                ConnectionState::Connected(client, routing) => return Ok((client.clone(), Some(routing.clone()))),
-                ConnectionState::Failed(failure) => Some(failure.clone()),
-                ConnectionState::Connecting => None,
-            },
-            Keeper::Application(client, _) if client.is_connected() => return Ok((client.clone(), None)),
-            Keeper::Application(_, errors) => lock(errors).latest().map(connect_failure),
-        };
-        Err(failure.unwrap_or_else(|| Failure::Unreachable("still connecting".into())))
+    pub(super) fn connected(&self) -> Result<ConnectedClient, Failure> {
+        match &self.keeper {
+            Keeper::Store(managed) => managed.connected(),
+            Keeper::Application(client, _) if client.is_connected() => Ok((client.clone(), None)),
+            Keeper::Application(_, errors) => {
+                let latest = lock(errors).latest().map(connect_failure);
+                Err(latest.unwrap_or_else(Failure::still_connecting))
+            }
+        }
     }
 
     /// Sends `PING` after a call without a reply, and reconnects if that has no reply either.
@@ -235,7 +203,7 @@ async fn reconnect(client: &Client, routing: Option<AbortHandle>) {
 /// Keeps a client connected, until the connection is dropped: the first attempt is made at once.
 async fn keep_connected(
     mut client: Client,
-    state: watch::Sender<ConnectionState>,
+    state: watch::Sender<ConnectionState<ConnectedClient>>,
     authenticator: Option<Arc<Authenticator>>,
 ) {
     let tried = |failure: Option<&Failure>| {
@@ -254,7 +222,8 @@ async fn keep_connected(
             if !was_connected && connected.as_mut().poll(cx).is_ready() {
                 was_connected = true;
                 tried(None);
-                state.send_replace(ConnectionState::Connected(client.clone(), routing.0.abort_handle()));
+                let routing = Some(routing.0.abort_handle());
+                state.send_replace(ConnectionState::Connected((client.clone(), routing)));
             }
             Pin::new(&mut routing.0).poll(cx)
         })
@@ -297,19 +266,14 @@ pub(super) fn rotate_sentinels(config: &mut Config, by: usize) {
     }
 }
 
-/// Authenticates the connection, if there is one. The next one is authenticated when it is made.
-async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials: Credentials) -> Result<bool, String> {
-    let client = match &*state.borrow() {
-        ConnectionState::Connected(client, _) => client.clone(),
-        ConnectionState::Connecting | ConnectionState::Failed(_) => return Ok(false),
-    };
+async fn authenticate_again((client, _): ConnectedClient, credentials: Credentials) -> Result<(), String> {
     let deadline = Deadline::new(AUTH_TIMEOUT);
     let command = CustomCommand::new_static("AUTH", ClusterHash::Random, false);
     let client = client.with_options(&send_once(deadline));
     let arguments = vec![String::from(credentials.user), credentials.password.into()];
     match deadline.wait(client.custom_raw(command, arguments)).await {
         Some(Ok(Resp3Frame::SimpleError { data, .. })) => Err(shortened(data)),
-        Some(Ok(_)) => Ok(true),
+        Some(Ok(_)) => Ok(()),
         Some(Err(_)) | None => Err("Redis does not reply".to_owned()),
     }
 }

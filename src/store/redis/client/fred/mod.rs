@@ -4,10 +4,7 @@ use std::{
     borrow::Cow,
     future::poll_fn,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
@@ -30,7 +27,7 @@ use tokio::{
 };
 
 use self::connection::{Connection, build, check_settings, ping, rotate_sentinels, send_once};
-use super::while_answered;
+use super::{connections::InTurn, while_answered};
 use crate::{
     ConfigError,
     store::{
@@ -39,7 +36,7 @@ use crate::{
             acl::Refusal,
             backend::Deadline,
             call::ScriptCall,
-            credentials::{Authenticator, ConnectionSettings, CredentialSource, until},
+            credentials::{Authenticator, ConnectionSettings},
             failure::{Failure, is_of_replica, shortened, shortened_bytes},
             reply::RawReply,
             script::{EvalCommand, Script},
@@ -51,61 +48,60 @@ use crate::{
 
 /// Runs scripts through fred.
 pub(in crate::store::redis) struct FredClient {
-    connections: Vec<Connection>,
-    next: AtomicUsize,
+    connections: InTurn<Connection>,
+    /// That of each client.
+    config: Config,
+    settings: ConnectionSettings,
     health: Arc<Health>,
     node: Arc<Node>,
-    credentials: Option<CredentialSource>,
 }
 
 impl FredClient {
     pub(in crate::store::redis) fn connect(url: &str, settings: &ConnectionSettings) -> Result<Self, ConfigError> {
+        let mut config =
+            Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
+        #[cfg(feature = "unix-sockets")]
+        if let ServerConfig::Unix { path } = &mut config.server {
+            *path = percent_decode_str(&path.to_string_lossy())
+                .decode_utf8_lossy()
+                .as_ref()
+                .into();
+        }
+        // The first database needs no `SELECT`, and no permission for it.
+        config.database = config.database.filter(|database| *database > 0);
         let connections = (0..settings.number).map(|_| {
-            let mut config =
-                Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
-            #[cfg(feature = "unix-sockets")]
-            if let ServerConfig::Unix { path } = &mut config.server {
-                *path = percent_decode_str(&path.to_string_lossy())
-                    .decode_utf8_lossy()
-                    .as_ref()
-                    .into();
-            }
-            // The first database needs no `SELECT`, and no permission for it.
-            config.database = config.database.filter(|database| *database > 0);
             let authenticator = settings.authenticator();
-            config.credential_provider = provider(authenticator.as_ref());
-            let client = build(config).map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
+            let client = build(with_provider(&config, authenticator.as_ref()));
+            let client = client.map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
             Ok(Connection::open(client, authenticator))
         });
-        let connections = connections.collect::<Result<_, ConfigError>>()?;
-        Ok(Self {
-            credentials: settings.credentials.clone(),
-            ..Self::new(connections)
-        })
+        let connections = connections.collect::<Result<Vec<_>, ConfigError>>()?;
+        Ok(Self::new(connections, config, settings))
     }
 
     /// On clients that the application connects.
-    pub(in crate::store::redis) fn from_clients(clients: &[Client]) -> Result<Self, ConfigError> {
+    pub(in crate::store::redis) fn from_clients(
+        clients: &[Client],
+        settings: &ConnectionSettings,
+    ) -> Result<Self, ConfigError> {
         for client in clients {
             check_settings(client)?;
         }
-        Ok(Self::new(clients.iter().cloned().map(Connection::new).collect()))
+        let config = clients.first().map(ClientLike::client_config).unwrap_or_default();
+        let connections = clients.iter().cloned().map(Connection::of_application);
+        Ok(Self::new(connections, config, settings))
     }
 
-    fn new(connections: Vec<Connection>) -> Self {
-        let node = Node::new(
-            connections
-                .first()
-                .map_or_else(String::new, |first| address(&first.config)),
-        );
+    fn new(connections: impl IntoIterator<Item = Connection>, config: Config, settings: &ConnectionSettings) -> Self {
+        let node = Node::new(address(&config));
         let health = Arc::<Health>::default();
         health.set_nodes(vec![node.clone()]);
         Self {
-            connections,
-            next: AtomicUsize::new(0),
+            connections: InTurn::new(connections),
+            config,
+            settings: settings.clone(),
             health,
             node,
-            credentials: None,
         }
     }
 
@@ -117,14 +113,11 @@ impl FredClient {
         &self.node
     }
 
-    /// The next connection that is established and not suspect. Without one, the next that is established, or else the next.
-    fn connection(&self) -> Option<&Connection> {
-        let count = self.connections.len();
-        let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let connections = (0..count).map(|offset| &self.connections[first.wrapping_add(offset) % count]);
-        let established = || connections.clone().filter(|connection| connection.is_connected());
-        let usable = established().find(|connection| !connection.is_suspect());
-        usable.or_else(|| established().next()).or(connections.clone().next())
+    fn connection(&self) -> Result<(&Connection, Client), Failure> {
+        self.connections.connection(
+            |connection| Ok((connection, connection.connected()?.0)),
+            |(connection, _)| connection.is_suspect(),
+        )
     }
 
     /// The caller drops the future when the deadline has passed.
@@ -135,11 +128,7 @@ impl FredClient {
         call: &ScriptCall,
         deadline: Deadline,
     ) -> Result<RawReply, Failure> {
-        let Some(connection) = self.connection() else {
-            return Err(Failure::Unreachable("the pool is empty".into()));
-        };
-        let client = connection.client()?;
-
+        let (connection, client) = self.connection()?;
         let (name, text) = script.command(command);
         let mut arguments = Vec::with_capacity(2 + call.keys.len() + call.arguments.len());
         arguments.push(Value::String(Str::from_static(text)));
@@ -177,7 +166,7 @@ impl FredClient {
 impl FredClient {
     pub(in crate::store::redis) async fn setting(&self, name: &'static str) -> Option<String> {
         let command = CustomCommand::new_static("CONFIG", ClusterHash::Random, false);
-        let client = self.connection()?.client().ok()?;
+        let (_, client) = self.connection().ok()?;
         let setting: Vec<String> = client.custom(command, vec!["GET", name]).await.ok()?;
         setting.into_iter().nth(1)
     }
@@ -188,15 +177,12 @@ impl FredClient {
         channel: &str,
         receive: &(dyn Fn(Event<'_>) + Sync),
     ) -> Failure {
-        let Some(sender) = self.connection() else {
-            return Failure::Unreachable("the pool is empty".into());
-        };
-        let authenticator = self.credentials.clone().map(Authenticator::new).map(Arc::new);
-        match self.subscribed(sender, channel, authenticator.as_ref()).await {
+        let authenticator = self.settings.authenticator();
+        match self.subscribed(channel, authenticator.as_ref()).await {
             Ok((client, messages, connection)) => {
                 receive(Event::Subscribed);
                 // The script publishes with the permissions of the other connections.
-                if let Ok(publisher) = sender.client() {
+                if let Ok((_, publisher)) = self.connection() {
                     let publish = CustomCommand::new_static("PUBLISH", ClusterHash::Random, false);
                     let publisher = publisher.with_options(&send_once(Deadline::new(SUBSCRIBE_TIMEOUT)));
                     let published = publisher.custom_raw(publish, vec![channel, ""]).await;
@@ -205,9 +191,7 @@ impl FredClient {
                     }
                 }
                 let due = authenticator.and_then(|authenticator| authenticator.due());
-                let receiving = while_answered(pass_on(messages, connection, receive), || ping(&client));
-                let lost = until(due, receiving).await;
-                lost.unwrap_or_else(|| Failure::Unreachable("the credentials are due".into()))
+                while_answered(due, pass_on(messages, connection, receive), || ping(&client)).await
             }
             Err(failure) => failure,
         }
@@ -216,15 +200,10 @@ impl FredClient {
     /// A client that is subscribed to a channel, its messages, and the task of its connection.
     async fn subscribed(
         &self,
-        other: &Connection,
         channel: &str,
         authenticator: Option<&Arc<Authenticator>>,
     ) -> Result<(Client, broadcast::Receiver<Message>, RoutingTask), Failure> {
-        let mut config = other.config.clone();
-        if authenticator.is_some() {
-            config.credential_provider = provider(authenticator);
-        }
-        let client = subscriber(config).map_err(call_failure)?;
+        let client = subscriber(with_provider(&self.config, authenticator)).map_err(call_failure)?;
         let messages = client.message_rx();
         let mut connected = client.reconnect_rx();
         // It ends with this function unless it succeeds: without its task, fred would keep what it connects.
@@ -241,9 +220,13 @@ impl FredClient {
     }
 }
 
-/// The provider of the credentials of a client, if they are not part of the URL.
-fn provider(authenticator: Option<&Arc<Authenticator>>) -> Option<Arc<dyn CredentialProvider>> {
-    Some(Arc::new(Provider(authenticator?.clone())))
+/// The configuration with the provider of the credentials, if there is one.
+fn with_provider(config: &Config, authenticator: Option<&Arc<Authenticator>>) -> Config {
+    let mut config = config.clone();
+    if let Some(authenticator) = authenticator {
+        config.credential_provider = Some(Arc::new(Provider(authenticator.clone())));
+    }
+    config
 }
 
 struct Provider(Arc<Authenticator>);

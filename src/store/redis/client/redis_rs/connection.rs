@@ -1,12 +1,10 @@
 use std::{
     convert::Infallible,
-    future::poll_fn,
     io,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 
@@ -20,7 +18,10 @@ use tokio::{
 };
 
 use super::{
-    super::{PING_TIMEOUT, attempt_interval},
+    super::{
+        PING_TIMEOUT, attempt_interval,
+        connections::{ConnectionState, InTurn, ManagedConnection},
+    },
     connect_failure, error_text,
     topology::Sentinels,
 };
@@ -30,7 +31,7 @@ use crate::{
         backend::Deadline,
         credentials::{Authenticator, ConnectionSettings, Credentials},
         failure::{Failure, is_of_replica, shortened},
-        task::{AbortOnDrop, OnDrop},
+        task::{OnDrop, run_together},
     },
 };
 
@@ -47,18 +48,18 @@ pub(super) enum Endpoint {
 /// Connections to one server, which are used in turn.
 pub(in crate::store::redis) struct ServerConnections {
     pub(super) endpoint: Arc<Endpoint>,
-    connections: Vec<ManagedConnection>,
-    next: AtomicUsize,
+    connections: InTurn<ManagedConnection<Connection>>,
 }
 
 impl ServerConnections {
     pub(super) fn new(endpoint: Endpoint, settings: &ConnectionSettings) -> Self {
         let endpoint = Arc::new(endpoint);
+        let connections = (0..settings.number).map(|_| {
+            let keep = |state, authenticator| keep_connected(endpoint.clone(), authenticator, state);
+            ManagedConnection::open(settings.authenticator(), keep, authenticate_again)
+        });
         Self {
-            connections: (0..settings.number)
-                .map(|_| ManagedConnection::open(endpoint.clone(), settings.authenticator()))
-                .collect(),
-            next: AtomicUsize::new(0),
+            connections: InTurn::new(connections),
             endpoint,
         }
     }
@@ -68,33 +69,9 @@ impl ServerConnections {
         self.connection()?.send(command, asking).await
     }
 
-    /// The next connection that is established and not suspect. Without one, the next that is established.
     fn connection(&self) -> Result<Connection, Failure> {
-        let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let (mut suspect, mut last_failure) = (None, None);
-        for offset in 0..self.connections.len() {
-            let managed = &self.connections[first.wrapping_add(offset) % self.connections.len()];
-            if managed.keeper.0.is_finished() {
-                last_failure = Some(Failure::ended_runtime());
-                continue;
-            }
-            match &*managed.state.borrow() {
-                ConnectionState::Connected(connection) if !connection.health.is_suspect() => {
-                    return Ok(connection.clone());
-                }
-                ConnectionState::Connected(connection) => {
-                    suspect.get_or_insert_with(|| connection.clone());
-                }
-                ConnectionState::Failed(failure) => last_failure = Some(failure.clone()),
-                ConnectionState::Connecting => {}
-            }
-        }
-        if let Some(connection) = suspect {
-            return Ok(connection);
-        }
-        Err(match last_failure {
-            Some(failure) => failure,
-            None => Failure::Unreachable("still connecting".into()),
+        self.connections.connection(ManagedConnection::connected, |connection| {
+            connection.health.is_suspect()
         })
     }
 
@@ -105,75 +82,17 @@ impl ServerConnections {
 
     /// Waits until there is a connection, or a refusal.
     pub(super) async fn connected_or_refused(&self) {
-        let mut settled: Vec<_> = self
-            .connections
-            .iter()
-            .map(ManagedConnection::settled)
-            .map(Box::pin)
-            .collect();
-        poll_fn(
-            |cx| match settled.iter_mut().any(|one| one.as_mut().poll(cx).is_ready()) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            },
-        )
-        .await;
+        let settled = self.connections.all.iter().map(ManagedConnection::settled);
+        run_together(settled, |()| true).await;
     }
 }
 
-/// A connection, which is replaced when it is lost.
-struct ManagedConnection {
-    state: watch::Receiver<ConnectionState>,
-    keeper: AbortOnDrop<()>,
-    /// Authenticates the connection again.
-    _authenticating: Option<AbortOnDrop<()>>,
-}
-
-enum ConnectionState {
-    Connecting,
-    Connected(Connection),
-    Failed(Failure),
-}
-
-impl ManagedConnection {
-    fn open(endpoint: Arc<Endpoint>, authenticator: Option<Arc<Authenticator>>) -> Self {
-        let (sender, state) = watch::channel(ConnectionState::Connecting);
-        let authenticating = authenticator.clone().map(|authenticator| {
-            let state = state.clone();
-            authenticator.keep_authenticated(move |credentials| authenticate_again(state.clone(), credentials))
-        });
-        Self {
-            state,
-            keeper: AbortOnDrop(tokio::spawn(keep_connected(endpoint, authenticator, sender))),
-            _authenticating: authenticating,
-        }
-    }
-}
-
-impl ManagedConnection {
-    /// Waits until it is connected, or refused.
-    async fn settled(&self) {
-        let mut state = self.state.clone();
-        let settled = state.wait_for(|state| match state {
-            ConnectionState::Connected(_) => true,
-            ConnectionState::Failed(failure) => matches!(failure, Failure::Forbidden(_)),
-            ConnectionState::Connecting => false,
-        });
-        let _ = settled.await; // an error means that the store is dropped
-    }
-}
-
-/// Authenticates the connection, and returns whether there is one. The next one is authenticated when it is made.
-async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials: Credentials) -> Result<bool, String> {
-    let connection = match &*state.borrow() {
-        ConnectionState::Connected(connection) => connection.clone(),
-        ConnectionState::Connecting | ConnectionState::Failed(_) => return Ok(false),
-    };
+async fn authenticate_again(connection: Connection, credentials: Credentials) -> Result<(), String> {
     let mut command = redis::cmd("AUTH");
     command.arg(&*credentials.user).arg(&*credentials.password);
     match timeout(CONNECT_TIMEOUT, connection.send(&command, false)).await {
         Ok(Ok(Value::ServerError(error))) => Err(error_text(error.code(), error.details())),
-        Ok(Ok(_)) => Ok(true),
+        Ok(Ok(_)) => Ok(()),
         Ok(Err(_)) | Err(_) => Err("Redis does not reply".to_owned()),
     }
 }
@@ -182,22 +101,19 @@ async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials
 async fn keep_connected(
     endpoint: Arc<Endpoint>,
     authenticator: Option<Arc<Authenticator>>,
-    state: watch::Sender<ConnectionState>,
+    state: watch::Sender<ConnectionState<Connection>>,
 ) {
     loop {
         let started = Instant::now();
-        match timeout(CONNECT_TIMEOUT, endpoint.connect(authenticator.as_deref())).await {
-            Ok(Ok(connection)) => {
+        let connected = timeout(CONNECT_TIMEOUT, endpoint.connect(authenticator.as_deref())).await;
+        match connected.unwrap_or_else(|_| Err(connect_failure(&io::Error::from(io::ErrorKind::TimedOut).into()))) {
+            Ok(connection) => {
                 state.send_replace(ConnectionState::Connected(connection.clone()));
                 connection.lost().await;
                 state.send_replace(ConnectionState::Connecting);
             }
-            Ok(Err(failure)) => {
+            Err(failure) => {
                 state.send_replace(ConnectionState::Failed(failure));
-            }
-            Err(_) => {
-                let error = io::Error::from(io::ErrorKind::TimedOut).into();
-                state.send_replace(ConnectionState::Failed(connect_failure(&error)));
             }
         }
         sleep_until(started + attempt_interval()).await;

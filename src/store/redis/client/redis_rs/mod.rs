@@ -27,7 +27,7 @@ use crate::{
             acl::Refusal,
             backend::Deadline,
             call::ScriptCall,
-            credentials::{Authenticator, ConnectionSettings, until},
+            credentials::{Authenticator, ConnectionSettings},
             failure::{Failure, shortened},
             reply::RawReply,
             script::{EvalCommand, Script},
@@ -179,8 +179,7 @@ impl RedisRsClient {
                 }
             }
         };
-        let lost = until(due, while_answered(pass_on(&mut pushes, receive), ping)).await;
-        lost.unwrap_or_else(|| Failure::Unreachable("the credentials are due".into()))
+        while_answered(due, pass_on(&mut pushes, receive), ping).await
     }
 
     async fn subscribed(

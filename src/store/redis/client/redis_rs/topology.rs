@@ -1,24 +1,18 @@
 //! The servers of a service, as sentinels or the nodes of a cluster report them.
 
-use std::{
-    collections::HashSet,
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
-};
+use std::{collections::HashSet, time::Duration};
 
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisError, Value};
 
-use super::{connection::at, error_text};
+use super::{super::connections::InTurn, connection::at, error_text};
 use crate::store::redis::failure::Failure;
 
 /// The sentinels, which report the address of the primary.
 pub(super) struct Sentinels {
-    sentinels: Vec<ConnectionInfo>,
+    sentinels: InTurn<ConnectionInfo>,
     service: String,
     /// The settings of connections to the primary.
     template: ConnectionInfo,
-    /// The position of the sentinel to which the next query is sent first.
-    next: AtomicUsize,
 }
 
 /// The time for a connection to a sentinel, and again for its reply.
@@ -27,10 +21,9 @@ const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
 impl Sentinels {
     pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, template: ConnectionInfo) -> Self {
         Self {
-            sentinels,
+            sentinels: InTurn::new(sentinels),
             service,
             template,
-            next: AtomicUsize::new(0),
         }
     }
 
@@ -40,11 +33,9 @@ impl Sentinels {
     /// become a replica, it replies `READONLY`, and the sentinels are queried again. The next query begins with another one,
     /// since the address may be out of date, and this attempt may be canceled.
     pub(super) async fn primary(&self) -> Result<ConnectionInfo, RedisError> {
-        let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut last_error = RedisError::from((ErrorKind::EmptySentinelList, "the URL has no sentinel"));
-        for offset in 0..self.sentinels.len() {
-            let position = first.wrapping_add(offset) % self.sentinels.len();
-            match self.query(&self.sentinels[position]).await {
+        for sentinel in self.sentinels.iter_from_next() {
+            match self.query(sentinel).await {
                 Ok((host, port)) => return Ok(at(&self.template, host, port)),
                 Err(error) => last_error = error,
             }

@@ -1,0 +1,119 @@
+//! Connections to a server, which are replaced when they are lost, and are used in turn.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tokio::sync::watch;
+
+use crate::store::redis::{
+    credentials::{Authenticator, Credentials},
+    failure::Failure,
+    task::AbortOnDrop,
+};
+
+/// What is used in turn.
+pub(super) struct InTurn<T> {
+    pub(super) all: Box<[T]>,
+    next: AtomicUsize,
+}
+
+impl<T> InTurn<T> {
+    pub(super) fn new(all: impl IntoIterator<Item = T>) -> Self {
+        Self {
+            all: all.into_iter().collect(),
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// All, from the next one on.
+    pub(super) fn iter_from_next(&self) -> impl Iterator<Item = &T> {
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.all.len().max(1);
+        let (before, after) = self.all.split_at(next);
+        after.iter().chain(before)
+    }
+
+    /// The next connection that is established and not suspect. Without one, the next that is established, or why there is none.
+    pub(super) fn connection<'a, C>(
+        &'a self,
+        connected: impl Fn(&'a T) -> Result<C, Failure>,
+        is_suspect: impl Fn(&C) -> bool,
+    ) -> Result<C, Failure> {
+        let (mut suspect, mut failure) = (None, None);
+        for one in self.iter_from_next() {
+            match connected(one) {
+                Ok(connection) if !is_suspect(&connection) => return Ok(connection),
+                Ok(connection) => suspect = suspect.or(Some(connection)),
+                Err(error) => failure = Some(error),
+            }
+        }
+        suspect.ok_or_else(|| failure.unwrap_or_else(Failure::still_connecting))
+    }
+}
+
+/// A connection that a task keeps, which ends with this.
+pub(super) struct ManagedConnection<C> {
+    state: watch::Receiver<ConnectionState<C>>,
+    keeper: AbortOnDrop<()>,
+    /// Authenticates the connection again, if the credentials are those of a provider.
+    _authenticating: Option<AbortOnDrop<()>>,
+}
+
+pub(super) enum ConnectionState<C> {
+    Connecting,
+    Connected(C),
+    Failed(Failure),
+}
+
+impl<C: Clone + Send + Sync + 'static> ManagedConnection<C> {
+    /// Spawns the task that keeps it, and one that authenticates it again.
+    pub(super) fn open<K, A>(
+        authenticator: Option<Arc<Authenticator>>,
+        keep: impl FnOnce(watch::Sender<ConnectionState<C>>, Option<Arc<Authenticator>>) -> K,
+        authenticate: impl Fn(C, Credentials) -> A + Send + Sync + 'static,
+    ) -> Self
+    where
+        K: Future<Output = ()> + Send + 'static,
+        A: Future<Output = Result<(), String>> + Send,
+    {
+        let (sender, state) = watch::channel(ConnectionState::Connecting);
+        let keeper = AbortOnDrop(tokio::spawn(keep(sender, authenticator.clone())));
+        let of_authenticator = state.clone();
+        let authenticating = authenticator.map(|authenticator| {
+            authenticator.keep_authenticated(move |credentials| match &*of_authenticator.borrow() {
+                ConnectionState::Connected(connection) => Some(authenticate(connection.clone(), credentials)),
+                // The next one is authenticated when it is made.
+                ConnectionState::Connecting | ConnectionState::Failed(_) => None,
+            })
+        });
+        Self {
+            state,
+            keeper,
+            _authenticating: authenticating,
+        }
+    }
+
+    /// The connection, or why there is none, from the latest attempt.
+    pub(super) fn connected(&self) -> Result<C, Failure> {
+        Err(match &*self.state.borrow() {
+            ConnectionState::Failed(failure @ Failure::Forbidden(_)) => failure.clone(),
+            _ if self.keeper.0.is_finished() => Failure::ended_runtime(),
+            ConnectionState::Connected(connection) => return Ok(connection.clone()),
+            ConnectionState::Failed(failure) => failure.clone(),
+            ConnectionState::Connecting => Failure::still_connecting(),
+        })
+    }
+
+    /// Waits until it is connected, or refused.
+    #[cfg(feature = "cluster")]
+    pub(super) async fn settled(&self) {
+        let mut state = self.state.clone();
+        let settled = state.wait_for(|state| match state {
+            ConnectionState::Connected(_) => true,
+            ConnectionState::Failed(failure) => matches!(failure, Failure::Forbidden(_)),
+            ConnectionState::Connecting => false,
+        });
+        let _ = settled.await; // an error means that the store is dropped
+    }
+}
