@@ -32,7 +32,7 @@ use crate::{
 pub(crate) struct Health {
     watching: AtomicBool,
     watch: Mutex<Watch>,
-    /// Of checks that have no node: all checks of a store without nodes.
+    /// Of checks of no other node: all checks of a store of one server, or without nodes.
     pub(crate) rest: Arc<Node>,
 }
 
@@ -61,6 +61,15 @@ const TICK: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(5);
 
 impl Health {
+    /// That of one server at this address, which has no credentials.
+    #[cfg(feature = "_redis")]
+    pub(crate) fn of_server(address: impl Into<String>) -> Arc<Self> {
+        Arc::new(Self {
+            rest: Node::new(address),
+            ..Self::default()
+        })
+    }
+
     /// Whether a check has failed lately.
     #[inline]
     pub(crate) fn is_watching(&self) -> bool {

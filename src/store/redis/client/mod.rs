@@ -161,28 +161,17 @@ impl RedisClient {
     pub(super) fn health(&self) -> &Arc<Health> {
         match self {
             #[cfg(feature = "fred")]
-            Self::Fred(client) => client.health(),
+            Self::Fred(client) => &client.health,
             #[cfg(feature = "cluster")]
-            Self::RedisRs(client) => client.health(),
+            Self::RedisRs(client) => &client.health,
             #[cfg(test)]
             Self::Simulated(network) => network.health(),
         }
     }
 
     /// The health of the server of a slot.
-    #[cfg_attr(
-        not(feature = "cluster"),
-        expect(unused_variables, reason = "only clusters have slots")
-    )]
     pub(super) fn node(&self, slot: impl FnOnce() -> u16) -> Arc<Node> {
-        let node = match self {
-            #[cfg(feature = "fred")]
-            Self::Fred(client) => Some(client.node().clone()),
-            #[cfg(feature = "cluster")]
-            Self::RedisRs(client) => client.node(slot),
-            #[cfg(test)]
-            Self::Simulated(_) => None,
-        };
+        let node = self.cluster().and_then(|cluster| cluster.node(slot()));
         node.unwrap_or_else(|| self.health().rest.clone())
     }
 }

@@ -31,7 +31,7 @@ use super::{connections::InTurn, while_answered};
 use crate::{
     ConfigError,
     store::{
-        health::{Health, Node},
+        health::Health,
         redis::{
             acl::Refusal,
             backend::Deadline,
@@ -52,8 +52,7 @@ pub(in crate::store::redis) struct FredClient {
     /// That of each client.
     config: Config,
     settings: ConnectionSettings,
-    health: Arc<Health>,
-    node: Arc<Node>,
+    pub(in crate::store::redis) health: Arc<Health>,
 }
 
 impl FredClient {
@@ -93,24 +92,12 @@ impl FredClient {
     }
 
     fn new(connections: impl IntoIterator<Item = Connection>, config: Config, settings: &ConnectionSettings) -> Self {
-        let node = Node::new(address(&config));
-        let health = Arc::<Health>::default();
-        health.set_nodes(vec![node.clone()]);
         Self {
             connections: InTurn::new(connections),
+            health: Health::of_server(address(&config)),
             config,
             settings: settings.clone(),
-            health,
-            node,
         }
-    }
-
-    pub(in crate::store::redis) fn health(&self) -> &Arc<Health> {
-        &self.health
-    }
-
-    pub(in crate::store::redis) fn node(&self) -> &Arc<Node> {
-        &self.node
     }
 
     fn connection(&self) -> Result<(&Connection, Client), Failure> {

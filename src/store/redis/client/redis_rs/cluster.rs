@@ -82,14 +82,19 @@ const MAX_REDIRECTIONS: usize = 5;
 const MAX_REDIRECTED: usize = 100;
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Address>, template: ConnectionInfo, settings: &ConnectionSettings) -> Self {
+    pub(super) fn new(
+        seeds: Vec<Address>,
+        template: ConnectionInfo,
+        settings: &ConnectionSettings,
+        health: Arc<Health>,
+    ) -> Self {
         let shared = Arc::new(ClusterState {
             seeds,
             template,
             settings: settings.clone(),
             runtime: Handle::current(),
             slots: Mutex::default(),
-            health: Arc::default(),
+            health,
             outdated: Notify::new(),
             slots_failure: Mutex::default(),
         });
@@ -100,14 +105,6 @@ impl Cluster {
             shared: shared.clone(),
             _slots_task: AbortOnDrop(tokio::spawn(keep_slots(shared))),
         }
-    }
-
-    pub(super) fn health(&self) -> &Arc<Health> {
-        &self.shared.health
-    }
-
-    pub(super) fn settings(&self) -> &ConnectionSettings {
-        &self.shared.settings
     }
 
     /// One of the nodes, each of which receives the messages that are published to any.

@@ -21,7 +21,6 @@ use super::{ClusterNodes, while_answered};
 use crate::{
     ConfigError,
     store::{
-        health,
         health::Health,
         redis::{
             acl::Refusal,
@@ -38,31 +37,16 @@ use crate::{
 };
 
 /// Runs scripts through redis-rs.
-pub(in crate::store::redis) enum RedisRsClient {
-    SingleServer(Server),
-    Cluster(Cluster),
-}
-
-/// A server, or the primary of a service of Sentinel.
-pub(in crate::store::redis) struct Server {
-    connections: ServerConnections,
+pub(in crate::store::redis) struct RedisRsClient {
+    servers: Servers,
     settings: ConnectionSettings,
-    health: Arc<Health>,
-    node: Arc<health::Node>,
+    pub(in crate::store::redis) health: Arc<Health>,
 }
 
-impl Server {
-    fn new(address: String, endpoint: Endpoint, settings: &ConnectionSettings) -> Self {
-        let node = health::Node::new(address);
-        let health = Arc::<Health>::default();
-        health.set_nodes(vec![node.clone()]);
-        Self {
-            connections: ServerConnections::new(endpoint, settings),
-            settings: settings.clone(),
-            health,
-            node,
-        }
-    }
+enum Servers {
+    /// A server, or the primary of a service of Sentinel.
+    One(ServerConnections),
+    Cluster(Cluster),
 }
 
 impl RedisRsClient {
@@ -72,25 +56,33 @@ impl RedisRsClient {
             return Self::cluster(&nodes, settings);
         }
         let server = for_limiter(&parse(url.server_url())?);
-        let (address, endpoint) = match url.sentinel_service() {
-            None => (server.addr().to_string(), Endpoint::Server(server)),
-            Some(service) => {
-                let sentinels: Vec<_> = url.node_urls().map(parse).collect::<Result<_, _>>()?;
-                let sentinels = sentinels.iter().map(without_library_name).collect();
-                let sentinels = Sentinels::new(sentinels, service.clone(), server);
-                (service, Endpoint::SentinelPrimary(sentinels))
-            }
+        let Some(service) = url.sentinel_service() else {
+            return Ok(Self::of_server(server, settings));
         };
-        Ok(Self::SingleServer(Server::new(address, endpoint, settings)))
+        let sentinels: Vec<_> = url.node_urls().map(parse).collect::<Result<_, _>>()?;
+        let sentinels = sentinels.iter().map(without_library_name).collect();
+        let sentinels = Sentinels::new(sentinels, service.clone(), server);
+        Ok(Self::of_endpoint(
+            service,
+            Endpoint::SentinelPrimary(sentinels),
+            settings,
+        ))
     }
 
     pub(in crate::store::redis) fn from_client(client: &redis::Client, settings: &ConnectionSettings) -> Self {
-        let server = for_limiter(client.get_connection_info());
-        Self::SingleServer(Server::new(
-            server.addr().to_string(),
-            Endpoint::Server(server),
-            settings,
-        ))
+        Self::of_server(for_limiter(client.get_connection_info()), settings)
+    }
+
+    fn of_server(server: ConnectionInfo, settings: &ConnectionSettings) -> Self {
+        Self::of_endpoint(server.addr().to_string(), Endpoint::Server(server), settings)
+    }
+
+    fn of_endpoint(address: String, endpoint: Endpoint, settings: &ConnectionSettings) -> Self {
+        Self {
+            servers: Servers::One(ServerConnections::new(endpoint, settings)),
+            settings: settings.clone(),
+            health: Health::of_server(address),
+        }
     }
 
     /// A cluster that these nodes belong to.
@@ -106,13 +98,19 @@ impl RedisRsClient {
         let Some(template) = nodes.first() else {
             return Err(ConfigError::new("a cluster needs at least one node to begin with"));
         };
-        Ok(Self::Cluster(Cluster::new(seeds, for_limiter(template), settings)))
+        let health = Arc::<Health>::default();
+        let cluster = Cluster::new(seeds, for_limiter(template), settings, health.clone());
+        Ok(Self {
+            servers: Servers::Cluster(cluster),
+            settings: settings.clone(),
+            health,
+        })
     }
 
     pub(super) fn cluster_nodes(&self) -> Option<&dyn ClusterNodes> {
-        match self {
-            Self::SingleServer(_) => None,
-            Self::Cluster(cluster) => Some(cluster),
+        match &self.servers {
+            Servers::One(_) => None,
+            Servers::Cluster(cluster) => Some(cluster),
         }
     }
 
@@ -136,9 +134,9 @@ impl RedisRsClient {
 
     /// Sends a command once, in a cluster to the primary of the key.
     async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {
-        match self {
-            Self::SingleServer(server) => server.connections.send(command, false).await,
-            Self::Cluster(cluster) => cluster.send(key, command, follows).await,
+        match &self.servers {
+            Servers::One(connections) => connections.send(command, false).await,
+            Servers::Cluster(cluster) => cluster.send(key, command, follows).await,
         }
     }
 
@@ -148,10 +146,7 @@ impl RedisRsClient {
         channel: &str,
         receive: &(dyn Fn(Event<'_>) + Sync),
     ) -> Failure {
-        let authenticator = match self {
-            Self::SingleServer(server) => server.settings.authenticator(),
-            Self::Cluster(cluster) => cluster.settings().authenticator(),
-        };
+        let authenticator = self.settings.authenticator();
         let subscribing = self.subscribed(channel, authenticator.as_deref());
         let (mut connection, mut pushes, server) = match timeout(CONNECT_TIMEOUT, subscribing).await {
             Ok(Ok(subscribed)) => subscribed,
@@ -171,7 +166,7 @@ impl RedisRsClient {
         }
         let ping = || {
             let mut connection = connection.clone();
-            let has_left = matches!(self, Self::Cluster(cluster) if !cluster.has_node(&server));
+            let has_left = matches!(&self.servers, Servers::Cluster(cluster) if !cluster.has_node(&server));
             async move {
                 match has_left {
                     true => Err(RedisError::from((ErrorKind::Io, "the node has left the cluster"))),
@@ -187,9 +182,9 @@ impl RedisRsClient {
         channel: &str,
         authenticator: Option<&Authenticator>,
     ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>, ConnectionInfo), Failure> {
-        let server = match self {
-            Self::SingleServer(server) => server.connections.endpoint.server().await,
-            Self::Cluster(cluster) => cluster
+        let server = match &self.servers {
+            Servers::One(connections) => connections.endpoint.server().await,
+            Servers::Cluster(cluster) => cluster
                 .any_node()
                 .ok_or_else(|| RedisError::from((ErrorKind::Io, "no node of the cluster is known"))),
         };
@@ -206,21 +201,6 @@ impl RedisRsClient {
         };
         let connection = authenticated(server.clone(), authenticator, subscribe).await?;
         Ok((connection, pushes, server))
-    }
-
-    pub(in crate::store::redis) fn health(&self) -> &Arc<Health> {
-        match self {
-            Self::SingleServer(server) => &server.health,
-            Self::Cluster(cluster) => cluster.health(),
-        }
-    }
-
-    /// The health of the server of a slot.
-    pub(in crate::store::redis) fn node(&self, slot: impl FnOnce() -> u16) -> Option<Arc<health::Node>> {
-        match self {
-            Self::SingleServer(server) => Some(server.node.clone()),
-            Self::Cluster(cluster) => cluster.node(slot()),
-        }
     }
 }
 
