@@ -109,11 +109,6 @@ impl Failure {
     pub(super) fn is_of_key(&self) -> bool {
         matches!(self, Self::Refused(error) if error.starts_with("WRONGTYPE"))
     }
-
-    /// Whether the server does not have the script in its cache. Nothing was executed.
-    pub(super) fn is_unknown_script(&self) -> bool {
-        matches!(self, Self::Refused(error) if error.starts_with("NOSCRIPT"))
-    }
 }
 
 /// The error of a check that is recorded in the health of its node.

@@ -178,26 +178,13 @@ impl Scripts {
 
     /// All of them.
     pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
-        let rules = self.checks.iter().chain(&self.drivers);
-        let others = [
-            &self.driver,
-            &self.driver_with_lines,
-            &self.trial,
-            &self.secret,
-            &self.overrides,
-        ];
-        rules.chain(others)
+        let others = [ScriptName::Trial, ScriptName::Secret, ScriptName::Overrides];
+        ScriptName::of_checks().chain(others).map(|name| self.get(name))
     }
 }
 
-/// The command that runs a script.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum EvalCommand {
-    /// Sends the digest of the script.
-    EvalSha,
-    /// Sends the text of the script, which Redis keeps in its script cache.
-    Eval,
-}
+/// A command that runs a script, and its first argument.
+pub(super) type EvalCommand = (&'static str, &'static str);
 
 impl Script {
     fn new(source: &'static str) -> Self {
@@ -207,12 +194,9 @@ impl Script {
         }
     }
 
-    /// The name of the command and its first argument.
-    pub(super) fn command(&'static self, command: EvalCommand) -> (&'static str, &'static str) {
-        match command {
-            EvalCommand::EvalSha => ("EVALSHA", &self.sha1),
-            EvalCommand::Eval => ("EVAL", self.source),
-        }
+    /// By the digest, and by the text, which Redis then keeps in its script cache.
+    pub(super) fn commands(&'static self) -> [EvalCommand; 2] {
+        [("EVALSHA", &self.sha1), ("EVAL", self.source)]
     }
 }
 

@@ -15,14 +15,8 @@ use tokio::time::{Instant, timeout};
 #[cfg(test)]
 use super::simulation::network::Network;
 use super::{
-    acl::Refusal,
-    backend::Deadline,
-    call::ScriptCall,
-    credentials::until,
-    failure::Failure,
-    reply::RawReply,
-    script::{EvalCommand, Script},
-    wakes::Event,
+    acl::Refusal, backend::Deadline, call::ScriptCall, credentials::until, failure::Failure, reply::RawReply,
+    script::Script, wakes::Event,
 };
 use crate::store::health::{Health, Node};
 
@@ -83,24 +77,22 @@ impl RedisClient {
         deadline: Deadline,
     ) -> Result<RawReply, Failure> {
         let reply = async {
-            let mut command = EvalCommand::EvalSha;
-            loop {
+            let mut unknown = String::new();
+            for command in script.commands() {
                 let reply = match self {
                     #[cfg(feature = "fred")]
-                    Self::Fred(client) => client.eval(script, command, call, deadline).await,
+                    Self::Fred(client) => client.eval(command, call, deadline).await,
                     #[cfg(feature = "cluster")]
-                    Self::RedisRs(client) => client.eval(script, command, call).await,
+                    Self::RedisRs(client) => client.eval(command, call).await,
                     #[cfg(test)]
                     Self::Simulated(network) => network.eval(command, call).await,
                 };
-                match (command, reply) {
-                    (EvalCommand::EvalSha, Err(failure)) if failure.is_unknown_script() => command = EvalCommand::Eval,
-                    (EvalCommand::Eval, Err(Failure::Refused(error))) if error.starts_with("NOSCRIPT") => {
-                        return Err(Failure::Forbidden(Refusal::new(error)));
-                    }
-                    (_, reply) => return reply,
+                match reply {
+                    Err(Failure::Refused(error)) if error.starts_with("NOSCRIPT") => unknown = error,
+                    reply => return reply,
                 }
             }
+            Err(Failure::Forbidden(Refusal::new(unknown)))
         };
         // Pinned here, since the future of a call has some kilobytes, and each function that takes it would copy it.
         deadline.wait(pin!(reply)).await.unwrap_or(Err(Failure::Timeout))

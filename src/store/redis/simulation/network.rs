@@ -287,10 +287,9 @@ impl Network {
         let refused = |error: &str| Err(Failure::Refused(error.into()));
         let mut server = self.server();
         server.has_script &= !fate.flush;
-        match command {
-            EvalCommand::EvalSha if !server.has_script => return refused("NOSCRIPT No matching script."),
-            EvalCommand::EvalSha => {}
-            EvalCommand::Eval => server.has_script = true,
+        server.has_script |= command.0 == "EVAL";
+        if !server.has_script {
+            return refused("NOSCRIPT No matching script.");
         }
         match fate.event {
             Event::Error => return refused("OOM command not allowed when used memory > 'maxmemory'."),

@@ -39,7 +39,7 @@ use crate::{
             credentials::{Authenticator, ConnectionSettings},
             failure::{Failure, is_of_replica, shortened, shortened_bytes},
             reply::RawReply,
-            script::{EvalCommand, Script},
+            script::EvalCommand,
             task::{AbortOnDrop, DetachOnDrop, OnDrop},
             wakes::Event,
         },
@@ -110,13 +110,11 @@ impl FredClient {
     /// The caller drops the future when the deadline has passed.
     pub(in crate::store::redis) async fn eval(
         &self,
-        script: &'static Script,
-        command: EvalCommand,
+        (name, text): EvalCommand,
         call: &ScriptCall,
         deadline: Deadline,
     ) -> Result<RawReply, Failure> {
         let (connection, client) = self.connection()?;
-        let (name, text) = script.command(command);
         let mut arguments = Vec::with_capacity(2 + call.keys.len() + call.arguments.len());
         arguments.push(Value::String(Str::from_static(text)));
         arguments.push(Value::Integer(call.keys.len() as i64));

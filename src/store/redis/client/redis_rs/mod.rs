@@ -29,7 +29,7 @@ use crate::{
             credentials::{Authenticator, ConnectionSettings},
             failure::{Failure, shortened},
             reply::RawReply,
-            script::{EvalCommand, Script},
+            script::EvalCommand,
             url::Url,
             wakes::Event,
         },
@@ -116,12 +116,11 @@ impl RedisRsClient {
 
     pub(in crate::store::redis) async fn eval(
         &self,
-        script: &'static Script,
         command: EvalCommand,
         call: &ScriptCall,
     ) -> Result<RawReply, Failure> {
         let key = call.keys.first().map_or(&b""[..], |key| key);
-        let command = packed(script, command, call);
+        let command = packed(command, call);
         raw_reply(self.send(key, &command, call.follows_redirections()).await?)
     }
 
@@ -216,8 +215,7 @@ async fn pass_on(pushes: &mut mpsc::UnboundedReceiver<PushInfo>, receive: &(dyn 
     Failure::Unreachable("the connection was lost".into())
 }
 
-fn packed(script: &'static Script, command: EvalCommand, call: &ScriptCall) -> Cmd {
-    let (name, text) = script.command(command);
+fn packed((name, text): EvalCommand, call: &ScriptCall) -> Cmd {
     let arguments = || call.keys.iter().chain(&call.arguments);
     let bytes = arguments().map(bytes::Bytes::len).sum::<usize>();
     let mut command = Cmd::with_capacity(3 + arguments().count(), text.len() + bytes + 8);
