@@ -15,7 +15,12 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{queues::CommitQueues, request::OwnedRequest, store::send, task::DetachOnDrop};
+use super::{
+    queues::CommitQueues,
+    request::OwnedRequest,
+    store::send,
+    task::{DetachOnDrop, OnDrop},
+};
 use crate::{
     Limit,
     store::{
@@ -93,19 +98,6 @@ const LOST_AFTER: Duration = Duration::from_secs(10);
 /// The part of its time that a grant is not used for, since the clocks of this process and of Redis may run at different rates.
 const MARGIN: u32 = 64;
 
-/// A reset of keys whose units may be taken ahead, until it has taken effect.
-pub(super) struct Resetting {
-    prefetch: Arc<Prefetch>,
-    /// Those of the charges.
-    hashes: Vec<u64>,
-}
-
-impl Drop for Resetting {
-    fn drop(&mut self) {
-        self.prefetch.forget(&self.hashes);
-    }
-}
-
 impl Prefetch {
     /// The charge of a request that may be decided by a grant: a check of one charge without bans and without a line.
     #[inline]
@@ -169,8 +161,12 @@ impl Prefetch {
         key.ask(now)
     }
 
-    /// Forgets the units of keys that are reset, now and when this is dropped: Redis may have granted some meanwhile.
-    pub(super) fn begin_reset(self: &Arc<Self>, requests: &[OwnedRequest]) -> Option<Box<Resetting>> {
+    /// Forgets the units of keys that are reset, now and when the result is dropped, once the reset has taken effect: Redis may have
+    /// granted some meanwhile.
+    pub(super) fn begin_reset(
+        self: &Arc<Self>,
+        requests: &[OwnedRequest],
+    ) -> Option<OnDrop<impl FnOnce() + Send + use<>>> {
         let resets = requests.iter().filter(|request| request.operation == Operation::Reset);
         // Also those without units ahead: an override of the same counts may take some.
         let hashes: Vec<_> = resets
@@ -179,10 +175,8 @@ impl Prefetch {
             .collect();
         self.forget(&hashes);
         (!hashes.is_empty()).then(|| {
-            Box::new(Resetting {
-                prefetch: self.clone(),
-                hashes,
-            })
+            let prefetch = self.clone();
+            OnDrop::new(move || prefetch.forget(&hashes))
         })
     }
 
@@ -378,20 +372,20 @@ impl HotKey {
 /// are forgotten.
 pub(super) fn pending(
     queues: &Arc<CommitQueues>,
-    resetting: Option<Box<Resetting>>,
+    resetting: Option<OnDrop<impl FnOnce() + Send + 'static>>,
     response: impl Future<Output = Result<StoreResponse, StoreError>> + Send + 'static,
 ) -> StoreFuture {
     match resetting {
         None => StoreFuture::pending(response),
         Some(resetting) => {
-            let (store, runtime) = (StoreId::of(queues), queues.backend.runtime.clone());
+            let store = (StoreId::of(queues), queues.backend.runtime.clone());
             let reset = async move {
                 let response = response.await;
                 drop(resetting);
                 response
             };
             // What is never polled is not sent.
-            StoreFuture::pending(async move { DetachOnDrop::refunding(store, reset).on(runtime).await })
+            StoreFuture::pending(async move { DetachOnDrop::refunding(store, reset).await })
         }
     }
 }

@@ -46,34 +46,27 @@ impl<F: FnOnce()> Drop for OnDrop<F> {
 /// A future that continues in a task of its own when it is dropped before it is ready.
 pub(super) struct DetachOnDrop<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
-    /// The store that waits for the task before the process ends.
-    awaited_by: Option<StoreId>,
-    /// Where it continues, in place of the runtime of the thread that drops it.
-    runtime: Option<Handle>,
+    /// The store that waits for the task before the process ends, and where it continues, in place of the runtime of the thread that
+    /// drops it.
+    refunding: Option<(StoreId, Handle)>,
 }
 
 impl<T: Send + 'static> DetachOnDrop<T> {
     pub(super) fn new(future: impl Future<Output = T> + Send + 'static) -> Self {
         Self {
             future: Some(Box::pin(future)),
-            awaited_by: None,
-            runtime: None,
+            refunding: None,
         }
     }
 
     /// The same for a future with a refund to send, which [`Store::drained`](crate::store::Store::drained) waits for.
-    pub(super) fn refunding(store: StoreId, future: impl Future<Output = T> + Send + 'static) -> Self {
-        Self {
-            future: Some(Box::pin(future)),
-            awaited_by: Some(store),
-            runtime: None,
-        }
-    }
-
-    /// The same, which continues in this runtime.
-    pub(super) fn on(mut self, runtime: Handle) -> Self {
-        self.runtime = Some(runtime);
-        self
+    pub(super) fn refunding(
+        (store, runtime): (StoreId, Handle),
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Self {
+        let mut detached = Self::new(future);
+        detached.refunding = Some((store, runtime));
+        detached
     }
 }
 
@@ -96,19 +89,14 @@ impl<T: Send + 'static> Future for DetachOnDrop<T> {
 impl<T: Send + 'static> Drop for DetachOnDrop<T> {
     fn drop(&mut self) {
         let Some(future) = self.future.take() else { return };
-        let owed = self
-            .awaited_by
-            .map(|store| Outstanding::of(Some(store)).owe(OwedKind::Settlement).due());
-        let rest = async {
-            future.await;
-            if let Some(owed) = owed {
-                owed.confirm();
-            }
+        let Some((store, runtime)) = self.refunding.take() else {
+            return try_spawn(future);
         };
-        match &self.runtime {
-            Some(runtime) => spawn_on(runtime, rest),
-            None => try_spawn(rest),
-        }
+        let owed = Outstanding::of(Some(store)).owe(OwedKind::Settlement).due();
+        spawn_on(&runtime, async {
+            future.await;
+            owed.confirm();
+        });
     }
 }
 

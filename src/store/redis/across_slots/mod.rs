@@ -26,10 +26,8 @@ pub(super) async fn decide(
     made_at: Instant,
     declares_keys: bool,
 ) -> Result<StoreResponse, StoreError> {
-    let (store, runtime) = (StoreId::of(&queues), queues.backend.runtime.clone());
-    DetachOnDrop::refunding(store, decide_all(queues, partly, made_at, declares_keys))
-        .on(runtime)
-        .await
+    let store = (StoreId::of(&queues), queues.backend.runtime.clone());
+    DetachOnDrop::refunding(store, decide_all(queues, partly, made_at, declares_keys)).await
 }
 
 async fn decide_all(
