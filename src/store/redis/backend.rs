@@ -50,7 +50,7 @@ pub(super) struct Backend {
     pub(super) limits: BatchLimits,
     pub(super) deny_cache: Option<DenyCache>,
     /// Whether a call can use keys of several slots of a node of a cluster, as a trial has found.
-    reaches_several_slots: OnceLock<bool>,
+    pub(super) several_slots: OnceLock<bool>,
     /// How many microseconds the clock of Redis is ahead of that of the process, as far as that is known.
     ahead_us: AtomicI64,
     /// Whether settings of Redis with which limits are lost have been logged.
@@ -81,7 +81,7 @@ impl Backend {
                 false => BatchLimits::NO_BATCHES,
             },
             deny_cache: settings.deny_cache.then(DenyCache::new),
-            reaches_several_slots: OnceLock::new(),
+            several_slots: OnceLock::new(),
             ahead_us: AtomicI64::new(0),
             settings_checked: AtomicBool::new(false),
             refusal_logged_at: Mutex::default(),
@@ -103,18 +103,9 @@ impl Backend {
         self.lifetime.0.is_finished()
     }
 
+    /// Whether a trial has found that a call can use keys of several slots of a node.
     pub(super) fn reaches_several_slots(&self) -> bool {
-        self.reaches_several_slots.get().copied().unwrap_or_default()
-    }
-
-    /// Whether a trial has found it.
-    pub(super) fn has_tried_several_slots(&self) -> bool {
-        self.reaches_several_slots.get().is_some()
-    }
-
-    /// Sets what a trial has found first.
-    pub(super) fn set_reaches_several_slots(&self, reaches: bool) {
-        let _ = self.reaches_several_slots.set(reaches);
+        self.several_slots.get().copied().unwrap_or_default()
     }
 
     /// Fails while the breaker is open, for so many checks. The probes of a cluster node are sent to the node of the `key`.

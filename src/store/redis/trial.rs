@@ -1,4 +1,5 @@
 use std::{
+    mem,
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
@@ -83,14 +84,14 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
     // The slots of the keys may be moving, or others than those that are known.
     const TRIALS: usize = 3;
 
-    if !backend.client.is_clustered() || backend.has_tried_several_slots() {
+    if !backend.client.is_clustered() || backend.several_slots.get().is_some() {
         return Ok(());
     }
     let mut refused = None;
     for _ in 0..TRIALS {
         match try_two_slots(backend).await {
             Ok(()) => {
-                backend.set_reaches_several_slots(true);
+                let _ = backend.several_slots.set(true);
                 return Ok(());
             }
             Err(failure) if failure.is_no_reply() => return Err(failure),
@@ -102,7 +103,7 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
             }
         }
     }
-    backend.set_reaches_several_slots(false);
+    let _ = backend.several_slots.set(false);
     tracing::info!(
         error = refused.as_ref().map(|failure| failure.cause()).as_deref(),
         "a script can use the keys of one slot of this cluster only; each call of the store contains checks of one slot"
@@ -177,10 +178,8 @@ pub(super) async fn connected(
         is_running = tried.is_none();
         let Some(failure) = tried else { return };
         // A Redis that is starting refuses connections too; a wrong port is seen at once.
-        if failure.is_refused_connection() && !warned {
-            warned = true;
-            let error = &*failure.cause();
-            tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
+        if failure.is_refused_connection() {
+            warn_once(&mut warned, server, &failure);
         }
         last = failure;
     });
@@ -204,6 +203,13 @@ pub(super) async fn connected(
                 format!("{server} could not be used within the connect timeout of {connect_timeout:?}: {cause}; {fix}");
             Err(StoreError::new(last.kind(), message))
         }
+    }
+}
+
+fn warn_once(warned: &mut bool, server: &str, failure: &Failure) {
+    if !mem::replace(warned, true) {
+        let error = &*failure.cause();
+        tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
     }
 }
 
@@ -247,13 +253,8 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String
     let (started, mut warned) = (Instant::now(), false);
     loop {
         let tried = until_success(&backend, |tried| {
-            if let Some(failure) = tried
-                && !warned
-                && started.elapsed() >= connect_timeout
-            {
-                warned = true;
-                let error = &*failure.cause();
-                tracing::warn!(server, error, "Redis cannot be used yet; the store keeps connecting");
+            if let Some(failure) = tried.filter(|_| started.elapsed() >= connect_timeout) {
+                warn_once(&mut warned, &server, &failure);
             }
         });
         let (tried, Some(backend)) = (tried.await, backend.upgrade()) else {

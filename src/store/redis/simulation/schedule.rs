@@ -28,7 +28,7 @@ use crate::{
 fn store(network: &Network, plan: &Plan) -> RedisStore {
     let mut backend = simulated_backend(network.clone());
     backend.deny_cache = Some(DenyCache::new());
-    backend.set_reaches_several_slots(plan.reaches_several_slots);
+    let _ = backend.several_slots.set(plan.reaches_several_slots);
     let queues = CommitQueues::new(backend);
     RedisStore::new(queues)
 }
