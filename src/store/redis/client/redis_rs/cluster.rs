@@ -136,21 +136,21 @@ impl Cluster {
             let unanswered = OnDrop::new(|| self.shared.outdated.notify_one());
             let reply = node.connections.send(command, asking).await?;
             unanswered.disarm();
-            let Some(redirection) = Redirection::of(&reply) else {
+            let Some((moved, address)) = redirection(&reply, &node.host) else {
                 // A node that has left the cluster replies so to each call, or the new node of the slot has no host.
                 if matches!(&reply, Value::ServerError(error) if ["CLUSTERDOWN", "MOVED"].contains(&error.code())) {
                     self.shared.outdated.notify_one();
                 }
                 return Ok(reply);
             };
-            if redirection.moved {
+            if moved {
                 self.shared.outdated.notify_one();
             }
             if !follows {
                 return Ok(reply);
             }
-            asking = !redirection.moved;
-            node = self.shared.redirected_to(redirection.address(&node.host))?;
+            asking = !moved;
+            node = self.shared.redirected_to(address)?;
             // A new node is being connected.
             node.connections.connected_or_refused().await;
         }
@@ -206,33 +206,21 @@ impl ClusterNodes for Cluster {
     }
 }
 
-struct Redirection<'a> {
-    moved: bool,
-    host: &'a str,
-    port: u16,
-}
-
-impl<'a> Redirection<'a> {
-    /// `MOVED 3999 127.0.0.1:6381` or `ASK 3999 127.0.0.1:6381`
-    fn of(reply: &'a Value) -> Option<Self> {
-        let Value::ServerError(error) = reply else { return None };
-        let moved = match error.code() {
-            "MOVED" => true,
-            "ASK" => false,
-            _ => return None,
-        };
-        let (_, address) = error.details()?.split_once(' ')?;
-        let (host, port) = address.rsplit_once(':')?;
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let port = port.parse().ok()?;
-        (host.len() <= MAX_HOST && host != "?").then_some(Self { moved, host, port })
-    }
-
-    /// The address of the new node. A redirection without a host means the host of the node that sent it.
-    fn address(&self, sender: &str) -> Address {
-        let host = if self.host.is_empty() { sender } else { self.host };
-        (host.to_owned(), self.port)
-    }
+/// Whether a slot has moved, and the address of its node: `MOVED 3999 127.0.0.1:6381` or `ASK 3999 127.0.0.1:6381`. A redirection
+/// without a host means the host of the node that sent it.
+fn redirection(reply: &Value, sender: &str) -> Option<(bool, Address)> {
+    let Value::ServerError(error) = reply else { return None };
+    let moved = match error.code() {
+        "MOVED" => true,
+        "ASK" => false,
+        _ => return None,
+    };
+    let (_, address) = error.details()?.split_once(' ')?;
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = if host.is_empty() { sender } else { host };
+    let port = port.parse().ok()?;
+    (host.len() <= MAX_HOST && host != "?").then(|| (moved, (host.to_owned(), port)))
 }
 
 impl ClusterState {
@@ -324,19 +312,11 @@ impl ClusterState {
             false => Vec::new(),
         };
         drop(slots);
-        let (mut refused, others): (Vec<_>, Vec<_>) = failures
-            .into_iter()
-            .partition(|failure| matches!(failure, Failure::Forbidden(_)));
-        if let Some(refused) = refused.pop() {
-            return refused;
-        }
-        match &*lock(&self.slots_failure) {
-            Some(failure) => failure.clone(),
-            None => others
-                .into_iter()
-                .next()
-                .unwrap_or_else(|| Failure::Unreachable("no node of the cluster has this slot".into())),
-        }
+        let is_refusal = |failure: &&Failure| matches!(failure, Failure::Forbidden(_));
+        let refusal = failures.iter().find(is_refusal).cloned();
+        let failure = refusal.or_else(|| lock(&self.slots_failure).clone());
+        let failure = failure.or_else(|| failures.into_iter().next());
+        failure.unwrap_or_else(|| Failure::Unreachable("no node of the cluster has this slot".into()))
     }
 
     /// Replaces the slot map, and disconnects the nodes without slots in the new one.
@@ -382,7 +362,7 @@ mod tests {
 
     fn redirected(words: &str) -> Option<(bool, Address)> {
         let reply = redis::parse_redis_value(format!("-{words}\r\n").as_bytes()).expect("a reply");
-        Redirection::of(&reply).map(|redirection| (redirection.moved, redirection.address("same")))
+        redirection(&reply, "same")
     }
 
     #[test]
