@@ -12,7 +12,7 @@ use super::{
     backend::Backend,
     breaker::Breaker,
     failure::Failure,
-    key_format::slot_of_charge,
+    key_format::slot_of_first,
     queues::{BatchLimits, CallerRequests, Decided, QueuedRequests, Response},
     request::{BatchPosition, MergedRequest, OwnedRequest, merge},
     task::DetachOnDrop,
@@ -74,12 +74,7 @@ impl CommitQueue {
         let deadline = self.backend.deadline.doubled();
         // The node that has it when the time is over.
         let slot = match self.backend.client.is_clustered() {
-            true => own
-                .requests
-                .iter()
-                .flat_map(OwnedRequest::charges)
-                .next()
-                .map_or(0, slot_of_charge),
+            true => slot_of_first(&own.requests),
             false => 0,
         };
         let (sender, response) = oneshot::channel();

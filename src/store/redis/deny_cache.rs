@@ -1,6 +1,6 @@
 use std::{collections::VecDeque, sync::PoisonError, time::Duration};
 
-use hashbrown::{HashTable, hash_table::Entry};
+use hashbrown::HashTable;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -189,12 +189,8 @@ impl Shard {
         self.order.push_back((denial.hash, denial.serial));
 
         let same = |other: &Denial| same_counts(&other.request, &denial.request);
-        match self.denials.entry(denial.hash, same, |denial| denial.hash) {
-            Entry::Occupied(mut earlier) => *earlier.get_mut() = denial,
-            Entry::Vacant(vacant) => {
-                vacant.insert(denial);
-            }
-        }
+        let entry = self.denials.entry(denial.hash, same, |denial| denial.hash);
+        entry.insert(denial);
 
         if self.order.len() > CAPACITY / SHARDS
             && let Some((hash, serial)) = self.order.pop_front()

@@ -114,17 +114,13 @@ impl Failure {
 /// The error of a check that is recorded in the health of its node.
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
+        let kind = failure.kind();
         let error = match failure {
-            Failure::Timeout => Self::new(
-                ErrorKind::Timeout,
-                "Redis did not reply within the deadline of the check",
-            ),
-            Failure::Unreachable(source) => {
-                Self::new(ErrorKind::Unreachable, "there is no connection to Redis").with_source(source)
+            Failure::Timeout => Self::new(kind, "Redis did not reply within the deadline of the check"),
+            Failure::Unreachable(source) => Self::new(kind, "there is no connection to Redis").with_source(source),
+            Failure::Refused(_) | Failure::Forbidden(_) | Failure::Protocol(_) => {
+                Self::new(kind, failure.cause().into_owned())
             }
-            Failure::Refused(error) => error_reply(&error),
-            Failure::Forbidden(refusal) => error_reply(&refusal.error),
-            Failure::Protocol(fault) => Self::new(ErrorKind::Protocol, fault),
         };
         error.recorded()
     }
@@ -149,10 +145,6 @@ pub(super) fn of_script(error: &str) -> &str {
         }
     }
     message
-}
-
-fn error_reply(error: &str) -> StoreError {
-    StoreError::new(ErrorKind::Refused, format!("Redis replied: {error}")).recorded()
 }
 
 /// The most bytes of an error of a server that are kept.

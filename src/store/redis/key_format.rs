@@ -122,6 +122,12 @@ pub(super) fn slot_of_charge(charge: &Charge) -> u16 {
     slot_of_tag(charge.key.as_bytes())
 }
 
+/// The slot of the first charge of requests.
+pub(super) fn slot_of_first(requests: &[OwnedRequest]) -> u16 {
+    let mut charges = requests.iter().flat_map(OwnedRequest::charges);
+    charges.next().map_or(0, slot_of_charge)
+}
+
 /// Whether the keys of charges lie in several slots of a cluster.
 pub(super) fn are_in_several_slots<'a>(mut charges: impl Iterator<Item = &'a Charge>) -> bool {
     let Some(first) = charges.next() else { return false };
@@ -129,7 +135,7 @@ pub(super) fn are_in_several_slots<'a>(mut charges: impl Iterator<Item = &'a Cha
     charges.any(|charge| slot_of_charge(charge) != *slot.get_or_insert_with(|| slot_of_charge(first)))
 }
 
-const SLOTS: u16 = 16_384;
+pub(super) const SLOTS: u16 = 16_384;
 
 /// The slot of a key in Redis Cluster.
 ///

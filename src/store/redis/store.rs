@@ -1,5 +1,6 @@
 use std::{
     future::ready as ready_with,
+    slice,
     sync::{Arc, LazyLock, Weak},
 };
 
@@ -10,7 +11,7 @@ use super::{
     across_slots,
     call::ScriptCall,
     failure::Failure,
-    key_format::slot_of_charge,
+    key_format::slot_of_first,
     overrides::{RedisOverrides, follow, read_first},
     prefetch::{Prefetch, Sent, pending},
     queues::{CallerRequests, CommitQueues, Decided},
@@ -375,7 +376,7 @@ async fn finish(
 
 /// Sends a request of one charge.
 pub(super) async fn send(queues: Arc<CommitQueues>, request: OwnedRequest) -> Result<StoreResponse, StoreError> {
-    let (slot, made_at) = (request.charges().next().map_or(0, slot_of_charge), Instant::now());
+    let (slot, made_at) = (slot_of_first(slice::from_ref(&request)), Instant::now());
     let decided = queues.decide_at(slot, false, request).await?;
     finish(decided, &Arc::downgrade(&queues), made_at).await
 }

@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisError, Value};
 
 use super::{super::connections::InTurn, connection::at, error_text};
-use crate::store::redis::failure::Failure;
+use crate::store::redis::{failure::Failure, key_format::SLOTS};
 
 /// The sentinels, which report the address of the primary.
 pub(super) struct Sentinels {
@@ -66,8 +66,6 @@ pub(super) type Address = (String, u16);
 
 /// The most nodes of a slot map: the size up to which a cluster of Redis is specified.
 const MAX_NODES: usize = 1_000;
-/// The slots of a cluster.
-const SLOTS: u16 = 16_384;
 /// The most bytes of the name of a host.
 pub(super) const MAX_HOST: usize = 253; // RFC 1035 §2.3.4, as text
 
