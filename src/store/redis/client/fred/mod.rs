@@ -15,7 +15,7 @@ use fred::{
     error::{Error, ErrorKind},
     interfaces::{ClientLike, EventInterface, PubsubInterface},
     types::{
-        Builder, ClusterHash, CustomCommand, Message, Resp3Frame, Value,
+        ClusterHash, CustomCommand, Message, Resp3Frame, Value,
         config::{Config, CredentialProvider, Server, ServerConfig},
     },
 };
@@ -240,12 +240,7 @@ impl CredentialProvider for Provider {
 fn subscriber(mut config: Config) -> Result<Client, Error> {
     rotate_sentinels(&mut config, fastrand::usize(..));
     config.fail_fast = true; // without a reconnect policy, fred would make no attempt
-    Builder::from_config(config)
-        .with_connection_config(|connection| {
-            connection.connection_timeout = Duration::from_secs(1);
-            connection.internal_command_timeout = Duration::from_secs(1);
-        })
-        .build()
+    build(config)
 }
 
 /// The time for the connection of a subscription: fred waits up to a second for each of several replies.
