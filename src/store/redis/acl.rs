@@ -45,8 +45,8 @@ impl Refusal {
             "unauthenticated",
             "unknown command",
         ];
-        let is_final = CODES.iter().any(|code| error.starts_with(code))
-            || TEXTS.iter().chain(&IN_SCRIPT).any(|text| error.contains(text));
+        let is_final =
+            CODES.iter().any(|code| error.starts_with(code)) || has_any(error, &TEXTS) || has_any(error, &IN_SCRIPT);
         is_final.then(|| Self::new(error))
     }
 
@@ -69,7 +69,7 @@ impl Refusal {
 
     /// The same refusal if the trial received it before its first command: it is about `TIME`, which the script calls first.
     pub(super) fn before_the_commands(mut self) -> Self {
-        if self.command.is_none() && IN_SCRIPT.iter().any(|text| self.error.contains(text)) {
+        if self.command.is_none() && has_any(&self.error, &IN_SCRIPT) {
             self.command = Some("TIME".to_owned());
         }
         self
@@ -106,12 +106,10 @@ impl Refusal {
             _ if error.contains("cluster support disabled") => {
                 format!("Redis is no cluster; use the URL `redis://..` (Redis replied: {error})")
             }
-            _ if error.contains("unknown command 'SENTINEL'") || error.contains("unknown command `SENTINEL`") => {
-                format!(
-                    "no Sentinel listens there; use the URL `redis://..`, or the address of a Sentinel, which is often port 26379 \
+            _ if has_any(error, &["unknown command 'SENTINEL'", "unknown command `SENTINEL`"]) => format!(
+                "no Sentinel listens there; use the URL `redis://..`, or the address of a Sentinel, which is often port 26379 \
                  (Redis replied: {error})"
-                )
-            }
+            ),
             _ if error.starts_with("NOSCRIPT") => format!(
                 "Redis does not keep the script of the store, and `EVAL` does not load it (Redis replied: {error})"
             ),
@@ -122,12 +120,12 @@ impl Refusal {
                      `RedisStore::scripts()` with `SCRIPT LOAD` for a user such as `{strict}`, or permit `EVAL`{user}"
                 )
             }
-            Some(command) if ["syntax error", "nknown"].iter().any(|text| error.contains(text)) => format!(
+            Some(command) if has_any(error, &["syntax error", "nknown"]) => format!(
                 "this Redis has no command `{command}` as of Redis 6.2, which the store requires (Redis replied: {error})"
             ),
             Some(command) => format!("Redis refuses the command `{command}`; grant it with `+{permission}`{user}"),
-            None if is_about_keys(error) => format!("Redis refuses the keys `{prefix}:*`{user}"),
-            None if is_about_credentials(error) => {
+            None if has_any(error, &ABOUT_KEYS) => format!("Redis refuses the keys `{prefix}:*`{user}"),
+            None if has_any(error, &ABOUT_CREDENTIALS) => {
                 let url = "; they are part of the URL, `redis://user:password@host:6379`, or set by \
                            `RedisStoreBuilder::credentials` or `RedisStoreBuilder::password_file`";
                 format!("Redis refuses the credentials{url}{user}")
@@ -137,21 +135,16 @@ impl Refusal {
     }
 }
 
-fn is_about_keys(error: &str) -> bool {
-    [
-        "access one of the keys",
-        "access a key",
-        "access at least one of the keys",
-    ]
-    .iter()
-    .any(|text| error.contains(text))
+fn has_any(error: &str, texts: &[&str]) -> bool {
+    texts.iter().any(|text| error.contains(text))
 }
 
-fn is_about_credentials(error: &str) -> bool {
-    ["AUTH", "WRONGPASS", "uthenticat"]
-        .iter()
-        .any(|text| error.contains(text))
-}
+const ABOUT_KEYS: [&str; 3] = [
+    "access one of the keys",
+    "access a key",
+    "access at least one of the keys",
+];
+const ABOUT_CREDENTIALS: [&str; 3] = ["AUTH", "WRONGPASS", "uthenticat"];
 
 /// `NOPERM this user has no permissions to run the 'evalsha' command`
 fn command_in(error: &str) -> Option<String> {

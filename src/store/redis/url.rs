@@ -233,24 +233,18 @@ impl<'a> Url<'a> {
 
     /// The URL of the server; for Sentinel and a cluster, the settings of connections to a server.
     pub(super) fn server_url(&self) -> String {
-        match self.kind {
-            ServerKind::UnixSocket => {
-                let (user, password) = self
-                    .credentials
-                    .and_then(|credentials| credentials.split_once(':'))
-                    .unwrap_or_default();
-                let mut url = format!("unix://{}", self.path);
-                for (separator, name, value) in [("?", "pass", password), ("&", "user", user)] {
-                    if !value.is_empty() {
-                        url.extend([separator, name, "=", &value.replace('+', "%2B").replace('&', "%26")]);
-                    }
-                }
-                url
-            }
-            ServerKind::SingleServer | ServerKind::Sentinel | ServerKind::Cluster => {
-                self.url_of(self.host, self.credentials, self.path)
+        if self.kind != ServerKind::UnixSocket {
+            return self.url_of(self.host, self.credentials, self.path);
+        }
+        let credentials = self.credentials.and_then(|credentials| credentials.split_once(':'));
+        let (user, password) = credentials.unwrap_or_default();
+        let mut url = format!("unix://{}", self.path);
+        for (separator, name, value) in [("?", "pass", password), ("&", "user", user)] {
+            if !value.is_empty() {
+                url.extend([separator, name, "=", &value.replace('+', "%2B").replace('&', "%26")]);
             }
         }
+        url
     }
 
     /// The URLs of all nodes in this URL.
@@ -307,7 +301,7 @@ fn unescaped_delimiter(authority: &str, url: &str) -> Option<char> {
 
 /// The scheme and the host of a URL, without what may be a password.
 pub(super) fn shown(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (hidden, host) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| ("..@", host));
     let host = host.split(['/', '?', '#']).next().unwrap_or_default();
     let (name, port) = host
@@ -317,14 +311,10 @@ pub(super) fn shown(url: &str) -> String {
     let has_port = !port.is_empty() && port.bytes().all(|digit| digit.is_ascii_digit());
     let is_host = !name.is_empty() && (has_port || name.len() == host.len() && !scheme.is_empty());
     let delimiter = if scheme.is_empty() { "" } else { "://" };
-    format!(
-        "{scheme}{delimiter}{}",
-        if is_host {
-            format!("{hidden}{host}")
-        } else {
-            "..".to_owned()
-        }
-    )
+    match is_host {
+        true => format!("{scheme}{delimiter}{hidden}{host}"),
+        false => format!("{scheme}{delimiter}.."),
+    }
 }
 
 #[cfg(test)]
