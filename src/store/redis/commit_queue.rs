@@ -87,7 +87,10 @@ impl CommitQueue {
             }
         };
         match deadline.wait_in_steps(response, after_step).await {
-            Some(response) => response.unwrap_or_else(|_| Err(runtime_shut_down())),
+            Some(response) => response.unwrap_or_else(|_| {
+                let message = "the runtime that sent the check to Redis has shut down";
+                Err(StoreError::new(ErrorKind::Unreachable, message))
+            }),
             None => match queue.upgrade() {
                 Some(queue) => Err(queue.backend.timed_out(slot)),
                 None => Err(Failure::Timeout.into()),
@@ -330,14 +333,6 @@ fn send_next(permit: Option<CallPermit>) {
         let backend = permit.queue.backend.clone();
         backend.spawn(permit.send_waiting());
     }
-}
-
-/// The error of a request if its call ended with its runtime.
-fn runtime_shut_down() -> StoreError {
-    StoreError::new(
-        ErrorKind::Unreachable,
-        "the runtime that sent the check to Redis has shut down",
-    )
 }
 
 #[cfg(test)]

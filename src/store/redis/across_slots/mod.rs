@@ -6,6 +6,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{
+    failure::Failure,
     key_format::slot_of_charge,
     queues::{CommitQueues, Decided},
     request::OwnedRequest,
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::{
     observe::lost_settlement,
-    store::{ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreId, StoreResponse},
+    store::{ChargeState, Operation, Outcome, StoreError, StoreId, StoreResponse},
 };
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two nodes; and
@@ -27,34 +28,28 @@ pub(super) async fn decide(
     declares_keys: bool,
 ) -> Result<StoreResponse, StoreError> {
     let store = (StoreId::of(&queues), queues.backend.runtime.clone());
-    DetachOnDrop::refunding(store, decide_all(queues, partly, made_at, declares_keys)).await
-}
-
-async fn decide_all(
-    queues: Arc<CommitQueues>,
-    partly: Decided,
-    made_at: Instant,
-    declares_keys: bool,
-) -> Result<StoreResponse, StoreError> {
-    let mut response = StoreResponse::new(partly.server_time, []);
-    let mut failure = None;
-    for (request, decided) in partly.requests.iter().zip(partly.outcomes) {
-        let decided = match decided {
-            // The time of the response may be that of another node.
-            Some(decided) => decided.map(|outcome| outcome.at(partly.server_time)),
-            None => {
-                let progress = Progress::new(&queues, request, declares_keys);
-                request.outcome(decide_one(progress, made_at, &mut response.server_time).await)
+    let decided = async move {
+        let mut response = StoreResponse::new(partly.server_time, []);
+        let mut failure = None;
+        for (request, decided) in partly.requests.iter().zip(partly.outcomes) {
+            let decided = match decided {
+                // The time of the response may be that of another node.
+                Some(decided) => decided.map(|outcome| outcome.at(partly.server_time)),
+                None => {
+                    let progress = Progress::new(&queues, request, declares_keys);
+                    request.outcome(decide_one(progress, made_at, &mut response.server_time).await)
+                }
+            };
+            match decided {
+                Ok(outcome) => response.outcomes.push(outcome),
+                Err(error) if matches!(request.operation, Operation::Check | Operation::Wait) => return Err(error),
+                // Refunds and ends of leases in other slots do not depend on it.
+                Err(error) => failure = failure.or(Some(error)),
             }
-        };
-        match decided {
-            Ok(outcome) => response.outcomes.push(outcome),
-            Err(error) if matches!(request.operation, Operation::Check | Operation::Wait) => return Err(error),
-            // Refunds and ends of leases in other slots do not depend on it.
-            Err(error) => failure = failure.or(Some(error)),
         }
-    }
-    failure.map_or(Ok(response), Err)
+        failure.map_or(Ok(response), Err)
+    };
+    DetachOnDrop::refunding(store, decided).await
 }
 
 async fn decide_one(
@@ -195,10 +190,7 @@ impl<'a> Progress<'a> {
         response: &StoreResponse,
     ) -> Result<(), StoreError> {
         let [outcome] = &*response.outcomes else {
-            return Err(StoreError::new(
-                ErrorKind::Protocol,
-                "the reply to one request does not contain one outcome",
-            ));
+            return Err(Failure::malformed_reply().into());
         };
         let outcome = outcome.clone().at(response.server_time);
         for (position, state) in positions.iter().zip(outcome.states) {
