@@ -17,10 +17,11 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{backend::Backend, call::ScriptCall, failure::Failure, reply::number, script::ScriptName, trial::explain};
+use super::{
+    backend::Backend, call::ScriptCall, failure::Failure, reply::take_integer, script::ScriptName, trial::explain,
+};
 use crate::{
     Key, Limit,
-    limit::MAX_EXACT,
     store::{
         StoreError,
         overrides::{MAX_OVERRIDES, Override, OverrideTable, Overrides},
@@ -31,7 +32,7 @@ use crate::{
 pub(in crate::store) struct RedisOverrides {
     backend: Arc<Backend>,
     /// The version that was read last. Calls are made one after the other, so that none applies an older one.
-    version: Mutex<f64>,
+    version: Mutex<u64>,
     started: Instant,
     /// The time of Redis at the start, in microseconds.
     started_at_us: AtomicU64,
@@ -107,25 +108,18 @@ impl RedisOverrides {
         let mut version = version.map_err(|_| Failure::Timeout)?;
         let mut call = ScriptCall::of(ScriptName::Overrides, [self.backend.key_format.overrides_key()]);
         call.arguments
-            .extend([format!("{version:.0}"), MAX_CHANGES.to_string()].map(Bytes::from));
+            .extend([version.to_string(), MAX_CHANGES.to_string()].map(Bytes::from));
         call.arguments.extend(change);
         let reply = self.backend.run_long_call(&call).await?.numbers;
         let mut changes = &*reply;
-        let [Some(now), Some(newest), Some(all)] = [(); 3].map(|()| number(&mut changes)) else {
-            return Err(Failure::malformed_reply());
-        };
-        if ![now, newest]
-            .iter()
-            .all(|number| (0.0..MAX_EXACT as f64).contains(number))
-        {
-            return Err(Failure::malformed_reply());
-        }
-        let elapsed = self.started.elapsed().as_micros() as f64;
-        self.started_at_us.store((now - elapsed) as u64, Ordering::Relaxed);
+        let (now, newest) = (take_integer(&mut changes)?, take_integer(&mut changes)?);
+        let are_all = take_integer(&mut changes)? > 0;
+        let started_at_us = now.saturating_sub(self.started.elapsed().as_micros() as u64);
+        self.started_at_us.store(started_at_us, Ordering::Relaxed);
         if *version != newest {
             // Those that another version of the crate has written, and this one cannot read, are left out.
             let changes: Vec<_> = changes.split(|byte| *byte == 0).filter_map(read).collect();
-            if all > 0.0 {
+            if are_all {
                 // What was ended is a change too, for a while.
                 let kept: HashSet<_> = changes.iter().map(|one| (&*one.policy, one.key.as_str())).collect();
                 let known = overrides.list();
@@ -135,7 +129,7 @@ impl RedisOverrides {
                     tracing::warn!(lost, "overrides are lost with the data of Redis; set them again");
                 }
             }
-            overrides.apply(all > 0.0, changes.into_iter());
+            overrides.apply(are_all, changes.into_iter());
             *version = newest;
         }
         Ok(())

@@ -64,11 +64,11 @@ impl RawReply {
 /// A little-endian double.
 type Double = [u8; 8];
 
-/// Takes a double from the reply of another script.
-pub(super) fn number(bytes: &mut &[u8]) -> Option<f64> {
-    let (number, rest) = bytes.split_first_chunk()?;
+/// Takes an integer from the reply of another script.
+pub(super) fn take_integer(bytes: &mut &[u8]) -> Result<u64, Failure> {
+    let (number, rest) = bytes.split_first_chunk().ok_or_else(Failure::malformed_reply)?;
     *bytes = rest;
-    Some(f64::from_le_bytes(*number))
+    integer(*number)
 }
 
 impl ScriptReply {
