@@ -201,19 +201,24 @@ impl Group {
             let exceeds = |policy: &PolicyDecision| policy.denial == Some(Denial::QuotaExceeded);
             let may_count = asked.is_none() && denied.deniers().any(exceeds);
             let again = asked.unwrap_or_else(|| denied.again());
-            match Lacking::of(&denied, |policy| {
+            let may_wait = |policy: &PolicyDecision| {
                 policy.may_stay_in_line(waiter.until_of(policy.waiting).saturating_duration_since(sent_at))
-            }) {
-                // Another one of the group has just been admitted.
-                Some(lacking) if lacking.is_empty() => waiter.stay(again),
-                Some(lacking) => {
-                    let own = lacking.iter().find(|lacking| lacking.line == line);
-                    due = due.or(own.map(|own| own.due(sent_at)));
-                    waiter.stand(&lacking, again, true, sent_at);
+            };
+            let Some(lacking) = Lacking::of(&denied, may_wait) else {
+                match may_count {
+                    // For the store it waits on: its last check counts as a denial, and leaves all places.
+                    true => waiter.stay_no_longer(again),
+                    false => waiter.finish(Ok(denied), Some(&again)),
                 }
-                // For the store it waits on: its last check counts as a denial, and leaves all places.
-                None if may_count => waiter.stay_no_longer(again),
-                None => waiter.finish(Ok(denied), Some(&again)),
+                continue;
+            };
+            if lacking.is_empty() {
+                // Another one of the group has just been admitted.
+                waiter.stay(again);
+            } else {
+                let own = lacking.iter().find(|lacking| lacking.line == line);
+                due = due.or(own.map(|own| own.due(sent_at)));
+                waiter.stand(&lacking, again, true, sent_at);
             }
         }
         due

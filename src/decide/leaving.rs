@@ -1,7 +1,7 @@
 //! A request that waits until its caller leaves.
 
 use std::{
-    future::{pending, poll_fn},
+    future::poll_fn,
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
@@ -35,47 +35,48 @@ impl Leaving {
     /// Waits until the request is decided, or is over. It is decided here where it is being checked in a runtime that is not driven.
     pub(super) async fn outcome(mut self, again: &Undecided) -> Outcome {
         let waiter = self.waiter.clone();
-        let mut due = Instant::now();
-        let mut timer = pin!(timeout_at(due, pending::<()>()));
-        let mut changed = pin!(waiter.is_changed.notified());
         let mut never_ends_at = None;
-        poll_fn(|cx| {
-            if let Poll::Ready(outcome) = Pin::new(&mut self.decided).poll(cx) {
-                return Poll::Ready(outcome.unwrap_or_else(|_| Outcome::Decided(Err(ended()))));
+        loop {
+            let (now, mut due) = (Instant::now(), waiter.until());
+            if now < due {
+                never_ends_at = None;
+            } else if let Some(undecided) = waiter.take_undecided() {
+                return Outcome::Expired(undecided);
+            } else {
+                due = *never_ends_at.get_or_insert(now + LONGEST_CHECK);
+                if now >= due {
+                    return Outcome::Decided(fail(ended(), Operation::Check, again));
+                }
             }
-            loop {
-                let (now, mut next) = (Instant::now(), waiter.until());
-                if now < next {
-                    never_ends_at = None;
-                } else if let Some(undecided) = waiter.take_undecided() {
-                    return Poll::Ready(Outcome::Expired(undecided));
-                } else {
-                    next = *never_ends_at.get_or_insert(now + LONGEST_CHECK);
-                    if now >= next {
-                        return Poll::Ready(Outcome::Decided(fail(ended(), Operation::Check, again)));
-                    }
-                }
-                if next < due {
-                    due = next;
-                    timer.set(timeout_at(due, pending()));
-                }
-                if changed.as_mut().poll(cx).is_ready() {
-                    changed.set(waiter.is_changed.notified());
-                    continue;
-                }
-                if timer.as_mut().poll(cx).is_pending() {
-                    return Poll::Pending;
-                }
-                waiter.ensure_tasks();
-                due = next.min(now + REFRESH);
-                timer.set(timeout_at(due, pending()));
+            waiter.ensure_tasks();
+
+            let mut changed = pin!(waiter.is_changed.notified());
+            let decided = poll_fn(|cx| match Pin::new(&mut self.decided).poll(cx) {
+                Poll::Ready(decided) => Poll::Ready(Some(decided)),
+                Poll::Pending => changed.as_mut().poll(cx).map(|()| None),
+            });
+            if let Ok(Some(decided)) = timeout_at(due.min(now + REFRESH), decided).await {
+                return decided.unwrap_or_else(|_| Outcome::Decided(Err(ended())));
             }
-        })
-        .await
+        }
     }
 }
 
 impl Waiter {
+    /// Counts an outcome that no caller receives, and gives back what was counted for the request.
+    pub(super) fn end_without_caller(&self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Decided(Ok(decision)) => {
+                caught(|| decision.count_outcomes());
+                if decision.is_allowed() {
+                    caught(|| give_back(decision));
+                }
+            }
+            Outcome::Decided(Err(_)) => {}
+            Outcome::Expired(_) => self.metrics.left(),
+        }
+    }
+
     /// Checks it for the last time: it is admitted if it fits after those before it. It leaves the lines when the check has been sent:
     /// while it stands there, none that arrives comes before it. What becomes of its turns is known when it is decided.
     pub(super) async fn check_last(&self, mut undecided: Undecided, again: &Undecided) -> Result<Decision, StoreError> {
@@ -122,19 +123,9 @@ impl Drop for Leaving {
         self.decided.close();
         self.waiter.leave();
         // It may be admitted already.
-        match self.decided.try_recv() {
-            Ok(Outcome::Decided(Ok(decision))) => end_without_caller(&decision),
-            Ok(Outcome::Expired(_)) => self.waiter.metrics.left(),
-            Ok(Outcome::Decided(Err(_))) | Err(_) => {}
+        if let Ok(outcome) = self.decided.try_recv() {
+            self.waiter.end_without_caller(&outcome);
         }
-    }
-}
-
-/// Counts a decision that no caller receives, and gives back what was counted for the request.
-pub(super) fn end_without_caller(decision: &Decision) {
-    caught(|| decision.count_outcomes());
-    if decision.is_allowed() {
-        caught(|| give_back(decision));
     }
 }
 

@@ -6,7 +6,6 @@ use super::line::LINES;
 use crate::{Key, PolicyDecision, store::StoreId, sync::lock};
 
 /// The key that a line is for, and the store and the policy that count it.
-#[derive(Clone)]
 pub(super) struct LineSubject {
     store: Option<StoreId>,
     policy: Arc<str>,

@@ -16,14 +16,12 @@ use tokio::{
     time::Instant,
 };
 
-#[cfg(feature = "admin")]
-use super::line_report::LineSubject;
 use super::{
     Undecided, Waiting,
     check::{Check, Held, Sent, begin, decide},
     failing::record_after_waiting,
     group::{Checked, Comes},
-    leaving::{Leaving, end_without_caller, leave_at_once},
+    leaving::{Leaving, leave_at_once},
     line::{self, InLine, Line, REFRESH, SHORTEST_PAUSE, Turn},
 };
 use crate::{
@@ -64,14 +62,10 @@ pub(super) enum Outcome {
     Expired(Undecided),
 }
 
-/// A key that denies a request which may wait for it.
-pub(super) struct Lacking {
+/// A policy whose key denies a request that may wait for it, and the line of the key.
+pub(super) struct Lacking<'a> {
     pub(super) line: u64,
-    pub(super) cost: u64,
-    pub(super) waiting: Waiting,
-    retry_after: Duration,
-    #[cfg(feature = "admin")]
-    pub(super) subject: LineSubject,
+    pub(super) policy: &'a PolicyDecision,
 }
 
 /// Lets a request wait that a check has denied, and which is checked again as it was asked. Returns the decision if it may not wait.
@@ -83,7 +77,7 @@ pub(super) fn wait(denied: Decision, again: Option<Undecided>, sent: Sent) -> Re
     if is_full(denied.as_slice()) {
         // Others have entered since the check was sent, which has added this request to the places.
         leave_at_once(&denied, sent);
-        for line in lacking.iter().filter_map(|lacking| line::find(lacking.line)) {
+        for line in lacking.into_iter().filter_map(|lacking| line::find(lacking.line)) {
             line.state().is_stale = true;
             line.signal.change();
         }
@@ -150,7 +144,7 @@ fn first_line(undecided: &Undecided) -> Option<Arc<Line>> {
 }
 
 /// Waits until a request is admitted, or until it may not wait any longer. It stands in the lines from now on.
-fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking], sent: Sent) -> Held {
+fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking<'_>], sent: Sent) -> Held {
     if let Some(policy) = denied.as_slice().first() {
         policy.context.store.receive_wakes();
     }
@@ -188,29 +182,20 @@ fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking], sent: Sent) -
     })
 }
 
-impl Lacking {
+impl<'a> Lacking<'a> {
     /// The keys that deny a request; `None` if it may not wait for one of them.
-    pub(super) fn of(denied: &Decision, may_wait: impl Fn(&PolicyDecision) -> bool) -> Option<SmallVec<[Self; 1]>> {
-        denied
-            .deniers()
-            .map(|policy| Self::of_policy(policy).filter(|_| may_wait(policy)))
+    pub(super) fn of(denied: &'a Decision, may_wait: impl Fn(&PolicyDecision) -> bool) -> Option<SmallVec<[Self; 1]>> {
+        let deniers = denied.deniers();
+        let lacking = deniers.map(|policy| policy.line().map(|line| Self { line, policy }));
+        lacking
+            .map(|lacking| lacking.filter(|lacking| may_wait(lacking.policy)))
             .collect()
     }
 
     /// When the request is to be checked again, by a reply to what was sent then.
     pub(super) fn due(&self, sent_at: Instant) -> Instant {
-        sent_at + self.retry_after.clamp(SHORTEST_PAUSE, REFRESH)
-    }
-
-    fn of_policy(policy: &PolicyDecision) -> Option<Self> {
-        Some(Self {
-            line: policy.line()?,
-            cost: policy.charge.cost,
-            waiting: policy.waiting,
-            retry_after: policy.retry_after().unwrap_or_default(),
-            #[cfg(feature = "admin")]
-            subject: LineSubject::of(policy),
-        })
+        let wait = self.policy.retry_after().unwrap_or_default();
+        sent_at + wait.clamp(SHORTEST_PAUSE, REFRESH)
     }
 }
 
@@ -276,14 +261,17 @@ impl Waiter {
     /// Stands in the lines of the keys that deny the request, and in no others, as in the store.
     pub(super) fn stand(
         self: &Arc<Self>,
-        lacking: &[Lacking],
+        lacking: &[Lacking<'_>],
         undecided: Undecided,
         is_stored: bool,
         sent_at: Instant,
     ) {
         // A caller that leaves from now on waits for this lock, so that no line keeps the request.
         let mut lines = lock(&self.lines);
-        let until = lacking.iter().map(|lacking| self.until_of(lacking.waiting)).min();
+        let until = lacking
+            .iter()
+            .map(|lacking| self.until_of(lacking.policy.waiting))
+            .min();
         self.wait_until(until.unwrap_or(self.since));
         *lock(&self.undecided) = Some(undecided);
         let has_room = |own: &&mut InLine| !lacking.iter().any(|lacking| lacking.line == own.line.id);
@@ -374,14 +362,9 @@ impl Waiter {
     }
 
     pub(super) fn send(&self, outcome: Outcome) {
-        let Some(sender) = lock(&self.outcome).take() else {
-            return;
-        };
-        match sender.send(outcome) {
-            Ok(()) => {}
-            Err(Outcome::Decided(Ok(decision))) => end_without_caller(&decision),
-            Err(Outcome::Decided(Err(_))) => {}
-            Err(Outcome::Expired(_)) => self.metrics.left(),
+        let sender = lock(&self.outcome).take();
+        if let Some(Err(outcome)) = sender.map(|sender| sender.send(outcome)) {
+            self.end_without_caller(&outcome);
         }
     }
 

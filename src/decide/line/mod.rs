@@ -135,7 +135,7 @@ impl Turn {
 impl Line {
     /// Adds a request to the line of a key, behind those that have arrived before, or where it has stood before.
     pub(super) fn enter(
-        lacking: &Lacking,
+        lacking: &Lacking<'_>,
         waiter: &Arc<Waiter>,
         is_stored: bool,
         sent_at: Instant,
@@ -149,28 +149,28 @@ impl Line {
                 state: Mutex::default(),
                 signal: LineSignal::of(lacking.line),
                 #[cfg(feature = "admin")]
-                subject: lacking.subject.clone(),
+                subject: LineSubject::of(lacking.policy),
             })
         });
         let line = line.clone();
         let mut state = line.state();
         drop(lines);
 
+        let Waiting { priority, fair, .. } = lacking.policy.waiting;
         // A line that has ended meanwhile has taken its turns with it.
         let turn = match before.filter(|before| Arc::ptr_eq(&before.line, &line)) {
             Some(before) => before.rank.1,
-            None => state.turn_of(lacking.waiting),
+            None => state.turn_of(lacking.policy.waiting),
         };
-        let rank = (Reverse(lacking.waiting.priority), turn, waiter.arrived, waiter.number);
+        let rank = (Reverse(priority), turn, waiter.arrived, waiter.number);
         let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
         // Those behind it that have arrived before count as arrived with it, also for other processes.
         let behind = state.waiting.range(rank..).next();
         state.is_stale |= behind.is_some_and(|(behind, _)| behind.2 < rank.2);
         state.newest = waiter.arrived.max(state.newest);
-        let (waiter, fair) = (waiter.clone(), lacking.waiting.fair);
-        let cost = lacking.cost;
+        let (waiter, cost) = (waiter.clone(), lacking.policy.charge.cost);
         state.waiting.insert(rank, Entry { waiter, cost, fair });
-        state.weight += lacking.cost;
+        state.weight += cost;
         if is_first {
             let due = lacking.due(sent_at);
             state.due = Some(state.due.map_or(due, |earlier| earlier.min(due)));
