@@ -55,13 +55,8 @@ pub(crate) fn begin(mut operation: Operation, undecided: Undecided) -> Check {
             return waiting::begin_at_a_full_line(undecided);
         }
     }
-    if undecided.is_composite() {
-        return begin_at_store(operation, composite::deny_permanently(operation, &undecided));
-    }
     if operation.requires_room() && policies.iter().any(PolicyDecision::denies_at_once) {
-        let denied = deny_permanently(policies);
-        count(operation, &denied);
-        return Check::Decided(Ok(denied));
+        return begin_at_store(operation, deny_at_once(&undecided));
     }
     begin_at_store(operation, undecided)
 }
@@ -169,18 +164,23 @@ pub(super) fn is_never_admitted(policies: &[PolicyDecision]) -> bool {
     policies.iter().any(denies)
 }
 
-/// The denial by the policies that never admit the request.
+/// Decides what needs no store. If an enforced policy denies at once, so do the enforced ones that never admit the request, and the
+/// states of the others stay unknown.
 #[cold]
-fn deny_permanently(policies: &[PolicyDecision]) -> Decision {
-    // Without a call of the store, the states of the other policies are unknown.
-    let denials = policies.iter().filter_map(|policy| {
-        let denial = Some(policy.permanent_denial()?);
-        Some(PolicyDecision {
+fn deny_at_once(undecided: &Undecided) -> Undecided {
+    let policies = undecided.as_slice();
+    let is_denied = policies
+        .iter()
+        .any(|policy| !policy.is_observed() && policy.denies_at_once());
+    let decided = policies.iter().filter_map(|policy| {
+        let is_decided = policy.denies_at_once() || is_denied && !policy.is_observed();
+        let denial = policy.permanent_denial().filter(|_| is_decided);
+        (!is_decided || denial.is_some()).then(|| PolicyDecision {
             denial,
             ..policy.clone()
         })
     });
-    Decision::new(false, denials.collect())
+    Undecided::new(decided.collect()).in_place_of(undecided)
 }
 
 impl PendingCheck {

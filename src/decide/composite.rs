@@ -11,24 +11,6 @@ use crate::{
     store::{ErrorKind, Operation, Outcome, StoreError, StoreRequest, StoreResponse},
 };
 
-/// Decides what needs no store: the denials by policies that never admit the request.
-///
-/// If an enforced policy is one of them, the states of the other enforced ones stay unknown, as without policies that observe.
-pub(crate) fn deny_permanently(operation: Operation, undecided: &Undecided) -> Undecided {
-    let policies = undecided.as_slice().iter().cloned().map(|policy| PolicyDecision {
-        denial: policy
-            .permanent_denial()
-            .filter(|_| operation.requires_room() && policy.denies_at_once()),
-        ..policy
-    });
-    let mut policies: SmallVec<[_; 1]> = policies.collect();
-    let denied = policies.iter().any(PolicyDecision::denies);
-    policies.retain(|policy| policy.is_observed() || policy.denies() || !denied);
-    let mut undecided = Undecided::new(policies).in_place_of(undecided);
-    undecided.admit_unless_denied();
-    undecided
-}
-
 /// The requests for the policies that are not denied already: one for the enforced ones, then one for each that observes.
 pub(crate) fn requests(operation: Operation, undecided: &Undecided) -> SmallVec<[StoreRequest<'_>; 1]> {
     let policies = undecided.as_slice().iter().filter(|policy| is_undecided(policy));
@@ -69,7 +51,9 @@ pub(crate) fn record(
     let allowed = !is_denied && together.iter().all(|outcome| outcome.allowed);
     let counts = allowed && operation.counts();
     let (mut states, mut alone) = (states, alone.iter());
-    undecided.record_each(allowed, response.server_time, |policy| {
+    let inner = undecided.inner();
+    (inner.allowed, inner.server_time) = (allowed, response.server_time);
+    inner.policies.retain(|policy| {
         if !is_undecided(policy) {
             return true;
         }
@@ -93,7 +77,9 @@ pub(crate) fn record(
         }
         true
     });
-    undecided.record_units(together.first().map(|outcome| outcome.units));
+    if undecided.units() > 1 {
+        undecided.take(together.first().map_or(undecided.units(), |outcome| outcome.units));
+    }
     Ok(())
 }
 

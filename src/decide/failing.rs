@@ -64,7 +64,7 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
     if local.has_leases() {
         local.hold_slots();
     }
-    local.record_failure(error);
+    local.inner().store_error = Some(Box::new(error));
     let decided = local.decided();
     if decided.is_allowed() {
         let uncounted = |policy: &&PolicyDecision| !is_denied(policy) && policy.failure_mode().share().is_none();

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Denial,
-    store::{Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
+    store::{Operation, Outcome, Owed, OwedKind, StoreRequest, StoreResponse},
 };
 
 /// The policies that apply to a request, with its keys and costs, and what a store replies about them.
@@ -40,10 +40,9 @@ impl Undecided {
     /// The decision, which was recorded.
     #[inline(always)]
     pub(crate) fn decided(mut self) -> Decision {
-        if let Some(first) = self.as_slice().first()
-            && let Some(on_settled) = first.context.on_settled.clone()
-        {
-            Account::open(&on_settled, &mut self.inner().policies);
+        let mut policies = self.as_slice().iter();
+        if policies.next().is_some_and(|first| first.context.on_settled.is_some()) {
+            Account::open(&mut self.inner().policies);
         }
         match self.is_line_full {
             true => self.decision.for_a_full_line(),
@@ -191,7 +190,7 @@ impl Undecided {
 
     /// Records how many units the enforced policies have admitted, which is their cost.
     #[cold]
-    fn take(&mut self, units: u32) {
+    pub(super) fn take(&mut self, units: u32) {
         let inner = self.inner();
         inner.units = units;
         for policy in inner.policies.iter_mut().filter(|policy| !policy.is_observed()) {
@@ -199,35 +198,10 @@ impl Undecided {
         }
     }
 
-    /// Records the outcomes of several requests, and keeps the policies for which this returns `true`.
-    pub(crate) fn record_each(
-        &mut self,
-        allowed: bool,
-        server_time: Duration,
-        record: impl FnMut(&mut PolicyDecision) -> bool,
-    ) {
-        let inner = self.inner();
-        inner.allowed = allowed;
-        inner.server_time = server_time;
-        inner.policies.retain(record);
-    }
-
-    /// Records the units of a decision some policies of which only observe.
-    pub(crate) fn record_units(&mut self, units: Option<u32>) {
-        if self.units() > 1 {
-            self.take(units.unwrap_or(self.units()));
-        }
-    }
-
     /// Admits the request if no policy denies it, unless the outcome of a store is recorded after this.
     pub(crate) fn admit_unless_denied(&mut self) {
         let inner = self.inner();
         inner.allowed = !inner.policies.iter().any(PolicyDecision::denies);
-    }
-
-    /// Records that the store failed.
-    pub(crate) fn record_failure(&mut self, error: StoreError) {
-        self.inner().store_error = Some(Box::new(error));
     }
 
     /// Holds the slots that were taken. Those of policies that observe a denied request are released at once.

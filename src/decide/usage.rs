@@ -40,7 +40,6 @@ pub(crate) type OnSettled = Arc<dyn Fn(&Usage<'_>) + Send + Sync>;
 /// The account of an admitted request with a policy. Whatever may change it has a reference to it, so it is settled when the last one
 /// is dropped.
 pub(crate) struct Account {
-    on_settled: OnSettled,
     context: Arc<CheckContext>,
     position: usize,
     limit: Arc<NamedLimit>,
@@ -56,27 +55,22 @@ pub(crate) struct Account {
 impl Account {
     /// Opens accounts with the policies that have charged a request.
     #[cold]
-    pub(super) fn open(on_settled: &OnSettled, policies: &mut [PolicyDecision]) {
+    pub(super) fn open(policies: &mut [PolicyDecision]) {
         let charged = policies
             .iter_mut()
             .filter(|policy| policy.receipt.is_untaken() && !policy.is_observed());
         for policy in charged {
-            policy.account = Some(Arc::new(Self::new(on_settled.clone(), policy)));
-        }
-    }
-
-    fn new(on_settled: OnSettled, charged: &PolicyDecision) -> Self {
-        Self {
-            on_settled,
-            context: charged.context.clone(),
-            position: charged.position,
-            limit: charged.named().clone(),
-            key: charged.charge.key.clone(),
-            admitted_at: UNIX_EPOCH + charged.decided_at,
-            is_local: charged.local.is_some(),
-            units: AtomicU64::new(charged.charge.cost()),
-            is_void: AtomicBool::new(false),
-            _owed: charged.context.outstanding.owe(OwedKind::Settlement),
+            policy.account = Some(Arc::new(Self {
+                context: policy.context.clone(),
+                position: policy.position,
+                limit: policy.named().clone(),
+                key: policy.charge.key.clone(),
+                admitted_at: UNIX_EPOCH + policy.decided_at,
+                is_local: policy.local.is_some(),
+                units: AtomicU64::new(policy.charge.cost()),
+                is_void: AtomicBool::new(false),
+                _owed: policy.context.outstanding.owe(OwedKind::Settlement),
+            }));
         }
     }
 
@@ -93,9 +87,9 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        if *self.is_void.get_mut() {
+        let (false, Some(on_settled)) = (*self.is_void.get_mut(), &self.context.on_settled) else {
             return;
-        }
+        };
         let usage = Usage {
             policy: &self.limit.name,
             plan: self.context.policies[self.position].of_plan.as_deref(),
@@ -104,6 +98,6 @@ impl Drop for Account {
             admitted_at: self.admitted_at,
             is_local: self.is_local,
         };
-        caught(|| (self.on_settled)(&usage));
+        caught(|| on_settled(&usage));
     }
 }
