@@ -2,7 +2,7 @@ use std::{
     collections::HashMap,
     pin::Pin,
     sync::{
-        Arc, LazyLock, Mutex, PoisonError, Weak,
+        Arc, LazyLock, Mutex, Weak,
         atomic::{
             AtomicU64,
             Ordering::{Relaxed, SeqCst},
@@ -17,6 +17,7 @@ use super::response::StoreResponse;
 use crate::{
     error::{ErrorKind, StoreError},
     observe::lost_settlement,
+    sync::lock,
 };
 
 /// What requests of this process owe to one store: settlements and releases that it has not confirmed.
@@ -158,9 +159,8 @@ impl Owed {
     }
 
     /// Adds another one to the same store, which is sent in the same call.
-    pub(crate) fn join(mut self, mut other: Self) -> Self {
+    pub(crate) fn join(&mut self, mut other: Self) {
         self.number += std::mem::take(&mut other.number);
-        self
     }
 
     /// Ends with the response of the store.
@@ -207,7 +207,7 @@ impl<T: Default> PerStore<T> {
     /// That of the store with this identity. A store without one shares its counts with no other, so it has a new one.
     pub(crate) fn of(&self, store: Option<StoreId>) -> Arc<T> {
         let Some(id) = store else { return Arc::default() };
-        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = lock(&self.0);
         shared.retain(|_, shared| shared.strong_count() > 0);
         if let Some(shared) = shared.get(&id).and_then(Weak::upgrade) {
             return shared;

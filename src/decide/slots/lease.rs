@@ -63,10 +63,6 @@ impl Lease {
         })
     }
 
-    pub(super) fn id(&self) -> LeaseId {
-        self.id
-    }
-
     /// How long after a renewal the next one is due. It is looked after the same time again, so that a lease is renewed at least
     /// every third of its length, and most requests end before.
     pub(super) fn renewal_pause(&self) -> Duration {
@@ -211,7 +207,7 @@ struct Group {
 
 /// The slots of a policy that requests of one key hold in this process.
 #[cfg(feature = "admin")]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct HeldByKey {
     pub(crate) slots: u64,
     /// The time since the first of them was taken.
@@ -229,11 +225,9 @@ impl Keeper {
     /// Renews a lease from now on.
     pub(super) fn hold(self: &Arc<Self>, lease: Arc<Lease>) {
         let mut state = self.state();
-        state.orphans.insert(lease.id(), lease);
+        state.orphans.insert(lease.id, lease);
         let Ok(runtime) = Handle::try_current() else {
-            let late = state.late_tasks();
-            drop(state);
-            return hurry(&late);
+            return hurry(state);
         };
         let pause = state.shortest_orphan_pause().unwrap_or_default();
         let number = state.tasks + 1;
@@ -260,9 +254,9 @@ impl Keeper {
     /// Renews a lease no more.
     pub(super) fn forget(&self, lease: &Lease) {
         let mut state = self.state();
-        state.orphans.remove(&lease.id());
+        state.orphans.remove(&lease.id);
         for group in state.groups.values_mut() {
-            group.held.remove(&lease.id());
+            group.held.remove(&lease.id);
         }
     }
 
@@ -274,10 +268,7 @@ impl Keeper {
         let leases = leases.chain(state.orphans.values());
         let mut held: HashMap<Key, HeldByKey> = HashMap::new();
         for lease in leases.filter(|lease| lease.policy() == policy) {
-            let of_key = held.entry(lease.charge.key.clone()).or_insert(HeldByKey {
-                slots: 0,
-                longest: Duration::ZERO,
-            });
+            let of_key = held.entry(lease.charge.key.clone()).or_default();
             of_key.slots += lease.charge.cost;
             of_key.longest = of_key.longest.max(lease.taken_at.elapsed());
         }
@@ -300,24 +291,19 @@ impl State {
     fn shortest_orphan_pause(&self) -> Option<Duration> {
         self.orphans.values().map(|lease| lease.renewal_pause()).min()
     }
-
-    /// The tasks that sleep for longer than an orphan can wait.
-    fn late_tasks(&self) -> Vec<Arc<Notify>> {
-        let Some(pause) = self.shortest_orphan_pause() else {
-            return Vec::new();
-        };
-        let is_late = |group: &&Group| group.task.is_some_and(|(_, sleeps)| sleeps > pause);
-        let late = self.groups.values().filter(is_late);
-        late.map(|group| group.hurry.clone()).collect()
-    }
 }
 
-/// Wakes up tasks, of which the first one takes over the orphans. The state is not locked meanwhile, since a runtime that ends
-/// may drop a task that is woken up, which locks it.
-fn hurry(tasks: &[Arc<Notify>]) {
-    for task in tasks {
-        task.notify_one();
-    }
+/// Wakes up the tasks that sleep for longer than an orphan can wait, of which the first one takes over the orphans. The state is not
+/// locked meanwhile, since a runtime that ends may drop a task that is woken up, which locks it.
+fn hurry(state: MutexGuard<'_, State>) {
+    let Some(pause) = state.shortest_orphan_pause() else {
+        return;
+    };
+    let is_late = |group: &&Group| group.task.is_some_and(|(_, sleeps)| sleeps > pause);
+    let late = state.groups.values().filter(is_late);
+    let late: Vec<_> = late.map(|group| group.hurry.clone()).collect();
+    drop(state);
+    late.iter().for_each(|task| task.notify_one());
 }
 
 /// The task that renews the leases of a runtime.
@@ -373,9 +359,7 @@ impl Drop for Task {
             && let Some(group) = state.groups.remove(&self.runtime)
         {
             state.orphans.extend(group.held);
-            let late = state.late_tasks();
-            drop(state);
-            hurry(&late);
+            hurry(state);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use http::{Method, StatusCode};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::{
     PolicyDecision,
@@ -166,27 +166,20 @@ impl Slots {
 
     /// Ends all leases, and returns those of each place with their release, which is to be sent.
     fn ended(&mut self) -> SmallVec<[Unsent; 1]> {
-        for Held { lease, keeper, .. } in &self.0 {
-            keeper.forget(lease);
-        }
-        // The release of a lease that is being renewed comes after its renewal, which could take the slots again.
-        let ended = self
-            .0
-            .drain(..)
-            .filter_map(|held| Some((held.lease.end()?, held.lease)));
-        let mut unsent: SmallVec<[(Owed, Arc<Lease>); 1]> = ended.collect();
-        let mut groups = SmallVec::new();
-        while let Some((_, first)) = unsent.first() {
-            let first = first.clone();
-            let (together, others) = unsent.into_iter().partition(|(_, lease)| lease.shares_store(&first));
-            let (releases, leases): (SmallVec<[Owed; 1]>, SmallVec<[Arc<Lease>; 1]>) =
-                SmallVec::<[_; 1]>::into_iter(together).unzip();
-            if let Some(release) = releases.into_iter().reduce(Owed::join) {
-                groups.push((release, leases));
+        let mut unsent: SmallVec<[Unsent; 1]> = SmallVec::new();
+        for Held { lease, keeper, .. } in self.0.drain(..) {
+            keeper.forget(&lease);
+            // The release of a lease that is being renewed comes after its renewal, which could take the slots again.
+            let Some(release) = lease.end() else { continue };
+            match unsent.iter_mut().find(|(_, leases)| leases[0].shares_store(&lease)) {
+                Some((releases, leases)) => {
+                    releases.join(release);
+                    leases.push(lease);
+                }
+                None => unsent.push((release, smallvec![lease])),
             }
-            unsent = others;
         }
-        groups
+        unsent
     }
 }
 
