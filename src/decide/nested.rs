@@ -7,8 +7,14 @@ use crate::{FailureMode, Key, store::NamedLimit};
 
 /// What an inner layer finds of those around it.
 impl Decision {
-    /// The cost that outer layers have charged to the same key of the same policy, in the same store.
-    pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
+    /// The cost that outer layers have charged to the same key of the same policy, in the same store, and whether they have charged
+    /// another key of it.
+    pub(crate) fn charged(
+        &self,
+        (context, position): (&CheckContext, usize),
+        named: &NamedLimit,
+        key: &Key,
+    ) -> (u64, bool) {
         let own = &context.policies[position];
         // A policy that requires the store does not rely on what this process has counted in its place, and one with bans does not
         // rely on a check without them.
@@ -16,30 +22,19 @@ impl Decision {
         let relies_on = |policy: &PolicyDecision| {
             !(requires_store && policy.local.is_some()) && (own.ban.is_none() || policy.charge.ban.is_some())
         };
-        // A policy that observes counts nothing if it would have denied the request.
-        let same = self.policies().filter(|policy| {
-            let same_count = policy.counts_as(named, own) && policy.charge.key == *key;
-            policy.denial.is_none()
-                && relies_on(policy)
-                && same_count
-                && policy.context.store_id() == context.store_id()
-        });
-        // A cost above the share that this process counts has taken all of it, and is charged in full.
-        same.fold(0, |charged, policy| charged.saturating_add(policy.charge.cost))
-    }
-
-    /// Whether an outer layer has charged another key of the same policy.
-    pub(crate) fn has_other_key(
-        &self,
-        (context, position): (&CheckContext, usize),
-        named: &NamedLimit,
-        key: &Key,
-    ) -> bool {
-        let own = &context.policies[position];
-        self.policies().any(|policy| {
-            let is_other = policy.charge.key != *key && policy.counts_as(named, own);
-            is_other && policy.context.store_id() == context.store_id()
-        })
+        let is_same =
+            |policy: &&PolicyDecision| policy.counts_as(named, own) && policy.context.store_id() == context.store_id();
+        let (mut charged, mut has_other_key) = (0, false);
+        for policy in self.policies().filter(is_same) {
+            if policy.charge.key != *key {
+                has_other_key = true;
+            } else if policy.denial.is_none() && relies_on(policy) {
+                // A policy that observes counts nothing if it would have denied the request. A cost above the share that this process
+                // counts has taken all of it, and is charged in full.
+                charged = policy.charge.cost.saturating_add(charged);
+            }
+        }
+        (charged, has_other_key)
     }
 
     /// The decisions of an outer and an inner layer, if this one joins them.

@@ -74,7 +74,7 @@ impl<B: Body> Future for Drain<B> {
 
 /// A response of the layer, and what the content of its request means for the connection.
 pub(crate) struct Rejected {
-    response: Response<Bytes>,
+    pub(super) response: Response<Bytes>,
     /// Whether the request is HTTP/1.x, where unread content lies before the next request.
     shares_stream: bool,
     /// Whether reading the content helps the client.
@@ -121,10 +121,6 @@ impl Rejected {
             awaits_continue,
             is_long,
         }
-    }
-
-    pub(crate) fn response_mut(&mut self) -> &mut Response<Bytes> {
-        &mut self.response
     }
 
     /// The response to send.

@@ -89,15 +89,8 @@ impl Enforcer {
     #[inline(always)]
     fn undecided(&self, parts: &Parts, operation: Operation) -> Result<Option<Undecided>, Option<KeyError>> {
         let basis: &Basis = &self.policies.newest();
-        let Basis {
-            policies,
-            context,
-            plans,
-            access,
-            ..
-        } = basis;
-        let context = context.here();
-        if let Some(access) = access {
+        let context = basis.context.here();
+        if let Some(access) = &basis.access {
             if access.blocks(parts) {
                 if operation.counts() {
                     context.count_for_all(PolicyOutcome::Blocked);
@@ -114,7 +107,7 @@ impl Enforcer {
         }
 
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
-        if let ([policy], None) = (&policies[..], plans) {
+        if let ([policy], None) = (&basis.policies[..], &basis.plans) {
             match self.undecided_by(policy, (context, 0), parts, operation) {
                 Ok(Some(undecided)) => return Ok(Some(Undecided::new(SmallVec::from_buf([undecided])))),
                 Ok(None) => {}
@@ -126,13 +119,10 @@ impl Enforcer {
             return Ok(None);
         }
 
-        let plan = plans.as_ref().map_or(0, |plans| plans.of(parts));
+        let plan = basis.plans.as_ref().map_or(0, |plans| plans.of(parts));
         let mut undecided = PolicyDecisions::new();
-        let of_plan = policies
-            .iter()
-            .enumerate()
-            .filter(|(_, policy)| policy.is_of_plan(plan));
-        for (position, policy) in of_plan {
+        let policies = basis.policies.iter().enumerate();
+        for (position, policy) in policies.filter(|(_, policy)| policy.is_of_plan(plan)) {
             match self.undecided_by(policy, (context, position), parts, operation) {
                 Ok(Some(policy)) => {
                     undecided.push(policy);
@@ -186,16 +176,13 @@ impl Enforcer {
             }
         }
 
-        let earlier = operation.counts().then(|| parts.extensions.get::<Decision>());
-        let charged = match earlier.flatten() {
-            Some(earlier) => self.charged_by(earlier, (context, position), &limit, &key),
-            None => 0,
-        };
-        if charged > 0 {
-            let Some(rest) = self.rest_of(cost, charged, &limit) else {
+        if operation.counts()
+            && let Some(earlier) = parts.extensions.get::<Decision>()
+        {
+            cost = self.rest_of(cost, earlier, (context, position), &limit, &key);
+            if cost == 0 {
                 return Ok(None);
-            };
-            cost = rest;
+            }
         }
         let waiting = settings.waiting_of(context.policies[position].waiting_of(&key), parts);
         let undecided = PolicyDecision::undecided(context.clone(), position, limit, (key, cost), waiting);
@@ -224,22 +211,17 @@ impl Enforcer {
         Err(error)
     }
 
-    /// The cost that outer layers have charged.
-    fn charged_by(&self, earlier: &Decision, at: (&CheckContext, usize), limit: &NamedLimit, key: &Key) -> u64 {
-        if earlier.has_other_key(at, limit, key) {
-            self.warned.of_other_key(limit);
+    /// The rest of a cost of which outer layers may have charged a part.
+    fn rest_of(&self, cost: u64, earlier: &Decision, at: (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
+        let (charged, has_other_key) = earlier.charged(at, named, key);
+        if has_other_key {
+            self.warned.of_other_key(named);
         }
-        earlier.charged(at, limit, key)
-    }
-
-    /// The rest of a cost of which outer layers have charged a part.
-    #[cold]
-    fn rest_of(&self, cost: u64, charged: u64, named: &NamedLimit) -> Option<u64> {
-        self.warned.of_repetition(named);
+        if charged > 0 {
+            self.warned.of_repetition(named);
+        }
         // A cost above the limit is never admitted, however it is divided between layers.
-        let charged = charged * u64::from(cost <= named.limit.quota());
-        let rest = cost.saturating_sub(charged);
-        (rest > 0).then_some(rest)
+        cost.saturating_sub(charged * u64::from(cost <= named.limit.quota()))
     }
 
     /// Admits or rejects the request by the decision.
@@ -334,7 +316,7 @@ impl Enforcer {
         let earlier = parts.extensions.get::<Decision>();
         let joined = earlier.and_then(|earlier| earlier.followed_by(&decision));
         let left = self.extensions.then(|| joined.unwrap_or(decision));
-        let extensions = rejected.response_mut().extensions_mut();
+        let extensions = rejected.response.extensions_mut();
         if extensions.is_empty() {
             // Those of the request are not needed anymore, and their table is allocated.
             *extensions = mem::take(&mut parts.extensions);
