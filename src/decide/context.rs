@@ -11,7 +11,7 @@ use super::denials::Denials;
 use super::{OnSettled, Waiting, outcome::record_in_span, per_thread::Apart, settings::Settings, slots::Keeper};
 use crate::{
     Ban, ConfigError, Key, Limit,
-    observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
+    observe::{CheckMetrics, PolicyMetrics, PolicyOutcome},
     store::{Failover, LostSettlements, NamedLimit, Outstanding, Overrides, PerStore, Store, StoreError, StoreId},
     sync::lock,
 };
@@ -181,9 +181,7 @@ impl CheckContext {
     /// Counts a request by what the policy at this position has done with it.
     #[inline]
     pub(crate) fn count(&self, position: usize, outcome: PolicyOutcome) {
-        if METRICS_ENABLED {
-            self.policies[position].metrics.count(outcome);
-        }
+        self.policies[position].metrics.count(outcome);
         tracing::debug!(
             policy = &*self.policies[position].limit.name,
             outcome = outcome.name(),

@@ -12,27 +12,22 @@ impl Decision {
     #[inline(always)]
     pub(crate) fn count_outcomes(&self) {
         #[cfg(feature = "admin")]
-        self.count_denials();
+        self.count_denials(|_| true);
         if has_spans()
             && let Some(policy) = self.foremost().or(self.as_slice().first())
         {
             record_in_span(policy.outcome(), Some(policy.name()), Some(policy));
         }
-        if !is_watched() {
-            return;
+        if METRICS_ENABLED || tracing::enabled!(tracing::Level::DEBUG) {
+            self.count_each(|_| true);
         }
-        self.count_each(|_| true);
     }
 
     /// Counts what the policies that observe would have done with the request.
     #[cold]
     pub(crate) fn count_observed(&self) {
         #[cfg(feature = "admin")]
-        if let Some(first) = self.as_slice().first()
-            && first.context.denials.are_watched()
-        {
-            self.count_watched_denials(&first.context.denials, PolicyDecision::is_observed);
-        }
+        self.count_denials(PolicyDecision::is_observed);
         self.count_each(PolicyDecision::is_observed);
     }
 
@@ -40,10 +35,8 @@ impl Decision {
     fn count_each(&self, selects: impl Fn(&PolicyDecision) -> bool) {
         let allowed = self.is_allowed();
         for policy in self.as_slice().iter().filter(|policy| selects(policy)) {
-            let outcome = policy.outcome();
-            let is_admission = matches!(outcome, PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally);
-            if allowed || !is_admission {
-                policy.count(outcome);
+            if allowed || policy.denial.is_some() {
+                policy.count(policy.outcome());
             }
         }
     }
@@ -52,10 +45,10 @@ impl Decision {
     /// denied it.
     #[cfg(feature = "admin")]
     #[inline(always)]
-    fn count_denials(&self) {
+    fn count_denials(&self, selects: impl Fn(&PolicyDecision) -> bool) {
         let Some(first) = self.as_slice().first() else { return };
         if first.context.denials.are_watched() {
-            self.count_watched_denials(&first.context.denials, |_| true);
+            self.count_watched_denials(&first.context.denials, selects);
         }
     }
 
@@ -91,9 +84,6 @@ impl PolicyDecision {
             retry_after = self.retry_after.map(|wait| wait.as_secs_f64()),
             "a policy has decided about a request"
         );
-        if !METRICS_ENABLED {
-            return;
-        }
         let metrics = &self.policy().metrics;
         metrics.count(outcome);
         let admitted = matches!(outcome, PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally);
@@ -125,12 +115,6 @@ impl PolicyDecision {
             (Some(_), true) => PolicyOutcome::LimitedLocally,
         }
     }
-}
-
-/// Whether outcomes are counted or logged.
-#[inline]
-fn is_watched() -> bool {
-    METRICS_ENABLED || tracing::enabled!(tracing::Level::DEBUG)
 }
 
 /// Whether there may be spans: without a subscriber there are none.
