@@ -324,21 +324,15 @@ impl Decision {
     }
 
     /// The same denial with longer waits: the jitter is added to the wait of each policy that denies.
-    pub(crate) fn delayed(self, jitter: Duration) -> Self {
-        if jitter.is_zero() {
-            return self;
+    pub(crate) fn delayed(mut self, jitter: Duration) -> Self {
+        if !jitter.is_zero()
+            && let Some(inner) = Arc::get_mut(&mut self.0)
+        {
+            for policy in inner.policies.iter_mut().filter(|policy| policy.denies()) {
+                policy.retry_after = policy.retry_after.map(|wait| wait.saturating_add(jitter));
+            }
         }
-        let mut delayed = Inner {
-            server_time: self.0.server_time,
-            waited: self.0.waited,
-            units: self.0.units,
-            store_error: self.0.store_error.clone(),
-            ..Inner::new(self.0.allowed, self.0.policies.clone())
-        };
-        for policy in delayed.policies.iter_mut().filter(|policy| policy.denies()) {
-            policy.retry_after = policy.retry_after.map(|wait| wait.saturating_add(jitter));
-        }
-        Self(Arc::new(delayed))
+        self
     }
 }
 

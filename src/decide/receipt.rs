@@ -298,11 +298,8 @@ impl Settlement {
     /// Sends the adjustments, those of one store together.
     pub(crate) fn send(&self) -> Responses {
         let mut responses = Responses::default();
-        let mut unsent: SmallVec<[&Adjustment; 4]> = self.0.iter().collect();
-        while let Some(first) = unsent.first() {
-            let (policy, target) = (&first.policy, first.target());
-            let (together, others): (SmallVec<[_; 4]>, _) =
-                unsent.into_iter().partition(|other| other.target() == target);
+        for together in self.0.chunk_by(|one, next| one.target() == next.target()) {
+            let policy = &together[0].policy;
             let requests = together
                 .iter()
                 .map(|adjustment| StoreRequest::new(adjustment.operation, [&adjustment.charge]));
@@ -310,7 +307,6 @@ impl Settlement {
             let mut owed = policy.context.outstanding.owe(OwedKind::Settlement);
             owed.count_if_lost(policy.context.lost.clone());
             responses.push(policy.store().decide(&requests), owed);
-            unsent = others;
         }
         responses
     }
