@@ -115,15 +115,9 @@ impl Drop for DenialWatch {
 pub(crate) struct SpaceSaving<T> {
     capacity: usize,
     total: u64,
-    counters: HashMap<T, Counter>,
+    counts: HashMap<T, Count<T>>,
     /// The items by their counts.
     order: BTreeSet<(u64, T)>,
-}
-
-struct Counter {
-    count: u64,
-    error: u64,
-    last: SystemTime,
 }
 
 impl<T: Clone + Ord + Hash> SpaceSaving<T> {
@@ -132,7 +126,7 @@ impl<T: Clone + Ord + Hash> SpaceSaving<T> {
         Self {
             capacity,
             total: 0,
-            counters: HashMap::new(),
+            counts: HashMap::new(),
             order: BTreeSet::new(),
         }
     }
@@ -144,37 +138,35 @@ impl<T: Clone + Ord + Hash> SpaceSaving<T> {
             return;
         }
         let (mut count, mut error) = (0, 0);
-        if let Some(counter) = self.counters.get(item) {
-            (count, error) = (counter.count, counter.error);
+        if let Some(counted) = self.counts.get(item) {
+            (count, error) = (counted.count, counted.error);
             self.order.remove(&(count, item.clone()));
-        } else if self.counters.len() == self.capacity
+        } else if self.counts.len() == self.capacity
             && let Some((least, replaced)) = self.order.pop_first()
         {
             (count, error) = (least, least);
-            self.counters.remove(&replaced);
+            self.counts.remove(&replaced);
         }
-        count += 1;
-        self.counters.insert(item.clone(), Counter { count, error, last });
-        self.order.insert((count, item.clone()));
+        let counted = Count {
+            item: item.clone(),
+            count: count + 1,
+            error,
+            last,
+        };
+        self.order.insert((counted.count, item.clone()));
+        self.counts.insert(item.clone(), counted);
     }
 
     pub(crate) fn summary(&self) -> Summary<T> {
-        let counts = self.order.iter().rev().filter_map(|(count, item)| {
-            let counter = self.counters.get(item)?;
-            Some(Count {
-                item: item.clone(),
-                count: *count,
-                error: counter.error,
-                last: counter.last,
-            })
-        });
+        let counts = self.order.iter().rev();
+        let counts = counts.filter_map(|(_, item)| self.counts.get(item).cloned());
         let least = self.order.first().map_or(0, |(count, _)| *count);
         Summary {
             total: self.total,
             counts: counts.collect(),
             most_of_others: match self.capacity {
                 0 => self.total,
-                capacity if self.counters.len() < capacity => 0,
+                capacity if self.counts.len() < capacity => 0,
                 _ => least,
             },
         }
@@ -253,7 +245,7 @@ mod tests {
         let mut sketch = SpaceSaving::new(capacity);
         for (item, counted) in stream.iter().zip(1..) {
             sketch.count(item, SystemTime::UNIX_EPOCH + Duration::from_secs(counted));
-            assert_eq!(sketch.order.len(), sketch.counters.len());
+            assert_eq!(sketch.order.len(), sketch.counts.len());
             assert_eq!(sketch.total, counted);
         }
         sketch.summary()
