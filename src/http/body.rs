@@ -122,7 +122,7 @@ where
                 completion,
                 release,
             } => {
-                let frame = completed::poll(completion, || body.as_mut().poll_frame(cx));
+                let frame = completed::poll(completion.as_deref_mut(), || body.as_mut().poll_frame(cx));
                 if completion.is_some() {
                     completed::observe_frame(completion, &frame, || body.is_end_stream());
                 }

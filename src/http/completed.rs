@@ -69,12 +69,8 @@ impl AwaitedCompletion {
         self.ended.store(true, Ordering::Relaxed);
     }
 
-    /// Completes the request with an error of the inner service or of the body.
-    pub(crate) fn fail(&mut self) {
-        self.end(End::Failed);
-    }
-
-    fn end(&mut self, end: End) {
+    /// Completes the request, with the head of its response if there was one.
+    pub(crate) fn end(&mut self, end: End) {
         let head = self.head.take();
         self.complete(head.as_ref(), end);
     }
@@ -91,8 +87,7 @@ impl AwaitedCompletion {
     /// Bans the key for the pause that the head or the trailers of a response ask for, if one of another server does.
     #[inline]
     fn learn<B>(&self, response: &Response<B>, requested: impl FnOnce(&Decision) -> Option<Duration>) {
-        let learns = |decision: &&Decision| decision.as_slice().iter().any(PolicyDecision::learns);
-        if let Some(decision) = self.decision.as_ref().filter(learns)
+        if let Some(decision) = self.decision.as_ref().filter(|decision| decision.learns())
             && response.extensions().get::<OwnRejection>().is_none()
             && !is_denial(response)
             && let Some(pause) = requested(decision).filter(|pause| !pause.is_zero())
@@ -128,14 +123,11 @@ impl Drop for AwaitedCompletion {
 }
 
 /// Polls the inner service or its body.
-pub(crate) fn poll<T>(awaited: &mut Option<Box<AwaitedCompletion>>, poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
-    if let Some(awaited) = awaited {
-        awaited.polled = true;
-    }
+pub(crate) fn poll<T>(awaited: Option<&mut AwaitedCompletion>, poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
+    let Some(awaited) = awaited else { return poll() };
+    awaited.polled = true;
     let polled = poll();
-    if let Some(awaited) = awaited {
-        awaited.polled = false;
-    }
+    awaited.polled = false;
     polled
 }
 

@@ -92,7 +92,8 @@ where
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
                 let fresh = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, fresh);
-                let waiting = Waiting {
+                let pending = Pending {
+                    check,
                     service: ready,
                     is_ready: true,
                     parts,
@@ -100,7 +101,7 @@ where
                     enforcer: self.enforcer.clone(),
                 };
                 State::Pending {
-                    pending: Some(Box::new(Pending { check, waiting })),
+                    pending: Some(Box::new(pending)),
                 }
             }
         };
@@ -162,10 +163,6 @@ pin_project! {
 /// A decision, and what waits for it.
 struct Pending<S, B> {
     check: PendingCheck,
-    waiting: Waiting<S, B>,
-}
-
-struct Waiting<S, B> {
     service: S,
     /// Whether the service was polled ready, and not cloned since.
     is_ready: bool,
@@ -175,7 +172,7 @@ struct Waiting<S, B> {
     enforcer: Arc<Enforcer>,
 }
 
-impl<S: Clone, B> Waiting<S, B> {
+impl<S: Clone, B> Pending<S, B> {
     /// Gives the readiness of the service, such as a permit, to other requests.
     fn release_readiness(&mut self) {
         if self.is_ready {
@@ -209,21 +206,21 @@ where
         loop {
             let next = match this.state.as_mut().project() {
                 StateProj::Pending { pending } => {
-                    let Pending { check, waiting } = pending.as_deref_mut().expect("polled after it was ready");
-                    let decision = Pin::new(&mut *check).poll(cx);
-                    if check.is_held() {
+                    let waiting = pending.as_deref_mut().expect("polled after it was ready");
+                    let decision = Pin::new(&mut waiting.check).poll(cx);
+                    if waiting.check.is_held() {
                         // It may wait for seconds, and other requests need the permit meanwhile.
                         waiting.release_readiness();
                     }
                     let decision = ready!(decision);
-                    let Pending { check, waiting } = *pending.take().expect("it has just been polled");
-                    let Waiting {
+                    let Pending {
+                        check,
                         mut service,
                         is_ready,
                         mut parts,
                         body,
                         enforcer,
-                    } = waiting;
+                    } = *pending.take().expect("it has just been polled");
                     let action = enforcer.act_on(decision, &mut parts);
                     // What the request owes is counted by the decision now.
                     drop(check);
@@ -246,17 +243,12 @@ where
                 }
                 StateProj::AfterWait { called, admitted } => {
                     let (service, _) = called.as_mut().expect("polled after it was ready");
-                    let readiness = match admitted {
-                        Some(admitted) => completed::poll(&mut admitted.completion, || service.poll_ready(cx)),
-                        None => service.poll_ready(cx),
-                    };
-                    let readiness = ready!(readiness);
+                    let readiness =
+                        ready!(completed::poll(Admitted::completion_of(admitted), || service.poll_ready(cx)));
                     let (mut service, request) = called.take().expect("it has just been polled");
                     let admitted = admitted.take();
                     if let Err(error) = readiness {
-                        if let Some(admitted) = admitted {
-                            admitted.fail();
-                        }
+                        Admitted::fail(admitted);
                         return Poll::Ready(Err(error));
                     }
                     State::Admitted {
@@ -265,20 +257,15 @@ where
                     }
                 }
                 StateProj::Admitted { future, admitted } => {
-                    let result = match admitted {
-                        Some(admitted) => completed::poll(&mut admitted.completion, || future.poll(cx)),
-                        None => future.poll(cx),
-                    };
-                    let result = match (ready!(result), admitted.take()) {
-                        (Ok(response), Some(admitted)) => Ok(admitted.annotate(response)),
-                        (Ok(response), None) => Ok(response.map(|body| ResponseBody::inner(body, None, None))),
-                        (Err(error), Some(admitted)) => {
-                            admitted.fail();
+                    let result = ready!(completed::poll(Admitted::completion_of(admitted), || future.poll(cx)));
+                    let admitted = admitted.take();
+                    return Poll::Ready(match result {
+                        Ok(response) => Ok(Admitted::annotate(admitted, response)),
+                        Err(error) => {
+                            Admitted::fail(admitted);
                             Err(error)
                         }
-                        (Err(error), None) => Err(error),
-                    };
-                    return Poll::Ready(result);
+                    });
                 }
                 StateProj::Rejected { rejected, drain } => {
                     let content = match drain.as_pin_mut() {
@@ -294,14 +281,4 @@ where
     }
 }
 
-impl<S, B, F> fmt::Debug for ResponseFuture<S, B, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match &self.state {
-            State::Pending { .. } => "Pending",
-            State::AfterWait { .. } => "AfterWait",
-            State::Admitted { .. } => "Admitted",
-            State::Rejected { .. } => "Rejected",
-        };
-        write!(f, "ResponseFuture({state})")
-    }
-}
+impl_debug!(ResponseFuture[S, B, F], _future =>);
