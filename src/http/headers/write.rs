@@ -42,23 +42,35 @@ impl Fields {
         headers: &mut HeaderMap,
     ) -> bool {
         match dialect {
-            Headers::Draft08 => return write_draft08(decision, self.partition_key.as_ref(), headers),
-            Headers::Draft07 => return write_draft07(foremost, headers),
-            Headers::Draft06 => return write_draft06(foremost, headers),
-            Headers::LegacyDelta => return write_legacy(foremost, Reset::Delta, headers),
+            Headers::Draft08 => {
+                let partition_key = self.partition_key.as_ref();
+                append(headers, || RATELIMIT_POLICY, policies(decision, partition_key));
+                append(headers, || RATELIMIT, states(decision, partition_key))
+            }
+            Headers::Draft07 => {
+                append(headers, || RATELIMIT_POLICY, single_policy(foremost));
+                write_dictionary(foremost, headers)
+            }
+            Headers::Draft06 => {
+                append(headers, || RATELIMIT_POLICY, single_policy(foremost));
+                write_triple(foremost, RATELIMIT_TRIPLE, Duration::ZERO, headers)
+            }
+            Headers::LegacyDelta => write_triple(foremost, X_RATELIMIT_TRIPLE, Duration::ZERO, headers),
             Headers::LegacyEpoch => {
                 // The units of a request may have been taken ahead.
                 let now = foremost.decided_at.max(decision.server_time());
-                return write_legacy(foremost, Reset::Epoch { now }, headers);
+                write_triple(foremost, X_RATELIMIT_TRIPLE, now, headers)
             }
-            Headers::Custom(custom) => custom(decision, headers),
+            Headers::Custom(custom) => {
+                custom(decision, headers);
+                true
+            }
             Headers::Both(both) => {
                 let write = |any, dialect| self.write_dialect(dialect, (decision, foremost), headers) || any;
-                return both.iter().fold(false, write);
+                both.iter().fold(false, write)
             }
-            Headers::None => return false,
+            Headers::None => false,
         }
-        true
     }
 }
 
@@ -79,11 +91,6 @@ pub(crate) fn is_for_shared_caches(headers: &HeaderMap) -> bool {
             .any(|name| name.is_some_and(|name| directives.iter().any(|other| name.trim().eq_ignore_ascii_case(other))))
     };
     has(CACHE_CONTROL, &["public", "s-maxage"]) || has(CDN_CACHE_CONTROL, &["public", "s-maxage", "max-age"])
-}
-
-fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &mut HeaderMap) -> bool {
-    append(headers, || RATELIMIT_POLICY, policies(decision, partition_key));
-    append(headers, || RATELIMIT, states(decision, partition_key))
 }
 
 /// `"burst";q=2;w=1, "daily";q=100;w=86400`
@@ -160,11 +167,6 @@ fn policy_item(named: &NamedLimit) -> &HeaderValue {
     })
 }
 
-fn write_draft07(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
-    append(headers, || RATELIMIT_POLICY, single_policy(policy));
-    write_dictionary(policy, headers)
-}
-
 /// `limit=2, remaining=1, reset=30`, unless what is there, a dictionary or the list of a later draft, has less left.
 fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
     let is_list = |line: &HeaderValue| line.as_bytes().starts_with(b"\"");
@@ -191,12 +193,6 @@ fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
     true
 }
 
-fn write_draft06(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
-    append(headers, || RATELIMIT_POLICY, single_policy(policy));
-    let names = [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET];
-    write_triple(policy, names, Reset::Delta, headers)
-}
-
 /// `2;w=30`, as in the drafts -06 and -07.
 fn single_policy(policy: &PolicyDecision) -> HeaderValue {
     let mut value = Text::from(policy.limit());
@@ -206,23 +202,14 @@ fn single_policy(policy: &PolicyDecision) -> HeaderValue {
     value.into()
 }
 
-/// The format of the last of three single values.
-#[derive(Clone, Copy)]
-enum Reset {
-    Delta,
-    Epoch { now: Duration },
-}
+const RATELIMIT_TRIPLE: [HeaderName; 3] = [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET];
+const X_RATELIMIT_TRIPLE: [HeaderName; 3] = [X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET];
 
-fn write_legacy(policy: &PolicyDecision, format: Reset, headers: &mut HeaderMap) -> bool {
-    let names = [X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET];
-    write_triple(policy, names, format, headers)
-}
-
-/// Writes three single values, unless those that are there have less left.
+/// Writes three single values, the last of which is counted from this time, unless those that are there have less left.
 fn write_triple(
     policy: &PolicyDecision,
     [limit_name, remaining_name, reset_name]: [HeaderName; 3],
-    format: Reset,
+    since: Duration,
     headers: &mut HeaderMap,
 ) -> bool {
     let names = [&limit_name, &remaining_name, &reset_name];
@@ -236,10 +223,7 @@ fn write_triple(
     headers.insert(remaining_name, Text::from(remaining).into());
     headers.remove(&reset_name);
     if let Some(reset) = reset {
-        let seconds = match format {
-            Reset::Delta => ceil_secs(reset),
-            Reset::Epoch { now } => ceil_secs(now.saturating_add(reset)),
-        };
+        let seconds = ceil_secs(since.saturating_add(reset));
         headers.insert(reset_name, Text::from(seconds).into());
     }
     true
@@ -250,22 +234,26 @@ mod tests {
     use std::{panic::AssertUnwindSafe, sync::Arc};
 
     use super::*;
-    use crate::{Key, MemoryStore, Policy, SlidingLog, decide::Undecided, policy};
+    use crate::{
+        Key, MemoryStore, Policy, SlidingLog,
+        decide::Undecided,
+        policy,
+        store::{ChargeState, Operation, Outcome, StoreResponse},
+    };
 
     /// Units that were taken ahead were admitted when they were taken.
     #[test]
     fn an_epoch_is_counted_from_the_time_of_the_decision() {
         let policy = Policy::new("ahead", SlidingLog::per_minute(100));
         let context = Arc::new(policy::context(MemoryStore::new(), &[policy]));
-        let ahead = PolicyDecision {
-            decided_at: Duration::from_secs(1_800_000_000),
-            remaining: 60,
-            reset_after: Duration::from_millis(58_200),
-            ..PolicyDecision::plain(&context, 0, Key::from("k"))
-        };
-        let now = ahead.decided_at + Duration::from_millis(900);
-        let mut undecided = Undecided::new([ahead].into_iter().collect());
-        undecided.record_each(true, now, |_| true);
+        let decided_at = Duration::from_secs(1_800_000_000);
+        let now = decided_at + Duration::from_millis(900);
+        let ahead = ChargeState::new(60, None, Duration::from_millis(58_200)).at(decided_at);
+        let outcome = Outcome::new(true, [ahead]);
+        let response = StoreResponse::new(now, [outcome.clone()]);
+        let policy = PolicyDecision::plain(&context, 0, Key::from("k"));
+        let mut undecided = Undecided::new([policy].into_iter().collect());
+        undecided.record(Operation::Check, &response, &outcome);
         let fields = Fields {
             dialect: Headers::LegacyEpoch,
             ..Fields::default()
