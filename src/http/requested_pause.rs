@@ -226,17 +226,16 @@ fn retry_delay(details: &[u8]) -> Option<Duration> {
     let status = BASE64.decode(details).ok()?;
     let mut details = Fields(&status).filter(|(number, _)| *number == 3);
     let delay = details.find_map(|(_, any)| {
-        let is_retry_info = any.message()?.any(|(number, url)| {
-            let url = url.bytes().filter(|_| number == 1);
-            url.is_some_and(|url| url.ends_with(b"/google.rpc.RetryInfo"))
-        });
-        let (_, info) = any.message()?.find(|(number, _)| is_retry_info && *number == 2)?;
-        let (_, delay) = info.message()?.find(|(number, _)| *number == 1)?;
-        delay.message()
+        let any = any.bytes()?;
+        let url = Fields(any).bytes_of(1)?;
+        let info = Fields(any)
+            .bytes_of(2)
+            .filter(|_| url.ends_with(b"/google.rpc.RetryInfo"));
+        Fields(info?).bytes_of(1)
     })?;
 
     let (mut seconds, mut nanos) = (0, 0);
-    for (number, value) in delay {
+    for (number, value) in Fields(delay) {
         match (number, value) {
             (1, Value::Number(value)) => seconds = value,
             (2, Value::Number(value)) => nanos = value,
@@ -265,10 +264,6 @@ impl<'a> Value<'a> {
             Self::Number(_) | Self::Fixed => None,
         }
     }
-
-    fn message(&self) -> Option<Fields<'a>> {
-        self.bytes().map(Fields)
-    }
 }
 
 impl<'a> Iterator for Fields<'a> {
@@ -291,6 +286,11 @@ impl<'a> Iterator for Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// The first text, bytes or message with this number.
+    fn bytes_of(mut self, number: u64) -> Option<&'a [u8]> {
+        self.find_map(|(other, value)| value.bytes().filter(|_| other == number))
+    }
+
     fn varint(&mut self) -> Option<u64> {
         let mut number = 0;
         for position in 0..10 {

@@ -8,6 +8,7 @@ use http::request::Parts;
 use super::{Presentation, enforce::Enforcer};
 use crate::{
     ConfigError, Decision, IntoPolicies,
+    error::or_panic,
     policy::{PolicySet, validate_for_layer},
     store::{Store, StoreError},
 };
@@ -223,13 +224,9 @@ impl RateLimitLayer {
     /// instead.
     #[track_caller]
     pub fn new(store: impl Store, policies: impl IntoPolicies) -> Self {
-        match Self::build(store, policies) {
-            Ok(layer) => {
-                layer.enforcer.policies.log_conflict();
-                layer
-            }
-            Err(error) => panic!("{error}"),
-        }
+        let layer = or_panic(Self::build(store, policies));
+        layer.enforcer.policies.log_conflict();
+        layer
     }
 
     /// A layer that counts in this store for one policy, or for several that are decided together.

@@ -261,16 +261,9 @@ impl Rejection<'_> {
 }
 
 /// Why what remains for a request is not read.
-#[derive(Debug)]
 pub(crate) struct Blocked;
 
-impl fmt::Display for Blocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the request is blocked")
-    }
-}
-
-impl Error for Blocked {}
+impl_error!(Blocked, _blocked => "the request is blocked", None);
 
 /// A mark in the extensions of a response that a layer or a handler of this process has made in place of a service: its
 /// `Retry-After` does not come from another service.

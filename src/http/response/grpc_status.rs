@@ -38,14 +38,10 @@ impl GrpcStatus {
         let message = shortened(message);
         // With a wait of zero a client would try again in a loop.
         let wait = rejection.retry_after().map(|wait| wait.max(SHORTEST_WAIT));
-        let details = match &*details(rejection, wait) {
-            [] => Vec::new(),
-            details => encoded(code, &message, details),
-        };
         Self {
             code,
+            details: encoded(code, &message, &details(rejection, wait)),
             message,
-            details,
             pushback: pushback(wait),
         }
     }
@@ -91,24 +87,24 @@ fn limited(decision: &Decision) -> Cow<'static, str> {
     }
 }
 
-/// `google.rpc.Status`, encoded.
-fn encoded(code: u8, text: &str, details: &[Vec<u8>]) -> Vec<u8> {
+/// `google.rpc.Status` with encoded details; empty without details.
+fn encoded(code: u8, text: &str, details: &[u8]) -> Vec<u8> {
     let mut status = Vec::new();
-    field_varint(&mut status, 1, code.into());
-    status.extend(message(&[(2, text.as_bytes())]));
-    let details = details.iter().map(|detail| message(&[(3, detail)]));
-    status.extend(details.flatten());
+    if !details.is_empty() {
+        field_varint(&mut status, 1, code.into());
+        status.extend(message(&[(2, text.as_bytes())]));
+        status.extend(details);
+    }
     status
 }
 
 /// The wait, and the policies that deny.
-fn details(rejection: Rejection<'_>, wait: Option<Duration>) -> Vec<Vec<u8>> {
-    let retry_info = wait.map(|wait| any("google.rpc.RetryInfo", &retry_info(wait)));
-    let quota_failure = match rejection {
-        Rejection::Limited(decision) => Some(any("google.rpc.QuotaFailure", &quota_failure(decision))),
-        Rejection::Refused(_) | Rejection::Blocked | Rejection::Failed { .. } => None,
-    };
-    retry_info.into_iter().chain(quota_failure).collect()
+fn details(rejection: Rejection<'_>, wait: Option<Duration>) -> Vec<u8> {
+    let mut details = wait.map_or_else(Vec::new, |wait| detail_of("google.rpc.RetryInfo", &retry_info(wait)));
+    if let Rejection::Limited(decision) = rejection {
+        details.extend(detail_of("google.rpc.QuotaFailure", &quota_failure(decision)));
+    }
+    details
 }
 
 /// `google.rpc.QuotaFailure`: a violation for each policy that denies.
@@ -148,10 +144,10 @@ fn description(limit: &Limit, window: Option<Duration>) -> String {
     format!("{quota} requests per {}", per.as_deref().unwrap_or("calendar window"))
 }
 
-/// `google.protobuf.Any`
-fn any(name: &str, value: &[u8]) -> Vec<u8> {
+/// A detail of a `google.rpc.Status`, which is a `google.protobuf.Any`.
+fn detail_of(name: &str, value: &[u8]) -> Vec<u8> {
     let url = format!("type.googleapis.com/{name}");
-    message(&[(1, url.as_bytes()), (2, value)])
+    message(&[(3, &message(&[(1, url.as_bytes()), (2, value)]))])
 }
 
 /// A field of a protocol buffer. An absent field means zero.
@@ -246,12 +242,11 @@ mod tests {
 
     /// The details of a denial, the first `count` of them.
     fn encoded(wait: Duration, count: usize) -> String {
-        let details = details(Rejection::Limited(&denied(wait)), Some(wait));
-        STANDARD_NO_PAD.encode(super::encoded(
-            RESOURCE_EXHAUSTED,
-            "rate limit exceeded",
-            &details[..count],
-        ))
+        let details = match count {
+            1 => detail_of("google.rpc.RetryInfo", &retry_info(wait)),
+            _ => details(Rejection::Limited(&denied(wait)), Some(wait)),
+        };
+        STANDARD_NO_PAD.encode(super::encoded(RESOURCE_EXHAUSTED, "rate limit exceeded", &details))
     }
 
     // The rows GR-14, GR-15 and GR-17 of `tests/vectors/grpc.md`.
