@@ -46,10 +46,11 @@ pub struct NodeStatus {
 /// The state of a server of a store.
 ///
 /// A server enters another state when its checks have failed for a second, and leaves it when another one has fitted for 6 s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum NodeState {
     /// No share of the checks fails.
+    #[default]
     Ok,
     /// A share of the checks fails.
     Degraded,

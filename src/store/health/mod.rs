@@ -113,7 +113,8 @@ impl Health {
     /// Records checks that a node has decided.
     #[inline]
     pub(crate) fn decided(self: &Arc<Self>, node: &Node, checks: u64) {
-        node.decided(checks);
+        node.counts[CheckOutcome::Decided as usize].fetch_add(checks, Ordering::Relaxed);
+        node.record(CheckOutcome::Decided, checks);
         // Reading only keeps the cache line shared between cores while no check fails.
         if self.is_watching() {
             self.continue_watch();
@@ -167,9 +168,10 @@ impl Health {
         }
         let lines = self
             .all(&watch)
-            .filter_map(|node| Some((node.clone(), node.tick(now)?)));
+            .filter_map(|node| Some((node.clone(), lock(&node.states).tick(now, node.totals())?)));
         let lines: Vec<_> = lines.collect();
-        let continues = !self.all(&watch).all(|node| node.is_settled());
+        let is_settled = |node: &Arc<Node>| lock(&node.states).is_settled(node.totals());
+        let continues = !self.all(&watch).all(is_settled);
         watch.until = continues.then(|| now + LEASE);
         if !continues {
             self.watching.store(false, Ordering::Relaxed);
@@ -213,12 +215,6 @@ impl Node {
         })
     }
 
-    #[inline]
-    fn decided(&self, checks: u64) {
-        self.counts[CheckOutcome::Decided as usize].fetch_add(checks, Ordering::Relaxed);
-        self.record(CheckOutcome::Decided, checks);
-    }
-
     /// Records checks in the metrics, if this is a server of Redis.
     #[inline]
     fn record(&self, outcome: CheckOutcome, checks: u64) {
@@ -238,14 +234,6 @@ impl Node {
 
     fn begin(&self, now: Instant) {
         lock(&self.states).begin(now, self.totals());
-    }
-
-    fn tick(&self, now: Instant) -> Option<LogLine> {
-        lock(&self.states).tick(now, self.totals())
-    }
-
-    fn is_settled(&self) -> bool {
-        lock(&self.states).is_settled(self.totals())
     }
 
     fn status(&self) -> NodeStatus {
@@ -346,7 +334,7 @@ mod tests {
             });
             assert_eq!(state(), NodeState::Down);
 
-            node.decided(1);
+            node.counts[CheckOutcome::Decided as usize].fetch_add(1, Ordering::Relaxed);
             runtime().block_on(async {
                 for _ in 0..30 {
                     step(&health, &node);

@@ -44,7 +44,7 @@ pub(super) struct LogLine {
 /// The state of a node over time, and what is logged about it.
 ///
 /// It is advanced by [`tick`](Self::tick) about once a second while a node is watched.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct NodeStates {
     pub(super) state: NodeState,
     /// Since when, if it was ever another one.
@@ -74,22 +74,6 @@ const HOLD: Duration = Duration::from_secs(6);
 const LINE_PAUSE: Duration = Duration::from_secs(60);
 /// The time of the reported counts.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
-
-impl Default for NodeStates {
-    fn default() -> Self {
-        Self {
-            state: NodeState::Ok,
-            since: None,
-            other_since: None,
-            last_reply: None,
-            last_failure: None,
-            samples: VecDeque::new(),
-            logged: [CheckCounts::default(); 2],
-            logged_at: [None; 4],
-            is_unlogged: false,
-        }
-    }
-}
 
 impl NodeStates {
     /// Begins to watch the node, unless it is watched.
