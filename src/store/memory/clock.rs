@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -40,15 +39,6 @@ impl Clock {
             Self::Custom(now) => micros(now()),
         };
         now.min(MAX_NOW)
-    }
-}
-
-impl fmt::Debug for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Monotonic { .. } => f.write_str("<monotonic>"),
-            Self::Custom(_) => f.write_str("<fn>"),
-        }
     }
 }
 

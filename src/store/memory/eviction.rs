@@ -14,6 +14,7 @@ use super::shard::{Count, Entry};
 /// A decision about a known key seldom changes a queue. The place of a key may be too early, and is corrected when its turn
 /// comes. It is never too late: after a decision that moves it forward, or if the key begins to deny, it is
 /// [listed again](Shard::relist).
+#[derive(Default)]
 pub(super) struct Queues {
     /// The hash of its name.
     pub(super) policy: u64,
@@ -35,9 +36,7 @@ impl Queues {
     pub(super) fn new(policy: u64) -> Self {
         Self {
             policy,
-            keys: 0,
-            free: BinaryHeap::new(),
-            denying: [BTreeSet::new(), BTreeSet::new()],
+            ..Self::default()
         }
     }
 

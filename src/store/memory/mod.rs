@@ -204,12 +204,13 @@ const DEFAULT_CAPACITY: usize = 100_000;
 /// let store = MemoryStore::builder().capacity(1_000).manual_clock(&clock).build();
 /// assert!(store.is_empty());
 /// ```
-#[derive(Debug)]
 #[must_use]
 pub struct MemoryStoreBuilder {
     capacity: usize,
     clock: Option<Clock>,
 }
+
+impl_debug!(MemoryStoreBuilder, builder => capacity: builder.capacity);
 
 impl MemoryStoreBuilder {
     /// Sets the largest number of keys. The [docs of the store](MemoryStore#capacity-and-eviction) describe which keys a full

@@ -146,10 +146,12 @@ impl Shard {
         Some(&mut entry.count)
     }
 
-    /// Takes the state out of a count, with the last cost; [`put_back`](Self::put_back) returns it.
-    pub(super) fn take(&mut self, id: &Id<'_>) -> Option<(State, u64)> {
-        let count = self.find(id)?;
-        Some((mem::replace(&mut count.state, id.new_state()), count.last_cost))
+    /// Takes the state out of a count, with the last cost; [`put_back`](Self::put_back) returns it. A new state if there is no count.
+    pub(super) fn take(&mut self, id: &Id<'_>) -> (State, Option<u64>) {
+        match self.find(id) {
+            Some(count) => (mem::replace(&mut count.state, id.new_state()), Some(count.last_cost)),
+            None => (id.new_state(), None),
+        }
     }
 
     /// Stores a state and the decision about it.

@@ -1,8 +1,7 @@
 use std::{
     collections::HashMap,
-    slice,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,6 +19,7 @@ use crate::{
     limit::{Line, Shape, State},
     observe::MemoryMetrics,
     store::{Charge, ChargeState, Operation, Outcome, StoreRequest, StoreResponse, wakes::wake_line},
+    sync::lock,
 };
 
 /// The counts of a memory store, divided into shards by the hashes of charges.
@@ -80,39 +80,31 @@ impl Shards {
     #[inline]
     pub(super) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
         if let [request] = requests
+            && request.operation() == Operation::Check
             && let Some(charge) = request.only_charge()
-            && charge.ban_for(request.operation()).is_none()
-            && !matches!(request.operation(), Operation::Reset | Operation::Ban { .. })
-            && charge.line_for(request.operation()).is_none()
+            && charge.ban_for(Operation::Check).is_none()
+            && charge.line_for(Operation::Check).is_none()
             && request.units == 1
         {
-            return self.decide_one(request.operation(), charge);
+            return self.check_one(charge);
         }
         self.decide_all(requests)
     }
 
     /// Decides one charge. The state is changed in place.
     #[inline]
-    fn decide_one(&self, operation: Operation, charge: &Charge) -> StoreResponse {
+    fn check_one(&self, charge: &Charge) -> StoreResponse {
         let id = Id::new(charge);
         let place = self.place(id.hash);
         let mut shard = self.lock(place);
         // Under the lock, so that the decisions about a key are in the order of their times.
         let now = self.clock.now();
         let (mut counted, mut new) = (shard.find(&id), None);
-        let (state, last_cost) = match &mut counted {
-            Some(count) => (&mut count.state, Some(count.last_cost)),
-            None => (new.insert(State::new(charge.limit())), None),
+        let state = match &mut counted {
+            Some(count) => &mut count.state,
+            None => new.insert(State::new(charge.limit())),
         };
-
-        let (allowed, charge_state, kept) = if operation == Operation::Check {
-            check(charge, state, now)
-        } else {
-            let mut advanced = Advanced::new(operation, (charge, 1), None, None, (state, last_cost), now);
-            let judged = Advanced::judge(operation, slice::from_mut(&mut advanced), 1);
-            let decided = advanced.decide(operation, judged, &mut Vec::new());
-            (judged.is_some(), decided.charge_state, decided.kept)
-        };
+        let (allowed, charge_state, kept) = check(charge, state, now);
 
         if let Some(count) = counted {
             if count.update(kept, now) {
@@ -138,7 +130,7 @@ impl Shards {
     }
 
     /// Decides all requests at one time, with all shards of their keys locked.
-    #[inline(never)] // inlined, it would enlarge the stack frame of `decide_one`
+    #[inline(never)] // inlined, it would enlarge the stack frame of `check_one`
     fn decide_all(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
         let ids = requests.iter().map(Self::ids);
         let ids: SmallVec<[SmallVec<[Id<'_>; 4]>; 1]> = ids.collect();
@@ -148,7 +140,7 @@ impl Shards {
         };
         let has_lines = requests.iter().any(has_line);
         // Before the shards, in all calls.
-        let lines = has_lines.then(|| self.lines.lock().unwrap_or_else(PoisonError::into_inner));
+        let lines = has_lines.then(|| lock(&self.lines));
         let locked = self.lock_all(ids.iter().flatten().map(|id| id.hash));
         let mut decisions = Decisions {
             shards: self,
@@ -210,7 +202,7 @@ impl Shards {
 
     fn lock(&self, place: usize) -> MutexGuard<'_, Shard> {
         // No code panics while a shard is locked, except for a clock. Its counts remain valid.
-        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shards[place])
     }
 
     /// The shards of these keys, in order of their places.
@@ -244,7 +236,7 @@ impl Decisions<'_> {
             return self.ban(request, length, ids);
         }
         let (operation, units) = (request.operation(), request.units.into());
-        let taken = ids.iter().map(|id| self.take(id));
+        let taken = ids.iter().map(|id| self.shard_of(id).take(id));
         let (mut states, last_costs): (SmallVec<[State; 4]>, SmallVec<[Option<u64>; 4]>) = taken.unzip();
         let with_lines = request.charges().filter(|charge| charge.line_for(operation).is_some());
         let mut lines: SmallVec<[(LineKey, Line); 1]> = with_lines.map(|charge| self.take_line(charge)).collect();
@@ -314,7 +306,7 @@ impl Decisions<'_> {
             .charges()
             .filter_map(|charge| charge.ban_for(request.operation()));
         let states = bans.zip(ids).map(|(ban, id)| {
-            let (mut state, last_cost) = self.take(id);
+            let (mut state, last_cost) = self.shard_of(id).take(id);
             let (charge_state, kept) = AdvancedBans::new(ban, &mut state, self.now).begin(length);
             self.keep(id, state, kept, last_cost.is_some());
             charge_state
@@ -326,14 +318,6 @@ impl Decisions<'_> {
         let place = self.shards.place(id.hash);
         let position = self.locked.partition_point(|(other, _)| *other < place);
         &mut self.locked[position].1
-    }
-
-    /// Takes the state of a count, and the last cost if it is stored; [`keep`](Self::keep) returns it.
-    fn take(&mut self, id: &Id<'_>) -> (State, Option<u64>) {
-        match self.shard_of(id).take(id) {
-            Some((state, last_cost)) => (state, Some(last_cost)),
-            None => (id.new_state(), None),
-        }
     }
 
     /// Stores a state that was taken and decided about.
