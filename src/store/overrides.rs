@@ -6,7 +6,7 @@ use std::{
     fmt,
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -55,13 +55,13 @@ impl_debug!(Override, own => policy: own.policy, limit: own.limit, expires_at: o
 pub struct Overrides(pub(super) Arc<OverrideTable>);
 
 pub(super) struct OverrideTable {
-    /// Whether there are none, as nearly always.
-    is_empty: AtomicBool,
-    /// When the first of them ends, in microseconds.
+    /// When the first of them ends, in microseconds; [`NEVER`] if there are none, as nearly always.
     first_end_us: AtomicU64,
     table: RwLock<Table>,
     source: OverrideSource,
 }
+
+const NEVER: u64 = u64::MAX;
 
 /// What stores the overrides, and their clock.
 pub(super) enum OverrideSource {
@@ -99,8 +99,7 @@ pub(crate) const LONGEST_OVERRIDE: Duration = Duration::from_micros(crate::limit
 impl Overrides {
     pub(super) fn new(source: OverrideSource) -> Self {
         Self(Arc::new(OverrideTable {
-            is_empty: AtomicBool::new(true),
-            first_end_us: AtomicU64::default(),
+            first_end_us: AtomicU64::new(NEVER),
             table: RwLock::default(),
             source,
         }))
@@ -109,9 +108,9 @@ impl Overrides {
     /// The limit of a key that overrides the one of its policy.
     #[inline]
     pub(crate) fn limit_of(&self, policy: &str, key: &Key) -> Option<Limit> {
-        match self.0.is_empty.load(Ordering::Relaxed) {
-            true => None,
-            false => self.find(policy, key, |found| found.limit.clone()),
+        match self.0.first_end_us.load(Ordering::Relaxed) {
+            NEVER => None,
+            _ => self.find(policy, key, |found| found.limit.clone()),
         }
     }
 
@@ -260,9 +259,7 @@ impl OverrideTable {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut table);
         let first_end = table.iter().map(|one| one.expires_at.as_micros() as u64).min();
-        self.first_end_us
-            .store(first_end.unwrap_or_default(), Ordering::Relaxed);
-        self.is_empty.store(first_end.is_none(), Ordering::Relaxed);
+        self.first_end_us.store(first_end.unwrap_or(NEVER), Ordering::Relaxed);
         result
     }
 
@@ -329,7 +326,7 @@ mod tests {
             let limit = Some((Limit::from(SlidingLog::per_hour(9)), Duration::from_secs(lasts)));
             assert!(overrides.set("p", &key.into(), limit, None).await.is_ok());
         };
-        let is_empty = || overrides.0.is_empty.load(Ordering::Relaxed);
+        let is_empty = || overrides.0.first_end_us.load(Ordering::Relaxed) == NEVER;
         assert!(is_empty());
 
         set(1, 9).await;

@@ -3,12 +3,14 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
-        Arc, LazyLock, Mutex, PoisonError, Weak,
+        Arc, LazyLock, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use tokio::sync::Notify;
+
+use crate::sync::lock;
 
 /// What wakes the task of a line.
 #[derive(Debug)]
@@ -32,15 +34,14 @@ static SIGNALS: LazyLock<Mutex<Signals>> = LazyLock::new(Mutex::default);
 
 impl LineSignal {
     pub(crate) fn of(number: u64) -> Arc<Self> {
-        with_signals(|signals| {
-            let signal = Arc::new(Self {
-                number,
-                is_woken: AtomicBool::new(signals.missed.contains(&number)),
-                changed: Notify::new(),
-            });
-            signals.of_lines.insert(number, Arc::downgrade(&signal));
-            signal
-        })
+        let mut signals = lock(&SIGNALS);
+        let signal = Arc::new(Self {
+            number,
+            is_woken: AtomicBool::new(signals.missed.contains(&number)),
+            changed: Notify::new(),
+        });
+        signals.of_lines.insert(number, Arc::downgrade(&signal));
+        signal
     }
 
     /// Whether a store has woken the line since the last call.
@@ -65,41 +66,33 @@ impl LineSignal {
 
 impl Drop for LineSignal {
     fn drop(&mut self) {
-        with_signals(|signals| {
-            let of_line = signals.of_lines.get(&self.number);
-            // Another one may be there by now.
-            if of_line.is_some_and(|signal| signal.strong_count() == 0) {
-                signals.of_lines.remove(&self.number);
-            }
-        });
+        let mut signals = lock(&SIGNALS);
+        let of_line = signals.of_lines.get(&self.number);
+        // Another one may be there by now.
+        if of_line.is_some_and(|signal| signal.strong_count() == 0) {
+            signals.of_lines.remove(&self.number);
+        }
     }
 }
 
 /// Wakes a line of this process.
 #[cold]
 pub(crate) fn wake_line(number: u64) {
-    let signal = with_signals(|signals| {
-        let signal = signals.of_lines.get(&number).and_then(Weak::upgrade);
-        if signal.is_none() {
-            signals.missed.truncate(MISSED - 1);
-            signals.missed.push_front(number);
-        }
-        signal
-    });
-    if let Some(signal) = signal {
+    let mut signals = lock(&SIGNALS);
+    if let Some(signal) = signals.of_lines.get(&number).and_then(Weak::upgrade) {
+        drop(signals); // the signal locks them if it is dropped here
         signal.wake();
+    } else {
+        signals.missed.truncate(MISSED - 1);
+        signals.missed.push_front(number);
     }
 }
 
 /// Wakes all lines of this process.
 #[cfg(feature = "_redis")]
 pub(crate) fn wake_all() {
-    let signals: Vec<_> = with_signals(|signals| signals.of_lines.values().filter_map(Weak::upgrade).collect());
+    let signals: Vec<_> = lock(&SIGNALS).of_lines.values().filter_map(Weak::upgrade).collect();
     signals.iter().for_each(|signal| signal.wake());
-}
-
-fn with_signals<T>(use_them: impl FnOnce(&mut Signals) -> T) -> T {
-    use_them(&mut SIGNALS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 #[cfg(test)]
