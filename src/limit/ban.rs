@@ -1,8 +1,7 @@
 use std::{fmt, time::Duration};
 
 use super::{
-    rate::MIN_WINDOW,
-    rate::{LengthText, WindowText},
+    rate::{LengthText, MIN_WINDOW, WindowText},
     rule::{MAX_QUOTA, SLACK},
 };
 use crate::ConfigError;

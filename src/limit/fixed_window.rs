@@ -7,8 +7,7 @@ use jiff::tz::TimeZone;
 use super::{calendar::Calendar, limit::hash_text, rate::fault_of};
 use super::{
     prefetch::{PrefetchText, prefetch},
-    rate::constructors,
-    rate::{LengthText, WindowText},
+    rate::{LengthText, WindowText, constructors},
     rule::{MAX_TOTAL, Rule, SLACK},
 };
 #[cfg(feature = "calendar")]
@@ -206,12 +205,12 @@ impl FixedWindow {
     }
 
     /// What shapes the state, such as `1h/aligned` or `day/Europe/Berlin`.
-    pub(super) fn write_shape(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    pub(super) fn shape_text(&self) -> String {
         match &self.kind {
-            Kind::Anchored(window) => write!(f, "{}", LengthText(*window)),
-            Kind::Aligned(window) => write!(f, "{}/aligned", LengthText(*window)),
+            Kind::Anchored(window) => LengthText(*window).to_string(),
+            Kind::Aligned(window) => format!("{}/aligned", LengthText(*window)),
             #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar, zone) => write!(f, "{}/{}", calendar.name(), zone.name()),
+            Kind::Calendar(calendar, zone) => format!("{}/{}", calendar.name(), zone.name()),
         }
     }
 

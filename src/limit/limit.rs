@@ -270,27 +270,20 @@ impl Shape {
 }
 
 /// The shape of a limit as it is written in the keys of Redis, such as `log/30s`.
-struct ShapeText<'a>(&'a Limit);
-
-impl fmt::Display for ShapeText<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.0.algorithm();
-        let us = |micros| LengthText(Duration::from_micros(micros));
-        match self.0 {
-            Limit::SlidingLog(log) if log.grain_us() == 0 => write!(f, "{name}/{}", us(log.window_us())),
-            Limit::SlidingLog(log) => write!(f, "{name}/{}/{}", us(log.window_us()), us(log.grain_us())),
-            Limit::SlidingCounter(counter) => write!(f, "{name}/{}", us(counter.window_us())),
-            Limit::FixedWindow(fixed) => {
-                write!(f, "{name}/")?;
-                fixed.write_shape(f)
-            }
-            Limit::TokenBucket(bucket) => {
-                // However the rate is written.
-                let (rate, period) = bucket.reduced;
-                write!(f, "{name}/{rate}/{}", us(period))
-            }
-            Limit::Concurrency(_) | Limit::Unlimited | Limit::DenyAll => f.write_str(name),
+fn shape_text(limit: &Limit) -> String {
+    let name = limit.algorithm();
+    let us = |micros| LengthText(Duration::from_micros(micros));
+    match limit {
+        Limit::SlidingLog(log) if log.grain_us() == 0 => format!("{name}/{}", us(log.window_us())),
+        Limit::SlidingLog(log) => format!("{name}/{}/{}", us(log.window_us()), us(log.grain_us())),
+        Limit::SlidingCounter(counter) => format!("{name}/{}", us(counter.window_us())),
+        Limit::FixedWindow(fixed) => format!("{name}/{}", fixed.shape_text()),
+        Limit::TokenBucket(bucket) => {
+            // However the rate is written.
+            let (rate, period) = bucket.reduced;
+            format!("{name}/{rate}/{}", us(period))
         }
+        Limit::Concurrency(_) | Limit::Unlimited | Limit::DenyAll => name.to_owned(),
     }
 }
 
@@ -315,7 +308,7 @@ pub(crate) struct NamedLimit {
 
 impl NamedLimit {
     pub(crate) fn new(name: Arc<str>, limit: Limit) -> Self {
-        let shape_text = ShapeText(&limit).to_string();
+        let shape_text = shape_text(&limit);
         Self {
             name_hash: hash_text(&name),
             shape: Shape(Some(discriminant(&limit)), hash_text(&shape_text)),

@@ -1,8 +1,7 @@
 use std::{fmt, time::Duration};
 
 use super::{
-    rate::WindowText,
-    rate::constructors,
+    rate::{WindowText, constructors},
     rule::{MAX_EXACT, Rule, SLACK},
 };
 

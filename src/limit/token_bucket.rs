@@ -3,8 +3,7 @@ use std::{fmt, time::Duration};
 use super::{
     limit::Share,
     prefetch::{PrefetchText, prefetch},
-    rate::WindowText,
-    rate::constructors,
+    rate::{WindowText, constructors},
     rule::{MAX_EXACT, MAX_QUOTA, Rule, SLACK},
 };
 use crate::ConfigError;

@@ -82,10 +82,8 @@ pub(super) struct Handles<T>(OnceLock<T>);
 
 impl<T> Handles<T> {
     #[inline]
-    pub(super) fn record(&self, make: impl FnOnce() -> T, record: impl FnOnce(&T)) {
-        if METRICS_ENABLED {
-            record(self.0.get_or_init(make));
-        }
+    pub(super) fn record<R>(&self, make: impl FnOnce() -> T, record: impl FnOnce(&T) -> R) -> Option<R> {
+        METRICS_ENABLED.then(|| record(self.0.get_or_init(make)))
     }
 }
 

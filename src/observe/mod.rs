@@ -149,26 +149,23 @@ impl PolicyMetrics {
 
     /// Counts slots as held until the guard is dropped.
     pub(crate) fn hold(&self, slots: u64) -> GaugeGuard {
-        let mut held = GaugeGuard(None);
-        self.record(|handles| held = GaugeGuard::new(&handles.slots_held, slots as f64));
-        held
+        let hold = |handles: &Arc<PolicyHandles>| GaugeGuard::new(&handles.slots_held, slots as f64);
+        self.record(hold).unwrap_or_default()
     }
 
     /// Those of a request that is to wait.
     pub(crate) fn of_wait(&self) -> WaitMetrics {
-        let mut wait = WaitMetrics(None);
-        self.record(|handles| wait.0 = Some(handles.clone()));
-        wait
+        WaitMetrics(self.record(Arc::clone))
     }
 
     #[inline]
-    fn record(&self, record: impl FnOnce(&Arc<PolicyHandles>)) {
+    fn record<R>(&self, record: impl FnOnce(&Arc<PolicyHandles>) -> R) -> Option<R> {
         let handles = || {
             // Those of a request may be of limits before a reload.
             let in_force = lock(&IN_FORCE).get(&self.policy).copied();
             Arc::new(PolicyHandles::of(self, in_force.unwrap_or(self.limits_hash)))
         };
-        self.handles.record(handles, record);
+        self.handles.record(handles, record)
     }
 }
 
@@ -190,6 +187,7 @@ impl PolicyHandles {
 }
 
 /// What a gauge has more until this is dropped, such as a request that waits, or the slots of one.
+#[derive(Default)]
 pub(crate) struct GaugeGuard(Option<(Gauge, f64)>);
 
 impl GaugeGuard {
@@ -214,10 +212,8 @@ pub(crate) struct WaitMetrics(Option<Arc<PolicyHandles>>);
 impl WaitMetrics {
     /// Counts the request as waiting until the guard is dropped.
     pub(crate) fn begin(&self) -> GaugeGuard {
-        match &self.0 {
-            Some(handles) => GaugeGuard::new(&handles.requests_waiting, 1.0),
-            None => GaugeGuard(None),
-        }
+        let begin = |handles: &Arc<PolicyHandles>| GaugeGuard::new(&handles.requests_waiting, 1.0);
+        self.0.as_ref().map(begin).unwrap_or_default()
     }
 
     /// Records for how long the request has waited until it was admitted.

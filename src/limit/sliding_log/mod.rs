@@ -4,8 +4,7 @@ use std::{fmt, time::Duration};
 
 use super::{
     prefetch::{PrefetchText, prefetch},
-    rate::WindowText,
-    rate::constructors,
+    rate::{WindowText, constructors},
 };
 use crate::ConfigError;
 
