@@ -173,9 +173,13 @@ fn deny_at_once(undecided: &Undecided) -> Undecided {
         .iter()
         .any(|policy| !policy.is_observed() && policy.denies_at_once());
     let decided = policies.iter().filter_map(|policy| {
-        let is_decided = policy.denies_at_once() || is_denied && !policy.is_observed();
-        let denial = policy.permanent_denial().filter(|_| is_decided);
-        (!is_decided || denial.is_some()).then(|| PolicyDecision {
+        let is_asked = !policy.denies_at_once() && (policy.is_observed() || !is_denied);
+        let denial = if is_asked {
+            None
+        } else {
+            Some(policy.permanent_denial()?)
+        };
+        Some(PolicyDecision {
             denial,
             ..policy.clone()
         })

@@ -323,7 +323,7 @@ impl Decision {
         self.0.policies.is_empty() && self.0.store_error.is_none()
     }
 
-    /// The same denial with longer waits: the jitter is added to the wait of each policy that denies.
+    /// The same denial, which nothing else refers to, with longer waits: the jitter is added to that of each policy that denies.
     pub(crate) fn delayed(mut self, jitter: Duration) -> Self {
         if !jitter.is_zero()
             && let Some(inner) = Arc::get_mut(&mut self.0)

@@ -295,7 +295,7 @@ impl Settlement {
         });
     }
 
-    /// Sends the adjustments, those of one store together.
+    /// Sends the adjustments, those of one store that follow one another together.
     pub(crate) fn send(&self) -> Responses {
         let mut responses = Responses::default();
         for together in self.0.chunk_by(|one, next| one.target() == next.target()) {

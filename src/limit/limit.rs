@@ -165,7 +165,7 @@ impl Limit {
             return Ok(());
         }
         Err(ConfigError::new(format!(
-            "requests would wait in vain: `{self}` has room again after {}, and `.wait_up_to(..)`, in files `wait`, is {}; use a longer wait, or none",
+            "requests would wait in vain: `{self}` has room again after {} or more, and `.wait_up_to(..)`, in files `wait`, is {}; use a longer wait, or none",
             LengthText(returns_after),
             LengthText(longest),
         )))

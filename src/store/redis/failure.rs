@@ -42,7 +42,7 @@ impl Failure {
         )
     }
 
-    /// The first attempt to connect has not ended.
+    /// No attempt to connect has ended since the start, or since the connection was lost.
     pub(super) fn still_connecting() -> Self {
         Self::Unreachable("still connecting".into())
     }

@@ -6,7 +6,6 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{
-    failure::Failure,
     key_format::slot_of_charge,
     queues::{CommitQueues, Decided},
     request::OwnedRequest,
@@ -14,7 +13,7 @@ use super::{
 };
 use crate::{
     observe::lost_settlement,
-    store::{ChargeState, Operation, Outcome, StoreError, StoreId, StoreResponse},
+    store::{ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreId, StoreResponse},
 };
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two nodes; and
@@ -190,7 +189,10 @@ impl<'a> Progress<'a> {
         response: &StoreResponse,
     ) -> Result<(), StoreError> {
         let [outcome] = &*response.outcomes else {
-            return Err(Failure::malformed_reply().into());
+            return Err(StoreError::new(
+                ErrorKind::Protocol,
+                "the reply to one request does not contain one outcome",
+            ));
         };
         let outcome = outcome.clone().at(response.server_time);
         for (position, state) in positions.iter().zip(outcome.states) {

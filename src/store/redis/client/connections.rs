@@ -34,10 +34,11 @@ impl<T> InTurn<T> {
         after.iter().chain(before)
     }
 
-    /// The next connection that is established and not suspect. Without one, the next that is established, or why there is none.
+    /// The next connection that is established and not suspect. Without one, the next that is established, or why there is none: a
+    /// refusal, if one was refused.
     pub(super) fn connection<'a, C>(
         &'a self,
-        connected: impl Fn(&'a T) -> Result<C, Failure>,
+        connected: impl Fn(&'a T) -> Result<C, Option<Failure>>,
         is_suspect: impl Fn(&C) -> bool,
     ) -> Result<C, Failure> {
         let (mut suspect, mut failure) = (None, None);
@@ -45,7 +46,8 @@ impl<T> InTurn<T> {
             match connected(one) {
                 Ok(connection) if !is_suspect(&connection) => return Ok(connection),
                 Ok(connection) => suspect = suspect.or(Some(connection)),
-                Err(error) => failure = Some(error),
+                Err(error) if !matches!(failure, Some(Failure::Forbidden(_))) => failure = error.or(failure),
+                Err(_) => {}
             }
         }
         suspect.ok_or_else(|| failure.unwrap_or_else(Failure::still_connecting))
@@ -94,15 +96,14 @@ impl<C: Clone + Send + Sync + 'static> ManagedConnection<C> {
         }
     }
 
-    /// The connection, or why there is none, from the latest attempt.
-    pub(super) fn connected(&self) -> Result<C, Failure> {
-        Err(match &*self.state.borrow() {
-            ConnectionState::Failed(failure @ Failure::Forbidden(_)) => failure.clone(),
+    /// The connection, or why there is none, from the latest attempt, if one has ended.
+    pub(super) fn connected(&self) -> Result<C, Option<Failure>> {
+        Err(Some(match &*self.state.borrow() {
             _ if self.keeper.0.is_finished() => Failure::ended_runtime(),
             ConnectionState::Connected(connection) => return Ok(connection.clone()),
             ConnectionState::Failed(failure) => failure.clone(),
-            ConnectionState::Connecting => Failure::still_connecting(),
-        })
+            ConnectionState::Connecting => return Err(None),
+        }))
     }
 
     /// Waits until it is connected, or refused.
@@ -115,5 +116,29 @@ impl<C: Clone + Send + Sync + 'static> ManagedConnection<C> {
             ConnectionState::Connecting => false,
         });
         let _ = settled.await; // an error means that the store is dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::acl::Refusal;
+
+    #[test]
+    fn a_refusal_precedes_what_else_connections_lack() {
+        let refused = || Some(Failure::Forbidden(Refusal::new("WRONGPASS")));
+        let lost = || Some(Failure::Unreachable("reset by peer".into()));
+        for (states, expected) in [
+            ([refused(), lost(), None], "WRONGPASS"),
+            ([None, lost(), None], "reset by peer"),
+            ([None, None, None], "still connecting"),
+        ] {
+            let in_turn = InTurn::new(states);
+            for _ in 0..3 {
+                let connection = in_turn.connection(|state| Err::<(), _>(state.clone()), |()| false);
+                let failure = format!("{:?}", connection.expect_err("none is connected"));
+                assert!(failure.contains(expected), "{failure}");
+            }
+        }
     }
 }

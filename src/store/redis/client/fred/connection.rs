@@ -129,15 +129,12 @@ impl Connection {
         self.suspect.load(Ordering::Acquire)
     }
 
-    /// The client if it is connected, or why it is not, from the latest attempt.
-    pub(super) fn connected(&self) -> Result<ConnectedClient, Failure> {
+    /// The client if it is connected, or why it is not, from the latest attempt, if one has ended.
+    pub(super) fn connected(&self) -> Result<ConnectedClient, Option<Failure>> {
         match &self.keeper {
             Keeper::Store(managed) => managed.connected(),
             Keeper::Application(client, _) if client.is_connected() => Ok((client.clone(), None)),
-            Keeper::Application(_, errors) => {
-                let latest = lock(errors).latest().map(connect_failure);
-                Err(latest.unwrap_or_else(Failure::still_connecting))
-            }
+            Keeper::Application(_, errors) => Err(lock(errors).latest().map(connect_failure)),
         }
     }
 
