@@ -171,6 +171,9 @@ impl Default for Grouping {
 /// The well-known prefix of RFC 6052 §2.1.
 const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
 
+/// RFC 4291 §2.5.5.2.
+const MAPPED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96);
+
 /// RFC 4380 §4: the /64 of an address is that of its server, which no relay compares with anything.
 const TEREDO: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 32);
 
@@ -187,15 +190,35 @@ impl Grouping {
         }
     }
 
-    /// Networks in the form that is compared with canonical addresses, unless one contains every address. The error ends in the fix.
+    /// Networks in the form that is compared with canonical addresses.
+    ///
+    /// # Errors
+    ///
+    /// If one contains every address, for which the fix is given, or all that are written in IPv6 but compared as IPv4.
     pub(super) fn canonical_networks(&self, given: &[IpNet], fix: &str) -> Result<Vec<IpNet>, ConfigError> {
         let networks = given.iter().map(|given| match self.canonical_network(*given) {
             network if network.prefix_len() == 0 => {
                 Err(ConfigError::new(format!("`{given}` contains every address; {fix}")))
             }
-            network => Ok(network),
+            network => match self.compared_as_ipv4(network) {
+                Some(part) => Err(ConfigError::new(format!(
+                    "`{given}` contains `{part}`, whose addresses are compared as IPv4 addresses; list IPv4 networks, such as \
+                     `192.0.2.0/24`, and IPv6 networks without it"
+                ))),
+                None => Ok(network),
+            },
         });
         networks.collect()
+    }
+
+    /// The part of a network that would never match. An application has chosen its own NAT64 prefix, within its own network.
+    fn compared_as_ipv4(&self, network: IpNet) -> Option<Ipv6Net> {
+        let IpNet::V6(network) = network else { return None };
+        let well_known = self.nat64.contains(&NAT64).then_some(NAT64);
+        [Some(MAPPED), well_known]
+            .into_iter()
+            .flatten()
+            .find(|part| network.contains(part))
     }
 
     /// The IPv4 network that an IPv6 network maps, or the network itself. It is compared with canonical addresses.
@@ -270,7 +293,8 @@ impl Ip {
     ///
     /// # Errors
     ///
-    /// If an element is not a network, such as `10.0.0.1/8`, or contains every address.
+    /// If an element is not a network, such as `10.0.0.1/8`, or contains every address; or if it contains `::ffff:0:0/96` or
+    /// `64:ff9b::/96`, which are [compared as IPv4 addresses](super::ip()#ipv4-in-ipv6).
     ///
     /// ```
     /// use http::Request;
@@ -363,5 +387,46 @@ impl Ip {
                 without_peer
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn canonical(grouping: &Grouping, network: &str) -> Result<Vec<IpNet>, ConfigError> {
+        grouping.canonical_networks(&[network.parse().unwrap()], "the fix")
+    }
+
+    #[test]
+    fn a_network_with_addresses_that_are_compared_as_ipv4_addresses_is_refused() {
+        for (network, part) in [
+            ("64:ff9b::/64", "64:ff9b::/96"),
+            ("64:ff9b::/95", "64:ff9b::/96"),
+            ("64::/16", "64:ff9b::/96"),
+            ("::/64", "::ffff:0.0.0.0/96"),
+            ("::/8", "::ffff:0.0.0.0/96"),
+            ("::/1", "::ffff:0.0.0.0/96"),
+        ] {
+            let error = canonical(&Grouping::default(), network).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("`{network}` contains `{part}`")),
+                "{network}: {error}"
+            );
+        }
+        for network in ["2000::/3", "8000::/1", "64:ff9b:1::/48", "::/127", "10.0.0.0/8"] {
+            assert!(canonical(&Grouping::default(), network).is_ok(), "{network}");
+        }
+    }
+
+    #[test]
+    fn a_network_may_contain_the_nat64_prefix_of_the_application() {
+        let grouping = Grouping {
+            nat64: vec!["fd00:64::/96".parse().unwrap()],
+            ..Grouping::default()
+        };
+        assert!(canonical(&grouping, "fd00::/8").is_ok());
+        assert!(canonical(&grouping, "64:ff9b::/64").is_ok());
+        assert!(canonical(&grouping, "::/64").is_err());
     }
 }

@@ -196,7 +196,8 @@ impl Ip {
     /// Replaces the NAT64 prefixes: the last 32 bits of addresses in these /96 networks are an IPv4 address.
     ///
     /// The default is the well-known prefix of NAT64, `64:ff9b::/96` (RFC 6052 §2.1). [Other translators](ip#ipv4-in-ipv6) need
-    /// this setting.
+    /// this setting. In [networks](Ip::within) too, such an address is an IPv4 address: `fd00::/8` does not contain those of
+    /// `fd00:64::/96` then.
     ///
     /// # Errors
     ///
