@@ -92,6 +92,6 @@ pub(crate) use self::{form::KeyForm, key::Secret};
 #[cfg(feature = "serde")]
 pub(crate) use self::{
     header::STANDARD_METHODS,
-    normalize::{Form, PathBytes, Reading, any_spelling, decoded, normalized, trimmed, whole_path},
+    normalize::{Form, Forms, PathBytes, any_spelling, decoded, has_dot_segment, normal_forms, trimmed, whole_path},
     text::{KeySpec, Registered, one_or_several},
 };

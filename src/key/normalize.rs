@@ -5,6 +5,9 @@ use smallvec::{SmallVec, smallvec};
 
 pub(crate) type PathBytes = SmallVec<[u8; 64]>;
 
+/// Paths that differ.
+pub(crate) type Forms = SmallVec<[PathBytes; 1]>;
+
 /// The path of a request, with the prefix of a nested router.
 pub(crate) fn whole_path(parts: &Parts) -> &str {
     let path = parts.uri.path();
@@ -29,8 +32,8 @@ pub(crate) enum Form {
     Trimmed,
     /// With its escapes decoded once, except for `%2F`.
     Decoded,
-    /// As [`normalized`] returns it.
-    Normalized(Reading),
+    /// As one of its [normal forms](any_normal_form).
+    Normal,
 }
 
 /// Whether one of the spellings of a path is such. If there are too many to look at, one is taken to be.
@@ -39,42 +42,70 @@ pub(crate) fn any_spelling(path: &str, mut is_such: impl FnMut(Form, &[u8]) -> b
     if is_such(Form::Written, written) {
         return true;
     }
-    if is_normal(written) {
-        // It is the same in all spellings; a template may not be.
-        return is_such(Form::Normalized(Reading::LENIENT), written);
-    }
-    if is_such(Form::Trimmed, trimmed(written)) || is_such(Form::Decoded, &decoded(path)) {
-        return true;
-    }
-
-    let ambiguities = Reading::ambiguities(path);
-    let readings = 1 << ambiguities.count_ones();
-    if readings > 1 && readings * path.len() > LONGEST_READINGS {
-        return true;
-    }
-    Reading::all(ambiguities).any(|reading| {
-        normal_forms(reading.read(written)).into_iter().any(|form| {
-            // The next service may take for syntax what this one has left.
-            let next = || (reading != Reading::LENIENT).then(|| normal_forms(Reading::LENIENT.read(&form)));
-            let mut is_next = |next: &PathBytes| *next != form && is_such(Form::Normalized(Reading::LENIENT), next);
-            next().is_some_and(|next| next.iter().any(&mut is_next)) || is_such(Form::Normalized(reading), &form)
-        })
-    })
+    // All spellings of a normal path are the same. Those of a template may not be.
+    let mut is_other = || is_such(Form::Trimmed, trimmed(written)) || is_such(Form::Decoded, &decoded(path));
+    !is_normal(written) && is_other() || any_normal_form(path, |form| is_such(Form::Normal, form))
 }
 
-/// The most bytes of a path in several readings.
-const LONGEST_READINGS: usize = 16 * 1_024;
-
-/// What services make of a path that was read: as it is, and without dot segments, the most lenient last.
-fn normal_forms(read: PathBytes) -> SmallVec<[PathBytes; 3]> {
-    if !has_odd_segment(&read) {
-        return smallvec![finished(read)];
+/// Whether one of the normal forms of a path is such. If there are too many to look at, one is taken to be.
+///
+/// These are what services may take the path for, one after the other: each does some of the [`STEPS`], in any order. The first
+/// form is that in which nothing but a written slash is syntax. The case of ASCII does not matter, and there are no empty segments
+/// and trailing slashes. An empty path is `/` (RFC 9110 §4.2.3).
+pub(crate) fn any_normal_form(path: &str, mut is_such: impl FnMut(&[u8]) -> bool) -> bool {
+    if is_normal(path.as_bytes()) {
+        return is_such(path.as_bytes());
     }
-    smallvec![
-        finished(merged(read.clone())),
-        resolved_first(&read),
-        merged_first(read)
-    ]
+    let mut first = with_marks(path);
+    strip_trailing_slashes(&mut first);
+    if is_normal(&first) {
+        return is_such(&first);
+    }
+    let mut reached = 0;
+    let mut marked: Forms = smallvec![first];
+    let mut compared = Forms::new();
+    while let Some(form) = marked.get(reached).cloned() {
+        let normal = without_marks(&form);
+        if !compared.contains(&normal) {
+            if is_such(&normal) {
+                return true;
+            }
+            compared.push(normal);
+        }
+        for step in STEPS {
+            let mut next = form.clone();
+            step(&mut next);
+            if next == form || marked.contains(&next) {
+                continue;
+            }
+            marked.push(next);
+            if marked.len() > MOST_FORMS || marked.len() * path.len() > MOST_BYTES {
+                return true;
+            }
+        }
+        reached += 1;
+    }
+    false
+}
+
+/// The normal forms of a path, unless there are too many to look at.
+pub(crate) fn normal_forms(path: &str) -> Option<Forms> {
+    let mut forms = Forms::new();
+    let are_too_many = any_normal_form(path, |form| {
+        forms.push(PathBytes::from_slice(form));
+        false
+    });
+    (!are_too_many).then_some(forms)
+}
+
+/// The most forms of a path, before marks are removed. One in which all kinds of syntax are escaped has 26.
+const MOST_FORMS: usize = 64;
+/// The most bytes in the forms of a path that has several.
+const MOST_BYTES: usize = 32 * 1_024;
+
+pub(crate) fn has_dot_segment(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'/')
+        .any(|segment| matches!(segment, b"." | b".."))
 }
 
 /// The path without trailing slashes, and with one leading slash, as of `NormalizePathLayer`.
@@ -89,127 +120,100 @@ pub(crate) fn trimmed(path: &[u8]) -> &[u8] {
 /// Whether all spellings of a path are this one.
 fn is_normal(path: &[u8]) -> bool {
     let is_plain = |byte: &u8| !byte.is_ascii_uppercase() && !matches!(byte, b'%' | b';' | b'\\');
-    let ends_in_slash = path.len() > 1 && path.ends_with(b"/");
-    path.starts_with(b"/") && !ends_in_slash && path.iter().all(is_plain) && !has_odd_segment(path)
+    let Some(rest) = path.strip_prefix(b"/") else {
+        return false;
+    };
+    let mut segments = rest.split(|byte| *byte == b'/');
+    rest.is_empty() || rest.iter().all(is_plain) && !segments.any(|segment| matches!(segment, b"" | b"." | b".."))
 }
 
-/// Whether it has empty segments, dot segments, or others that begin with a dot.
-fn has_odd_segment(path: &[u8]) -> bool {
-    path.windows(2).any(|pair| pair == b"//" || pair == b"/.")
-}
+/// What a service does to a path, which may leave syntax to the next service.
+const STEPS: [fn(&mut PathBytes); 9] = [
+    |path| replace(path, |byte| byte == ESCAPED_SLASH, b'/'),
+    // As browsers do, and as services do that decode first.
+    |path| replace(path, |byte| byte == b'\\', b'/'),
+    |path| replace(path, |byte| matches!(byte, b'\\' | ESCAPED_BACKSLASH), b'/'),
+    |path| strip_parameters(path, |byte| byte == b';'),
+    |path| strip_parameters(path, |byte| matches!(byte, b';' | ESCAPED_SEMICOLON)),
+    // Decoded before the query is split off.
+    strip_query,
+    merge,
+    // RFC 3986 takes written dots only for those of dot segments, and browsers escaped ones too.
+    |path| *path = without_dot_segments(path),
+    |path| {
+        replace(path, |byte| byte == ESCAPED_DOT, b'.');
+        *path = without_dot_segments(path);
+    },
+];
 
-/// What a service takes for syntax in a path, beside written slashes and dots: bits, each of which some services have.
-///
-/// What a path does not have is taken for syntax, as by the most lenient service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reading(u8);
-
-impl Reading {
-    /// `%2F` is a slash.
-    const ESCAPED_SLASH: u8 = 1;
-    /// `%2E` is a dot of a dot segment.
-    const ESCAPED_DOT: u8 = 1 << 1;
-    /// The path ends at `%3F` or `%23`, decoded before the query was split off.
-    const ESCAPED_END: u8 = 1 << 2;
-    /// `\` is a slash.
-    const BACKSLASH: u8 = 1 << 3;
-    /// A segment ends at its parameters (`;v=1`).
-    const PARAMETERS: u8 = 1 << 4;
-    /// These two are read after decoding: `%5C` and `%3B` are the same, and any slash ends parameters. Else only a written one does.
-    const DECODED: u8 = 1 << 5;
-
-    pub(crate) const LENIENT: Self = Self(u8::MAX);
-
-    /// The bits in which the readings of a path may differ.
-    fn ambiguities(path: &str) -> u8 {
-        let bits = characters(b'%', path.as_bytes()).fold(0, |bits, character| bits | Self::bits(character));
-        match bits & Self::PARAMETERS != 0 && bits != Self::PARAMETERS {
-            true => bits | Self::DECODED,
-            false => bits,
-        }
-    }
-
-    /// All readings that differ in these bits, the most lenient last.
-    fn all(ambiguities: u8) -> impl Iterator<Item = Self> {
-        let some = (0..=ambiguities).filter(move |bits| bits & !ambiguities == 0);
-        some.map(move |bits| Self(bits | !ambiguities))
-    }
-
-    /// The bits with which a character is syntax.
-    fn bits(character: Character<'_>) -> u8 {
-        match (character.byte, character.is_escaped) {
-            (b'/', true) => Self::ESCAPED_SLASH,
-            (b'.', true) => Self::ESCAPED_DOT,
-            (b'?' | b'#', true) => Self::ESCAPED_END,
-            (b'\\', false) => Self::BACKSLASH,
-            (b'\\', true) => Self::BACKSLASH | Self::DECODED,
-            (b';', false) => Self::PARAMETERS,
-            (b';', true) => Self::PARAMETERS | Self::DECODED,
-            _ => 0,
-        }
-    }
-
-    /// The path with what is syntax as slashes and dots, and in lower case.
-    fn read(self, path: &[u8]) -> PathBytes {
-        let has = |bits| self.0 & bits == bits;
-        // `*` too: a layer that appends slashes makes `/*/` of it.
-        let mut read = PathBytes::from_slice(b"/");
-        let mut is_parameter = false;
-        for character in characters(b'%', path.strip_prefix(b"/").unwrap_or(path)) {
-            let Character { byte, is_escaped, tail } = character;
-            match byte {
-                _ if is_parameter && !has(Self::DECODED) && (byte != b'/' || is_escaped) => {}
-                b'/' | b'\\' if has(Self::bits(character)) => {
-                    is_parameter = false;
-                    read.push(b'/');
-                }
-                b'?' | b'#' if has(Self::bits(character)) => break,
-                b';' if has(Self::bits(character)) => is_parameter = true,
-                _ if is_parameter => {}
-                b'.' if !has(Self::bits(character)) => read.push(ESCAPED_DOT),
-                _ => push_decoded(byte.to_ascii_lowercase(), is_escaped, tail, &mut read),
-            }
-        }
-        read
-    }
-}
-
-/// A dot that is no part of a dot segment. It is no letter of a path in lower case.
+// Escaped characters that are syntax for some services. They are no letters of a path in lower case.
+const ESCAPED_SLASH: u8 = b'S';
 const ESCAPED_DOT: u8 = b'D';
+const ESCAPED_BACKSLASH: u8 = b'B';
+const ESCAPED_SEMICOLON: u8 = b'P';
+const ESCAPED_QUERY: u8 = b'Q';
+const ESCAPED_FRAGMENT: u8 = b'F';
 
-/// The path that a service with a reading makes of one.
-///
-/// The case of ASCII does not matter, and there are no empty segments, dot segments and trailing slashes. An empty path is `/`
-/// (RFC 9110 §4.2.3).
-pub(crate) fn normalized(path: &str, reading: Reading) -> PathBytes {
-    match is_normal(path.as_bytes()) {
-        true => SmallVec::from_slice(path.as_bytes()),
-        false => merged_first(reading.read(path.as_bytes())),
+/// A path in lower case, decoded except for marks of what may be syntax.
+fn with_marks(path: &str) -> PathBytes {
+    // `*` too: a layer that appends slashes makes `/*/` of it.
+    let mut marked = PathBytes::from_slice(b"/");
+    for Character { byte, is_escaped, tail } in characters(b'%', path.strip_prefix('/').unwrap_or(path).as_bytes()) {
+        match byte {
+            b'/' if is_escaped => marked.push(ESCAPED_SLASH),
+            b'.' if is_escaped => marked.push(ESCAPED_DOT),
+            b'\\' if is_escaped => marked.push(ESCAPED_BACKSLASH),
+            b';' if is_escaped => marked.push(ESCAPED_SEMICOLON),
+            b'?' => marked.push(ESCAPED_QUERY),
+            b'#' => marked.push(ESCAPED_FRAGMENT),
+            byte => push_decoded(byte.to_ascii_lowercase(), is_escaped, tail, &mut marked),
+        }
     }
+    marked
 }
 
-/// `/a//../b` is `/b`.
-fn merged_first(read: PathBytes) -> PathBytes {
-    finished(without_dot_segments(&merged(read)))
-}
-
-/// `/a//../b` is `/a/b`, as in RFC 3986.
-fn resolved_first(read: &[u8]) -> PathBytes {
-    finished(merged(without_dot_segments(read)))
-}
-
-fn finished(mut path: PathBytes) -> PathBytes {
+/// The form without empty segments, trailing slashes and marks.
+fn without_marks(marked: &[u8]) -> PathBytes {
+    let mut path = PathBytes::new();
+    for byte in marked {
+        match *byte {
+            b'/' if path.ends_with(b"/") => {}
+            ESCAPED_SLASH => path.extend_from_slice(b"%2F"),
+            ESCAPED_DOT => path.push(b'.'),
+            ESCAPED_BACKSLASH => path.push(b'\\'),
+            ESCAPED_SEMICOLON => path.push(b';'),
+            ESCAPED_QUERY => path.push(b'?'),
+            ESCAPED_FRAGMENT => path.push(b'#'),
+            byte => path.push(byte),
+        }
+    }
     strip_trailing_slashes(&mut path);
-    for byte in path.iter_mut().filter(|byte| **byte == ESCAPED_DOT) {
-        *byte = b'.';
-    }
     path
 }
 
-/// A path without empty segments.
-pub(super) fn merged(mut path: PathBytes) -> PathBytes {
+fn replace(path: &mut [u8], is_replaced: impl Fn(u8) -> bool, by: u8) {
+    for byte in path.iter_mut().filter(|byte| is_replaced(**byte)) {
+        *byte = by;
+    }
+}
+
+/// Removes what begins with one of these characters from each segment.
+fn strip_parameters(path: &mut PathBytes, begins: impl Fn(u8) -> bool) {
+    let mut is_parameter = false;
+    path.retain(|byte| {
+        is_parameter = *byte != b'/' && (is_parameter || begins(*byte));
+        !is_parameter
+    });
+}
+
+fn strip_query(path: &mut PathBytes) {
+    let is_end = |byte: &u8| matches!(*byte, ESCAPED_QUERY | ESCAPED_FRAGMENT);
+    path.truncate(path.iter().position(is_end).unwrap_or(path.len()));
+}
+
+/// Removes empty segments.
+pub(super) fn merge(path: &mut PathBytes) {
     path.dedup_by(|a, b| (*a, *b) == (b'/', b'/'));
-    path
 }
 
 pub(super) fn strip_trailing_slashes(path: &mut PathBytes) {
@@ -316,6 +320,16 @@ fn begins_with_hex_digits(path: &[u8]) -> bool {
 #[cfg(test)]
 #[cfg(feature = "serde")]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::{
+        collection::vec,
+        prelude::*,
+        sample::select,
+        strategy::ValueTree,
+        test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+    };
+
     use super::*;
 
     #[test]
@@ -333,19 +347,10 @@ mod tests {
         }
     }
 
-    /// The normal forms of a path, the most lenient last.
     fn normal_forms(path: &str) -> Vec<String> {
-        let mut found = Vec::new();
-        let is_any = any_spelling(path, |form, path| {
-            if matches!(form, Form::Normalized(_)) {
-                let path = std::str::from_utf8(path).unwrap().to_owned();
-                found.retain(|other| *other != path);
-                found.push(path);
-            }
-            false
-        });
-        assert!(!is_any, "{path}");
-        found
+        let forms = super::normal_forms(path).unwrap_or_else(|| panic!("too many of {path}"));
+        let text = |form: &PathBytes| String::from_utf8(form.to_vec()).unwrap();
+        forms.iter().map(text).collect()
     }
 
     #[test]
@@ -378,7 +383,11 @@ mod tests {
             ("/a%3Fb/c", &["/a?b/c", "/a"]),
             ("/%2561", &["/%2561"]),
         ] {
-            assert_eq!(normal_forms(written), normal, "{written}");
+            let (mut found, mut expected) = (normal_forms(written), normal.to_vec());
+            found.sort();
+            expected.sort_unstable();
+            assert_eq!(found, expected, "{written}");
+            // The last one is that of the most lenient service.
             let lenient = normal.last().unwrap();
             let is_other = any_spelling(lenient, |_, path| path != lenient.as_bytes());
             assert!(!is_other, "{lenient} again");
@@ -424,12 +433,197 @@ mod tests {
     fn one_of_too_many_spellings_is_taken_to_be_any() {
         let all = "/a%2Fb%3F%5C\\;%3B%2E";
         for (path, expected) in [
+            (all.to_owned(), false),
             (all.repeat(12), false),
-            (all.repeat(13), true),
+            (all.repeat(60), true),
+            ("/login%5C..;x\\/../%5C..%2F//.;%3B%2e%2e/..".to_owned(), true),
+            (format!("/{}a%2Fb", "a".repeat(MOST_BYTES / 2 - 10)), false),
+            (format!("/{}a%2Fb", "a".repeat(MOST_BYTES / 2)), true),
             // Nothing in it has two readings.
-            ("/A".repeat(10_000), false),
+            ("/A".repeat(50_000), false),
         ] {
-            assert_eq!(any_spelling(&path, |_, _| false), expected, "{}", path.len());
+            let mut compared = 0;
+            let is_any = any_spelling(&path, |_, _| {
+                compared += 1;
+                false
+            });
+            assert_eq!(is_any, expected, "{path:.60} with {compared} spellings");
+            assert!(compared <= MOST_FORMS + 3, "{path:.60}: {compared}");
         }
+    }
+
+    /// A service, by what it makes of a path.
+    type Service = fn(&[u8]) -> Vec<u8>;
+
+    /// What services forward.
+    const FORWARDING: [Service; 11] = [
+        <[u8]>::to_vec,
+        // HAProxy.
+        |path| resolve(path, b"."),
+        |path| resolve(&merge(path), b"."),
+        |path| {
+            resolve(
+                &unescape(path, |byte| byte.is_ascii_alphanumeric() || byte == b'.'),
+                b".",
+            )
+        },
+        // A parser of the URL Standard, such as that of Envoy.
+        |path| resolve(&replace(path, b'\\', b'/'), b".D"),
+        |path| merge(&resolve(&replace(path, b'\\', b'/'), b".D")),
+        |path| {
+            let path = unescape(path, |byte| !matches!(byte, b'/' | b'\\'));
+            resolve(&replace(&path, b'\\', b'/'), b".")
+        },
+        // nginx, and Go.
+        |path| escape(&resolve(&merge(&unescape(path, |_| true)), b"."), b"%?# "),
+        |path| escape(&resolve(&merge(&unescape(path, |_| true)), b"."), b"%?# \\"),
+        // Apache.
+        |path| escape(&resolve(&merge(&unescape(path, |byte| byte != b'/')), b"."), b"?# "),
+        // A second URL of the decoded path.
+        |path| until_query(&unescape(path, |_| true)),
+    ];
+
+    /// What services take as the path of a route.
+    const ROUTING: [Service; 13] = [
+        <[u8]>::to_vec,
+        // axum.
+        |path| unescape(path, |byte| byte != b'/'),
+        // nginx, and Go.
+        |path| resolve(&merge(&unescape(path, |_| true)), b"."),
+        // Python.
+        |path| unescape(path, |_| true),
+        |path| until_query(&unescape(path, |_| true)),
+        // Tomcat.
+        |path| resolve(&merge(&unescape(&strip(path), |_| true)), b"."),
+        |path| resolve(&merge(&unescape(&strip(path), |byte| byte != b'/')), b"."),
+        |path| resolve(&merge(&replace(&unescape(&strip(path), |_| true), b'\\', b'/')), b"."),
+        // IIS.
+        |path| {
+            resolve(
+                &merge(&replace(&unescape(path, |byte| byte != b'/'), b'\\', b'/')),
+                b".",
+            )
+        },
+        // RFC 3986, and the URL Standard.
+        |path| resolve(path, b"."),
+        |path| resolve(&replace(path, b'\\', b'/'), b".D"),
+        // Jetty.
+        |path| merge(&resolve(&strip(path), b".D")),
+        |path| resolve(&merge(&strip(&unescape(path, |_| true))), b"."),
+    ];
+
+    fn unescape(path: &[u8], is_decoded: fn(u8) -> bool) -> Vec<u8> {
+        let mut decoded = Vec::new();
+        let mut rest = path;
+        while let [first, tail @ ..] = rest {
+            let digits = tail.get(..2).filter(|_| *first == b'%');
+            let escaped = digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+            let (text, after) = match escaped {
+                Some(byte) if is_decoded(byte) => (vec![byte], &tail[2..]),
+                Some(_) => (rest[..3].to_vec(), &tail[2..]),
+                None => (vec![*first], tail),
+            };
+            decoded.extend(text);
+            rest = after;
+        }
+        decoded
+    }
+
+    fn escape(path: &[u8], escaped: &[u8]) -> Vec<u8> {
+        let text = path.iter().map(|byte| match escaped.contains(byte) {
+            true => format!("%{byte:02X}").into_bytes(),
+            false => vec![*byte],
+        });
+        text.flatten().collect()
+    }
+
+    fn replace(path: &[u8], from: u8, to: u8) -> Vec<u8> {
+        let text = path.iter().map(|byte| if *byte == from { to } else { *byte });
+        text.collect()
+    }
+
+    fn merge(path: &[u8]) -> Vec<u8> {
+        let mut path = path.to_vec();
+        path.dedup_by(|a, b| *a == b'/' && *b == b'/');
+        path
+    }
+
+    fn strip(path: &[u8]) -> Vec<u8> {
+        let segments = path.split(|byte| *byte == b'/');
+        let names = segments.map(|segment| segment.split(|byte| *byte == b';').next().unwrap());
+        names.collect::<Vec<_>>().join(&b'/')
+    }
+
+    fn until_query(path: &[u8]) -> Vec<u8> {
+        let end = path.iter().position(|byte| matches!(byte, b'?' | b'#'));
+        path[..end.unwrap_or(path.len())].to_vec()
+    }
+
+    /// Without dot segments, which are of written dots, or of escaped ones too (`.D`).
+    fn resolve(path: &[u8], dots: &[u8]) -> Vec<u8> {
+        let mut kept = vec![];
+        let mut segments = path.split(|byte| *byte == b'/').skip(1).peekable();
+        while let Some(segment) = segments.next() {
+            let name = match dots.contains(&b'D') {
+                true => unescape(segment, |byte| byte == b'.'),
+                false => segment.to_vec(),
+            };
+            match &name[..] {
+                b"." => {}
+                b".." => drop(kept.pop()),
+                _ => kept.push(segment),
+            }
+            if segments.peek().is_none() && matches!(&name[..], b"." | b"..") {
+                kept.push(b"");
+            }
+        }
+        [b"/", &kept.join(&b'/')[..]].concat()
+    }
+
+    /// Without what no route differs in.
+    fn compared(path: &[u8]) -> Vec<u8> {
+        let mut path = merge(&unescape(path, |byte| byte != b'/')).to_ascii_lowercase();
+        while path.len() > 1 && path.ends_with(b"/") {
+            path.pop();
+        }
+        path
+    }
+
+    /// Up to seven of these are syntax for some services, and text for others.
+    fn paths() -> impl Strategy<Value = String> {
+        const PARTS: &[&str] = &[
+            "/", "/", "/", "login", "a", "..", "..", ".", "%2F", "%2F", "%2e", "%2e%2e", ";", ";x", "%3B", "\\", "%5C",
+            "//", "/../", "%5C..", "%2F..", "%3F", "%23",
+        ];
+        vec(select(PARTS), 1..10).prop_map(|parts| format!("/{}", parts.concat()))
+    }
+
+    #[test]
+    fn a_path_has_the_spellings_of_two_services_one_after_the_other() {
+        let mut looked_at = 0;
+        let mut random = TestRunner::new_with_rng(Config::default(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+        for _ in 0..400 {
+            let path = paths().new_tree(&mut random).unwrap().current();
+            let Some(forms) = super::normal_forms(&path) else {
+                continue;
+            };
+            looked_at += 1;
+            let forms: BTreeSet<_> = forms.iter().map(|form| compared(form)).collect();
+            let forwarded: BTreeSet<_> = FORWARDING.iter().map(|service| service(path.as_bytes())).collect();
+            let pairs = forwarded
+                .iter()
+                .flat_map(|first| ROUTING.iter().enumerate().map(move |last| (first, last)));
+            for (first, (position, service)) in pairs {
+                let routed = compared(&service(first));
+                let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+                assert!(
+                    forms.contains(&routed),
+                    "{path}, forwarded as {}, is {} for service {position}",
+                    text(first),
+                    text(&routed)
+                );
+            }
+        }
+        assert!(looked_at > 300, "{looked_at} paths had few enough spellings");
     }
 }

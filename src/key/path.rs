@@ -132,7 +132,7 @@ impl Path {
     fn canonical(self, path: &str) -> PathBytes {
         let mut canonical = normalize::decoded(path);
         if self.collapse_slashes {
-            canonical = normalize::merged(canonical);
+            normalize::merge(&mut canonical);
         }
         if self.remove_dot_segments {
             canonical = normalize::without_dot_segments(&canonical);

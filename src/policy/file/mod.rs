@@ -164,12 +164,13 @@ use crate::{ConfigError, key};
 /// like, such as `/users/:id` or `/admin/*`, is an error. `others` are the requests that no other policy of their plan, in this
 /// file, with `routes` or `methods` is for; one that is for it in some spellings only, as below, is counted by both.
 ///
-/// A path is compared as written, decoded, and in normal form: without trailing slashes, `//` and upper case, with and without dot
-/// segments, once for each combination of what services differ in: whether `%2F` and `\` are slashes, `%2E` is a dot, `;v=1` is a
-/// parameter, `%3F` or `%23` is the end, and `%5C` and `%3B` are the same as `\` and `;`. A policy or `[block]` applies if one of
-/// these matches, and `[skip]` if all do. So `/login/` and `/static/../login` neither evade a limit nor are skipped, also where one
-/// service after the other normalizes the path. A path that has more than 16 KiB in several such combinations is taken for a match:
-/// such a request is counted, blocked, and never skipped. In `[skip]`, escapes are written as sent: `/caf%C3%A9`.
+/// A path is compared as written, decoded, and in normal form: without trailing slashes, `//` and upper case. It has several such
+/// forms where services differ: in whether they remove dot segments, `%2F` and `\` are slashes, `%2E` is a dot, `;v=1` is a
+/// parameter, `%3F` or `%23` is the end, and `%5C` and `%3B` are the same as `\` and `;`. Each form is compared that services make
+/// of the path, also one after the other. A policy or `[block]` applies if one of these matches, and `[skip]` if all do. So
+/// `/login/` and `/static/../login` neither evade a limit nor are skipped. A path with more than 64 forms, or with several and
+/// 32 KiB in them, is taken for a match: such a request is counted, blocked, and never skipped. In `[skip]`, escapes are written as
+/// sent: `/caf%C3%A9`.
 ///
 /// # Skipped and blocked requests
 ///

@@ -1,10 +1,8 @@
-use std::borrow::Cow;
-
 use http::{Method, request::Parts, uri::PathAndQuery};
 
 use crate::{
     key,
-    key::{Form, PathBytes, Reading},
+    key::{Form, Forms, PathBytes},
 };
 
 /// The routes and methods that a policy in a file is for.
@@ -45,6 +43,8 @@ struct Spelled<'a> {
     form: Form,
     path: &'a [u8],
     rule: Spelling,
+    /// Whether a template must be that of the path as one service takes both. Else each may be as some service takes it.
+    is_strict: bool,
 }
 
 impl Spelled<'_> {
@@ -52,12 +52,12 @@ impl Spelled<'_> {
     /// and the service behind a route with a rest may have routes of its own, such as one of tonic.
     fn is_matched_by(self, matched: &Matched<'_>) -> bool {
         let written = matched.written.as_bytes();
-        let template = match self.form {
-            Form::Written | Form::Decoded => Cow::Borrowed(written),
-            Form::Trimmed => Cow::Borrowed(key::trimmed(written)),
-            Form::Normalized(reading) => in_reading(matched.written, &matched.normalized, reading),
+        let is_path = match self.form {
+            Form::Written | Form::Decoded => matches(written, self.path),
+            Form::Trimmed => matches(key::trimmed(written), self.path),
+            Form::Normal => matched.normal.iter().any(|template| matches(template, self.path)),
         };
-        !has_rest(written) && matches(&template, self.path)
+        !has_rest(written) && is_path
     }
 }
 
@@ -79,6 +79,7 @@ impl Scope {
                 form,
                 path,
                 rule,
+                is_strict: rule == Spelling::Both,
             })
         };
         let path = key::whole_path(parts);
@@ -114,7 +115,10 @@ impl Routes {
         match self {
             Self::All => true,
             Self::These(templates) => templates.iter().any(|template| template.contains(request)),
-            Self::Others(scopes) => !scopes.iter().any(|scope| scope.holds(request)),
+            Self::Others(scopes) => {
+                let is_strict = true;
+                !scopes.iter().any(|scope| scope.holds(Spelled { is_strict, ..request }))
+            }
         }
     }
 }
@@ -124,7 +128,7 @@ impl Routes {
 pub(super) struct Template {
     written: String,
     decoded: PathBytes,
-    normalized: PathBytes,
+    normal: Forms,
 }
 
 impl Template {
@@ -145,10 +149,12 @@ impl Template {
         if braces(&decoded) != braces(written.as_bytes()) {
             return Err("a brace is that of a parameter".to_owned());
         }
+        let normal =
+            key::normal_forms(written).ok_or("services may take it for too many paths; write fewer escapes")?;
         Ok(Self {
             written: written.to_owned(),
-            normalized: key::normalized(written, Reading::LENIENT),
             decoded,
+            normal,
         })
     }
 
@@ -161,7 +167,9 @@ impl Template {
         let is_less_specific = || {
             !has_rest(self.written.as_bytes())
                 && request.is_matched_by(matched)
-                && matches(&self.normalized, &matched.normalized)
+                && self
+                    .first_forms(matched)
+                    .is_some_and(|[ours, other]| matches(ours, other))
         };
         match request.rule {
             Spelling::Both => self.is_path(request) && (is_route || !is_less_specific()),
@@ -171,13 +179,14 @@ impl Template {
 
     /// Whether a path is that of this template, in its form.
     fn is_path(&self, request: Spelled<'_>) -> bool {
-        let template = match request.form {
-            Form::Written => Cow::Borrowed(self.written.as_bytes()),
-            Form::Trimmed => Cow::Borrowed(key::trimmed(self.written.as_bytes())),
-            Form::Decoded => Cow::Borrowed(&self.decoded[..]),
-            Form::Normalized(reading) => in_reading(&self.written, &self.normalized, reading),
-        };
-        matches(&template, request.path)
+        match request.form {
+            Form::Written => matches(self.written.as_bytes(), request.path),
+            Form::Trimmed => matches(key::trimmed(self.written.as_bytes()), request.path),
+            Form::Decoded => matches(&self.decoded, request.path),
+            // Without dot segments, each form of the path is that of one form of the template.
+            Form::Normal if request.is_strict && self.normal.len() > 1 && key::has_dot_segment(request.path) => false,
+            Form::Normal => self.normal.iter().any(|template| matches(template, request.path)),
+        }
     }
 
     /// Whether it is the matched route, with parameters of any names.
@@ -185,9 +194,15 @@ impl Template {
         if self.written == matched.written {
             return true;
         }
-        let [ours, others] =
-            [&self.normalized, &matched.normalized].map(|template| template.split(|byte| *byte == b'/'));
-        ours.map(Segment::of).eq(others.map(Segment::of))
+        self.first_forms(matched).is_some_and(|templates| {
+            let [ours, others] = templates.map(|template| template.split(|byte| *byte == b'/'));
+            ours.map(Segment::of).eq(others.map(Segment::of))
+        })
+    }
+
+    /// This template and that of the matched route, as they look like.
+    fn first_forms<'a>(&'a self, matched: &'a Matched<'_>) -> Option<[&'a [u8]; 2]> {
+        Some([self.normal.first()?, matched.normal.first()?])
     }
 }
 
@@ -213,18 +228,10 @@ fn has_rest(template: &[u8]) -> bool {
     template.windows(2).any(|pair| pair == b"{*")
 }
 
-/// A template in the normal form of a reading, by that of the most lenient one.
-fn in_reading<'a>(written: &str, lenient: &'a [u8], reading: Reading) -> Cow<'a, [u8]> {
-    match reading == Reading::LENIENT || !written.contains(['%', '\\', ';']) {
-        true => Cow::Borrowed(lenient),
-        false => Cow::Owned(key::normalized(written, reading).into_vec()),
-    }
-}
-
 /// The template of the route that axum has matched.
 struct Matched<'a> {
     written: &'a str,
-    normalized: PathBytes,
+    normal: Forms,
 }
 
 impl<'a> Matched<'a> {
@@ -232,8 +239,8 @@ impl<'a> Matched<'a> {
         #[cfg(feature = "axum")]
         if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
             let written = matched.as_str();
-            let normalized = key::normalized(written, Reading::LENIENT);
-            return Some(Self { written, normalized });
+            let normal = key::normal_forms(written).unwrap_or_default();
+            return Some(Self { written, normal });
         }
         let _ = parts;
         None
@@ -356,6 +363,14 @@ mod tests {
             ("/static/{*rest}", "/static/a%3F/../../login"),
             ("/static/{*rest}", "/static/a%23/../../login"),
             ("/static/{*rest}", "/static/a;%2Fb/../../login"),
+            // It is the path of the template only for different services.
+            ("/a;b/{*rest}", "/a;b/../../a/x"),
+            ("/a%2Fb/{*rest}", "/a%2Fb/../../a/b/x"),
+            // One service after the other.
+            ("/login", "/b%2Fc/../login/..;%2F.."),
+            ("/login", "/;%5Cx\\login"),
+            ("/login", "/login//%2e%2e/%2e/../"),
+            ("/login", "/login%5C..%3B//..;x..;xa"),
         ] {
             let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
             let scope = Scope {
