@@ -92,6 +92,8 @@ pub(crate) use self::{form::KeyForm, key::Secret};
 #[cfg(feature = "serde")]
 pub(crate) use self::{
     header::STANDARD_METHODS,
-    normalize::{Form, Forms, PathBytes, any_spelling, decoded, has_dot_segment, normal_forms, trimmed, whole_path},
+    normalize::{
+        Form, Forms, PathBytes, any_spelling, decoded, has_dot_segment, normal_forms, rest_of_path, trimmed, whole_path,
+    },
     text::{KeySpec, Registered, one_or_several},
 };

@@ -23,6 +23,19 @@ pub(crate) fn whole_path(parts: &Parts) -> &str {
     path
 }
 
+/// The path that a service has left of the whole one, unless it is a nested router.
+pub(crate) fn rest_of_path(parts: &Parts) -> Option<&str> {
+    let [whole, rest] = [whole_path(parts), parts.uri.path()].map(|path| path.trim_end_matches('/'));
+    let removed = whole.strip_suffix(rest).filter(|removed| !removed.is_empty())?;
+    #[cfg(feature = "axum")]
+    if let Some(nested) = parts.extensions.get::<::axum::extract::NestedPath>() {
+        let segments = |path: &str| path.trim_end_matches('/').matches('/').count();
+        return (segments(nested.as_str()) != segments(removed)).then_some(parts.uri.path());
+    }
+    let _ = removed;
+    Some(parts.uri.path())
+}
+
 /// How a path, or the template of one, is spelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {

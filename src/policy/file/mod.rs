@@ -172,6 +172,11 @@ use crate::{ConfigError, key};
 /// 32 KiB in them, is taken for a match: such a request is counted, blocked, and never skipped. In `[skip]`, escapes are written as
 /// sent: `/caf%C3%A9`.
 ///
+/// In a nested router of axum, and in a service that is nested in one, the path is the whole one, with the prefix. Where another
+/// service within a router has removed a prefix, as middleware makes `/login` of `/en/login`, and axum has matched no route or one
+/// with a rest, the path that is left is compared too: a policy or `[block]` for either applies, `others` are those of neither,
+/// and `[skip]` is for the whole path.
+///
 /// # Skipped and blocked requests
 ///
 /// `[skip]` and `[block]` list requests that each layer with a policy of the file [skips](crate::RateLimitLayer::skip) or

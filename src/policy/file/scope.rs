@@ -84,8 +84,18 @@ impl Scope {
         };
         let path = key::whole_path(parts);
         match rule {
-            Spelling::Either => key::any_spelling(path, holds),
             Spelling::Both => !key::any_spelling(path, |form, path| !holds(form, path)),
+            Spelling::Either => {
+                let is_routed = matched
+                    .as_ref()
+                    .is_some_and(|matched| !has_rest(matched.written.as_bytes()));
+                let rest = key::rest_of_path(parts).filter(|_| !is_routed);
+                let is_for = |path| key::any_spelling(path, holds);
+                match self.routes {
+                    Routes::Others(_) => is_for(path) && rest.is_none_or(is_for),
+                    Routes::All | Routes::These(_) => is_for(path) || rest.is_some_and(is_for),
+                }
+            }
         }
     }
 

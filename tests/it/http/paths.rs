@@ -429,3 +429,64 @@ async fn a_template_within_the_matched_route_applies_to_its_path() {
         }
     }
 }
+
+/// Behind a service that makes `/login` of `/en/login`, a route is that of either path. In a nested service the path is the whole one.
+#[tokio::test]
+async fn a_prefix_that_a_service_removes_evades_nothing() {
+    let apps = |file: &str| {
+        let policies = format!(
+            "{file}
+            [policies.login]
+            limit = '1000/h'
+            key = 'constant:all'
+            routes = '/login'
+            [policies.rest]
+            limit = '1000/h'
+            key = 'constant:all'
+            routes = 'others'
+            "
+        );
+        let policies = Policies::from_toml(&policies).expect(file);
+        let layer = policies.layer(MemoryStore::new(), ["login", "rest"]).expect("policies");
+        let limited = layer.layer(Router::new().fallback(handler("any")));
+        let stripped = limited.clone().map_request(|mut request: Request<Body>| {
+            let path = request.uri().path();
+            let rest = path.strip_prefix("/en").map(|rest| rest.parse().expect("a path"));
+            *request.uri_mut() = rest.unwrap_or_else(|| request.uri().clone());
+            request
+        });
+        [
+            Router::new().fallback_service(stripped.clone()),
+            Router::new().route_service("/{*rest}", stripped),
+            Router::new().nest_service("/en", limited),
+        ]
+    };
+    for (file, path, expected) in [
+        ("", "/en/login", ["login", "login", "rest"]),
+        ("", "/en/x/..;/LOGIN/", ["login rest", "login rest", "rest"]),
+        ("", "/en/other", ["rest"; 3]),
+        ("", "/login", ["login", "login", ""]),
+        ("block.routes = '/admin'", "/en/admin", ["403", "403", "rest"]),
+        ("block.routes = '/en/admin'", "/en/admin", ["403"; 3]),
+        ("skip.routes = '/health'", "/en/health", ["rest"; 3]),
+        ("skip.routes = '/en/health'", "/en/health", [""; 3]),
+    ] {
+        for (position, (app, expected)) in apps(file).iter().zip(expected).enumerate() {
+            let reply = send(app, get(path)).await;
+            let policies = reply
+                .headers
+                .get("ratelimit-policy")
+                .map(|policies| policies.to_str().unwrap_or_default());
+            let is_met = |name: &&str| policies.is_some_and(|policies| policies.contains(&format!("\"{name}\";")));
+            let met = match reply.status.as_u16() {
+                403 => "403".to_owned(),
+                _ => ["login", "rest"]
+                    .into_iter()
+                    .filter(is_met)
+                    .collect::<Vec<_>>()
+                    .join(" "),
+            };
+            assert_eq!(met, expected, "{file} {path} {position}");
+        }
+    }
+}
