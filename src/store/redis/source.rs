@@ -8,7 +8,7 @@ use super::client::ClientLibrary;
 ///
 /// | type | feature | the client |
 /// | --- | --- | --- |
-/// | [`fred::clients::Client`](crate::fred) | `fred` | is connected and in the end quit by the application; its reconnect policy pauses before the first attempt |
+/// | [`fred::clients::Client`](crate::fred) | `fred` | is connected and in the end quit by the application; its reconnect policy pauses before the first attempt. After a planned failover of Sentinel it stays at the old primary until that is a replica, for about 10 s, and these counts are lost |
 /// | [`fred::clients::Pool`](crate::fred) | `fred` | the same; its clients are used in turn |
 /// | [`redis_rs::Client`](crate::redis_rs) | `cluster` | has settings that a URL does not have, such as certificates; the store makes [connections](crate::RedisStoreBuilder::connections) of its own |
 /// | an array or a `Vec` of `redis_rs::Client` | `cluster` | are nodes of a cluster, a few of them, by which the others are found; these are connected to with the settings of the first one. The cluster client of redis-rs itself sends a command again after a connection was lost, which would count a request twice |

@@ -15,7 +15,7 @@ use tower_quota::{
 
 use crate::support::{
     Log, Proxy, Redis, Sentinel, Worker, connected, decide, each_client, eventually, free_port, less_patient,
-    lone_sentinel, patient, timed, try_decide,
+    lone_sentinel, patient, redis_key, timed, try_decide,
 };
 
 each_client! {
@@ -32,6 +32,8 @@ each_client! {
     a_tls_connection_serves
     a_self_signed_certificate_is_not_trusted
     sentinel_leads_to_the_new_primary
+    a_planned_failover_is_followed_while_the_old_primary_accepts_writes
+    the_primary_that_most_sentinels_report_is_connected_to
     sentinel_and_redis_may_have_different_credentials
     a_sentinel_that_is_unreachable_is_skipped
     a_sentinel_that_hangs_is_skipped
@@ -349,6 +351,69 @@ async fn sentinel_leads_to_the_new_primary(library: ClientLibrary) {
     let promoted = sentinel.promoted().await;
     serves(&store).await;
     assert_eq!(promoted.cli(&["KEYS", "quota:*"]).lines().count(), 1);
+}
+
+async fn a_planned_failover_is_followed_while_the_old_primary_accepts_writes(library: ClientLibrary) {
+    const QUOTA: u64 = 300;
+    const BEFORE: u64 = 10;
+
+    let sentinel = Sentinel::start().await;
+    // Sentinels make it a replica ten seconds after a failover; this one never becomes one.
+    let stays = ["SETUSER", "default", "-replicaof", "-slaveof"];
+    sentinel.primary.command::<()>("ACL", stays).await;
+    let store = connected(patient().client_library(library), &sentinel.url()).await;
+    let (limit, key) = (SlidingLog::per_hour(QUOTA).into(), Key::from("k"));
+    let is_admitted = async || {
+        let outcome = try_decide(&store, Operation::Check, &limit, "k", 1).await;
+        outcome.is_ok_and(|outcome| outcome.allowed)
+    };
+    for _ in 0..BEFORE {
+        assert!(is_admitted().await);
+    }
+    sentinel.primary.command::<u64>("WAIT", ["2", "0"]).await;
+
+    sentinel.fail_over().await;
+    let promoted = sentinel.promoted().await;
+    let counted = || promoted.cli(&["ZCARD", &redis_key("test", &limit, &key)]);
+    let replicated = counted();
+    let mut lost = 0;
+    eventually("the new primary counts", async || {
+        let was_admitted = is_admitted().await;
+        let is_moved = counted() != replicated;
+        lost += u64::from(was_admitted && !is_moved);
+        is_moved
+    })
+    .await;
+    let mut admitted = BEFORE + lost + 1;
+    while is_admitted().await {
+        admitted += 1;
+    }
+    assert!(admitted <= QUOTA + lost, "{admitted} admitted, {lost} of them lost");
+    let replication = sentinel.primary.cli(&["INFO", "replication"]);
+    assert!(replication.contains("role:master"), "{replication}");
+}
+
+async fn the_primary_that_most_sentinels_report_is_connected_to(library: ClientLibrary) {
+    let (old, new) = (Redis::start(), Redis::start());
+    // One is cut off from the others, perhaps the first one that a client queries.
+    for cut_off in 0..3 {
+        let mut ports = Vec::new();
+        for number in 0..3 {
+            let primary = if number == cut_off { &old } else { &new };
+            ports.push(lone_sentinel(primary.port()).await.to_string());
+        }
+        let nodes = ports
+            .join("&node=127.0.0.1:")
+            .replacen('&', "?sentinelServiceName=main&", 1);
+        let url = format!("redis-sentinel://127.0.0.1:{nodes}");
+        let store = connected(patient().client_library(library), &url).await;
+        eventually("the new primary counts", async || {
+            serves(&store).await;
+            new.command::<u64>("DBSIZE", [""; 0]).await == 1
+        })
+        .await;
+        new.command::<()>("FLUSHALL", [""; 0]).await;
+    }
 }
 
 async fn sentinel_and_redis_may_have_different_credentials(library: ClientLibrary) {

@@ -117,6 +117,14 @@ impl Sentinel {
         Frozen::new(&self.watchers[position].process)
     }
 
+    /// Makes a replica the primary, as before the primary is maintained.
+    pub(crate) async fn fail_over(&self) {
+        eventually("a sentinel fails over", async || {
+            cli(self.watchers[0].port, None, &["SENTINEL", "FAILOVER", "main"]).starts_with("OK")
+        })
+        .await;
+    }
+
     /// The replica that has become the primary, as soon as there is one.
     pub(crate) async fn promoted(&self) -> &Redis {
         let mut promoted = None;
@@ -182,6 +190,7 @@ async fn report(mut client: TcpStream, primary: u16) {
                 format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{primary}\r\n", primary.len())
             }
             () if query.contains("sentinels") => "*0\r\n".to_owned(),
+            () if query.contains("ping") => "+PONG\r\n".to_owned(),
             () => "-ERR unknown command\r\n".to_owned(),
         };
         if client.write_all(reply.as_bytes()).await.is_err() {

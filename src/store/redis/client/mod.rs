@@ -52,6 +52,20 @@ where
     ended.unwrap_or_else(|| Failure::Unreachable("the credentials are due".into()))
 }
 
+/// The pause between two queries of all sentinels.
+const SENTINEL_PAUSE: Duration = Duration::from_secs(1);
+/// The time for the reply of a sentinel.
+const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// The address that more than half of these sentinels report: one that is cut off may report an old primary.
+fn agreed<A: PartialEq>(reported: Vec<A>) -> Option<A> {
+    let times = |address| reported.iter().filter(|other| *other == address).count();
+    let most = reported
+        .iter()
+        .position(|address| 2 * times(address) > reported.len())?;
+    reported.into_iter().nth(most)
+}
+
 /// The least time from one attempt to connect to the next one, which differs at random.
 fn attempt_interval() -> Duration {
     Duration::from_millis(fastrand::u64(150..250))
@@ -210,3 +224,22 @@ pub(in crate::store::redis) const BUILT_IN: &[ClientLibrary] = &[
 
 /// A hash tag in a slot of a node, and one in another slot if it has several.
 pub(in crate::store::redis) type HashTags = (u32, Option<u32>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentinels_agree_if_more_than_half_report_the_same_primary() {
+        for (reported, primary) in [
+            (&[][..], None),
+            (&[1], Some(1)),
+            (&[1, 2], None),
+            (&[1, 2, 2], Some(2)),
+            (&[1, 2, 3], None),
+            (&[1, 1, 2, 2], None),
+        ] {
+            assert_eq!(agreed(reported.to_vec()), primary, "{reported:?}");
+        }
+    }
+}

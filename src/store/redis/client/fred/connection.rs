@@ -5,6 +5,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -68,9 +69,15 @@ enum Keeper {
     Application(Client, Mutex<ConnectErrors>),
 }
 
-/// A client and the task of fred that has its connection, and ends with it, unless the client is one of the application. fred reports
-/// a lost connection as connected.
-type ConnectedClient = (Client, Option<AbortHandle>);
+/// A client and its connection, unless the client is one of the application. fred reports a lost connection as connected.
+type ConnectedClient = (Client, Option<Route>);
+
+#[derive(Clone)]
+pub(super) struct Route {
+    /// The task of fred that has the connection, and ends with it.
+    task: AbortHandle,
+    server: Option<Server>,
+}
 
 /// The errors of a client while it connects.
 struct ConnectErrors {
@@ -140,26 +147,40 @@ impl Connection {
 
     /// Sends `PING` after a call without a reply, and reconnects if that has no reply either.
     pub(super) fn check(&self) {
-        self.spawn_once(|client, routing| async move {
+        self.spawn_once(|client, route| async move {
             let (deadline, pong) = (Deadline::new(PING_TIMEOUT), ping(&client));
             // Any reply will do, also that this user has no permission, and so does the error of a connection that is lost.
             // Without one, the commands that wait for the connection are dropped: they must not be sent later.
             if deadline.wait(pong).await.is_none() {
-                reconnect(&client, routing).await;
+                reconnect(&client, route).await;
             }
         });
     }
 
     pub(super) fn reconnect(&self) {
-        self.spawn_once(|client, routing| async move { reconnect(&client, routing).await });
+        self.spawn_once(|client, route| async move { reconnect(&client, route).await });
+    }
+
+    /// Connects again if the server is not this primary.
+    pub(super) fn follow(&self, primary: &Server) {
+        if let Ok((
+            _,
+            Some(Route {
+                server: Some(server), ..
+            }),
+        )) = self.connected()
+            && server != *primary
+        {
+            self.reconnect();
+        }
     }
 
     /// Spawns a task unless one runs.
     fn spawn_once<F: Future<Output = ()> + Send>(
         &self,
-        task: impl FnOnce(Client, Option<AbortHandle>) -> F + Send + 'static,
+        task: impl FnOnce(Client, Option<Route>) -> F + Send + 'static,
     ) {
-        let Ok((client, routing)) = self.connected() else {
+        let Ok((client, route)) = self.connected() else {
             return;
         };
         if self.suspect.swap(true, Ordering::AcqRel) {
@@ -172,7 +193,7 @@ impl Connection {
         // It ends with the task, which may end early: with its runtime.
         let suspected = OnDrop::new(move || suspect.store(false, Ordering::Release));
         spawn_on(&self.runtime, async move {
-            task(client, routing).await;
+            task(client, route).await;
             sleep(CHECK_PAUSE).await;
             drop(suspected);
         });
@@ -188,9 +209,9 @@ pub(super) async fn ping(client: &Client) -> Result<Resp3Frame, Error> {
 
 /// Sets up a connection again. While the routing task of fred waits to write, it executes no command, such as one to reconnect, so
 /// it is aborted, unless it is one of the application. fred logs a warning for each.
-async fn reconnect(client: &Client, routing: Option<AbortHandle>) {
-    match routing {
-        Some(routing) => routing.abort(),
+async fn reconnect(client: &Client, route: Option<Route>) {
+    match route {
+        Some(route) => route.task.abort(),
         None => {
             let _ = timeout(PING_TIMEOUT, client.force_reconnection()).await;
         }
@@ -216,11 +237,14 @@ async fn keep_connected(
         let mut connected = pin!(connected.recv());
         let mut was_connected = false;
         let ended = poll_fn(|cx| {
-            if !was_connected && connected.as_mut().poll(cx).is_ready() {
+            if !was_connected && let Poll::Ready(server) = connected.as_mut().poll(cx) {
                 was_connected = true;
                 tried(None);
-                let routing = Some(routing.0.abort_handle());
-                state.send_replace(ConnectionState::Connected((client.clone(), routing)));
+                let route = Route {
+                    task: routing.0.abort_handle(),
+                    server: server.ok(),
+                };
+                state.send_replace(ConnectionState::Connected((client.clone(), Some(route))));
             }
             Pin::new(&mut routing.0).poll(cx)
         })
@@ -239,11 +263,9 @@ async fn keep_connected(
             Ok(Err(_)) | Err(_) => {}
         }
 
-        // After a connection, fred asks the sentinels that the last one reported instead of those of the URL.
+        // A client that was connected would ask the sentinels that the last one reported instead of those of the URL.
         let mut config = client.client_config();
-        if !was_connected {
-            rotate_sentinels(&mut config, 1);
-        }
+        rotate_sentinels(&mut config, 1);
         client = Client::new(
             config,
             Some(client.perf_config()),

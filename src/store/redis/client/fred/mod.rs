@@ -1,4 +1,5 @@
 mod connection;
+mod sentinels;
 
 use std::{
     borrow::Cow,
@@ -26,7 +27,10 @@ use tokio::{
     time::timeout,
 };
 
-use self::connection::{Connection, build, check_settings, ping, rotate_sentinels, send_once};
+use self::{
+    connection::{Connection, build, check_settings, ping, rotate_sentinels, send_once},
+    sentinels::Sentinels,
+};
 use super::{connections::InTurn, while_answered};
 use crate::{
     ConfigError,
@@ -48,7 +52,8 @@ use crate::{
 
 /// Runs scripts through fred.
 pub(in crate::store::redis) struct FredClient {
-    connections: InTurn<Connection>,
+    connections: Arc<InTurn<Connection>>,
+    _sentinels: Option<Sentinels>,
     /// That of each client.
     config: Config,
     settings: ConnectionSettings,
@@ -75,7 +80,9 @@ impl FredClient {
             Ok(Connection::open(client, authenticator))
         });
         let connections = connections.collect::<Result<Vec<_>, ConfigError>>()?;
-        Ok(Self::new(connections, config, settings))
+        let mut client = Self::new(connections, config, settings);
+        client._sentinels = Sentinels::watch(&client.config, &client.connections);
+        Ok(client)
     }
 
     /// On clients that the application connects.
@@ -93,7 +100,8 @@ impl FredClient {
 
     fn new(connections: impl IntoIterator<Item = Connection>, config: Config, settings: &ConnectionSettings) -> Self {
         Self {
-            connections: InTurn::new(connections),
+            connections: Arc::new(InTurn::new(connections)),
+            _sentinels: None,
             health: Health::of_server(address(&config)),
             config,
             settings: settings.clone(),

@@ -1,10 +1,13 @@
 use std::{
     convert::Infallible,
+    future::{pending, poll_fn},
     io,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -31,7 +34,7 @@ use crate::{
         backend::Deadline,
         credentials::{Authenticator, ConnectionSettings, Credentials},
         failure::{Failure, is_of_replica, shortened},
-        task::{OnDrop, run_together},
+        task::{AbortOnDrop, OnDrop, run_together},
     },
 };
 
@@ -41,7 +44,7 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// A server to connect to.
 pub(super) enum Endpoint {
     Server(ConnectionInfo),
-    /// The server that is the primary when a connection is made.
+    /// The server that is the primary.
     SentinelPrimary(Sentinels),
 }
 
@@ -49,6 +52,8 @@ pub(super) enum Endpoint {
 pub(in crate::store::redis) struct ServerConnections {
     pub(super) endpoint: Arc<Endpoint>,
     connections: InTurn<ManagedConnection<Connection>>,
+    /// Watches the sentinels, if there are any.
+    _watching: Option<AbortOnDrop<()>>,
 }
 
 impl ServerConnections {
@@ -58,8 +63,10 @@ impl ServerConnections {
             let keep = |state, authenticator| keep_connected(endpoint.clone(), authenticator, state);
             ManagedConnection::open(settings.authenticator(), keep, authenticate_again)
         });
+        let watched = matches!(*endpoint, Endpoint::SentinelPrimary(_)).then(|| endpoint.clone());
         Self {
             connections: InTurn::new(connections),
+            _watching: watched.map(|watched| AbortOnDrop(tokio::spawn(async move { watched.watch().await }))),
             endpoint,
         }
     }
@@ -108,8 +115,11 @@ async fn keep_connected(
         let connected = timeout(CONNECT_TIMEOUT, endpoint.connect(authenticator.as_deref())).await;
         match connected.unwrap_or_else(|_| Err(connect_failure(&io::Error::from(io::ErrorKind::TimedOut).into()))) {
             Ok(connection) => {
-                state.send_replace(ConnectionState::Connected(connection.clone()));
-                connection.lost().await;
+                let mut connected = Some(connection);
+                while let Some(connection) = connected {
+                    state.send_replace(ConnectionState::Connected(connection.clone()));
+                    connected = endpoint.successor(connection, authenticator.as_deref()).await;
+                }
                 state.send_replace(ConnectionState::Connecting);
             }
             Err(failure) => {
@@ -122,6 +132,7 @@ async fn keep_connected(
 
 #[derive(Clone)]
 struct Connection {
+    server: Arc<ConnectionAddr>,
     redis: MultiplexedConnection,
     health: Arc<ConnectionHealth>,
 }
@@ -223,7 +234,44 @@ impl Endpoint {
         authenticated(server, authenticator, Self::connect_to).await
     }
 
+    async fn watch(&self) {
+        if let Self::SentinelPrimary(sentinels) = self {
+            sentinels.watch().await;
+        }
+    }
+
+    /// Waits until the connection is lost, or one to another server is made, on which the sentinels agree.
+    async fn successor(&self, connection: Connection, authenticator: Option<&Authenticator>) -> Option<Connection> {
+        let server = connection.server.clone();
+        let mut lost = pin!(connection.lost());
+        let mut replaced = pin!(async {
+            let Self::SentinelPrimary(sentinels) = self else {
+                return pending().await;
+            };
+            let mut reports = sentinels.reports();
+            loop {
+                if reports.changed().await.is_err() {
+                    return pending().await;
+                }
+                let primary = reports.borrow_and_update().clone();
+                let Some(primary) = primary.filter(|primary| *primary.addr() != *server) else {
+                    continue;
+                };
+                let connecting = authenticated(primary, authenticator, Self::connect_to);
+                if let Ok(Ok(successor)) = timeout(CONNECT_TIMEOUT, connecting).await {
+                    return successor;
+                }
+            }
+        });
+        poll_fn(|cx| match lost.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => replaced.as_mut().poll(cx).map(Some),
+        })
+        .await
+    }
+
     async fn connect_to(server: ConnectionInfo) -> Result<Connection, RedisError> {
+        let address = Arc::new(server.addr().clone());
         let health = Arc::<ConnectionHealth>::default();
         let of_push = health.clone();
         let config = AsyncConnectionConfig::new()
@@ -238,7 +286,11 @@ impl Endpoint {
         let redis = Client::open(server)?
             .get_multiplexed_async_connection_with_config(&config)
             .await?;
-        Ok(Connection { redis, health })
+        Ok(Connection {
+            server: address,
+            redis,
+            health,
+        })
     }
 }
 

@@ -1,11 +1,16 @@
 //! The servers of a service, as sentinels or the nodes of a cluster report them.
 
-use std::{collections::HashSet, time::Duration};
+use std::collections::HashSet;
 
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisError, Value, aio::MultiplexedConnection};
+use tokio::{sync::watch, time::sleep};
 
-use super::{super::connections::InTurn, connection::at, error_text};
-use crate::store::redis::{failure::Failure, key_format::SLOTS};
+use super::{
+    super::{SENTINEL_PAUSE, SENTINEL_TIMEOUT, agreed, connections::InTurn},
+    connection::at,
+    error_text,
+};
+use crate::store::redis::{failure::Failure, key_format::SLOTS, task::run_together};
 
 /// The sentinels, which report the address of the primary.
 pub(super) struct Sentinels {
@@ -13,10 +18,9 @@ pub(super) struct Sentinels {
     service: String,
     /// The settings of connections to the primary.
     template: ConnectionInfo,
+    /// The primary that most of them reported last.
+    agreed: watch::Sender<Option<ConnectionInfo>>,
 }
-
-/// The time for a connection to a sentinel, and again for its reply.
-const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
 
 impl Sentinels {
     pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, template: ConnectionInfo) -> Self {
@@ -24,6 +28,7 @@ impl Sentinels {
             sentinels: InTurn::new(sentinels),
             service,
             template,
+            agreed: watch::Sender::default(),
         }
     }
 
@@ -35,7 +40,11 @@ impl Sentinels {
     pub(super) async fn primary(&self) -> Result<ConnectionInfo, RedisError> {
         let mut last_error = RedisError::from((ErrorKind::EmptySentinelList, "the URL has no sentinel"));
         for sentinel in self.sentinels.iter_from_next() {
-            match self.query(sentinel).await {
+            let reported = match connect(sentinel).await {
+                Ok(mut connection) => self.query(&mut connection).await,
+                Err(error) => Err(error),
+            };
+            match reported {
                 Ok((host, port)) => return Ok(at(&self.template, host, port)),
                 Err(error) => last_error = error,
             }
@@ -43,23 +52,54 @@ impl Sentinels {
         Err(last_error)
     }
 
-    async fn query(&self, sentinel: &ConnectionInfo) -> Result<(String, u16), RedisError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(SENTINEL_TIMEOUT))
-            .set_response_timeout(Some(SENTINEL_TIMEOUT));
-        let mut connection = Client::open(sentinel.clone())?
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
-        let primary: Option<(String, u16)> = redis::cmd("SENTINEL")
+    /// Queries all sentinels once a second, on connections that stay open. For about ten seconds after a planned failover, the old
+    /// primary accepts writes, which are lost.
+    pub(super) async fn watch(&self) {
+        let mut connections: Vec<_> = self.sentinels.all.iter().map(|_| None).collect();
+        loop {
+            sleep(SENTINEL_PAUSE).await;
+            let sentinels = self.sentinels.all.iter().zip(&mut connections);
+            let queries = sentinels.map(|(sentinel, connection)| async move {
+                let mut open = match connection.take() {
+                    Some(open) => open,
+                    None => connect(sentinel).await.ok()?,
+                };
+                let reported = self.query(&mut open).await.ok()?;
+                // Without a reply it is closed.
+                *connection = Some(open);
+                Some(reported)
+            });
+            let reported = run_together(queries, |_| false).await;
+            if let Some((host, port)) = agreed(reported.into_iter().flatten().collect()) {
+                self.agreed.send_replace(Some(at(&self.template, host, port)));
+            }
+        }
+    }
+
+    /// Each report, from now on, of a primary on which the sentinels agree.
+    pub(super) fn reports(&self) -> watch::Receiver<Option<ConnectionInfo>> {
+        self.agreed.subscribe()
+    }
+
+    async fn query(&self, sentinel: &mut MultiplexedConnection) -> Result<Address, RedisError> {
+        let primary: Option<Address> = redis::cmd("SENTINEL")
             .arg("get-master-addr-by-name")
             .arg(&self.service)
-            .query_async(&mut connection)
+            .query_async(sentinel)
             .await?;
         primary.ok_or_else(|| {
             let error = "the sentinel has no primary of this name";
             RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, error))
         })
     }
+}
+
+async fn connect(sentinel: &ConnectionInfo) -> Result<MultiplexedConnection, RedisError> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(SENTINEL_TIMEOUT))
+        .set_response_timeout(Some(SENTINEL_TIMEOUT));
+    let client = Client::open(sentinel.clone())?;
+    client.get_multiplexed_async_connection_with_config(&config).await
 }
 
 pub(super) type Address = (String, u16);

@@ -1,0 +1,81 @@
+use std::sync::Arc;
+
+use fred::{
+    interfaces::ClientLike,
+    types::{
+        ClusterHash, CustomCommand,
+        config::{Config, Server, ServerConfig},
+    },
+};
+use tokio::time::sleep;
+
+use super::{
+    super::{SENTINEL_PAUSE, SENTINEL_TIMEOUT, agreed, connections::InTurn},
+    connection::{Connection, build, send_once},
+};
+use crate::store::redis::{
+    backend::Deadline,
+    task::{AbortOnDrop, run_together},
+};
+
+/// The sentinels of the URL, each with a connection, which are queried once a second.
+pub(super) struct Sentinels {
+    _watching: AbortOnDrop<()>,
+}
+
+impl Sentinels {
+    /// Connects these clients again when the sentinels agree on another primary: fred queries them only when it connects. For about
+    /// ten seconds after a planned failover, the old primary accepts writes, which are lost.
+    pub(super) fn watch(config: &Config, clients: &Arc<InTurn<Connection>>) -> Option<Self> {
+        let ServerConfig::Sentinel {
+            hosts,
+            service_name,
+            username,
+            password,
+        } = &config.server
+        else {
+            return None;
+        };
+        let connections = hosts.iter().filter_map(|sentinel| {
+            let of_sentinel = Config {
+                server: ServerConfig::Centralized {
+                    server: sentinel.clone(),
+                },
+                username: username.clone(),
+                password: password.clone(),
+                database: None,
+                ..config.clone()
+            };
+            Some(Connection::open(build(of_sentinel).ok()?, None))
+        });
+        let (sentinels, service) = (InTurn::new(connections), service_name.clone());
+        let clients = clients.clone();
+        let watching = tokio::spawn(async move {
+            loop {
+                sleep(SENTINEL_PAUSE).await;
+                let queries = sentinels.all.iter().map(|sentinel| query(sentinel, &service));
+                let reported = run_together(queries, |_| false).await;
+                if let Some(primary) = agreed(reported.into_iter().flatten().collect()) {
+                    clients.all.iter().for_each(|client| client.follow(&primary));
+                }
+            }
+        });
+        Some(Self {
+            _watching: AbortOnDrop(watching),
+        })
+    }
+}
+
+async fn query(sentinel: &Connection, service: &str) -> Option<Server> {
+    let (client, _) = sentinel.connected().ok()?;
+    let deadline = Deadline::new(SENTINEL_TIMEOUT);
+    let command = CustomCommand::new_static("SENTINEL", ClusterHash::Random, false);
+    let client = client.with_options(&send_once(deadline));
+    let reply = deadline.wait(client.custom(command, vec!["get-master-addr-by-name", service]));
+    let Some(reply) = reply.await else {
+        sentinel.check();
+        return None;
+    };
+    let (host, port): (String, u16) = reply.ok()?;
+    Some(Server::new(host, port))
+}
