@@ -10,16 +10,20 @@ const MESSAGES: &str = "publish subscribe";
 /// The command that creates a user with the permissions of a store with this prefix. Up to Redis 6.2 a user has all channels, and
 /// none can be added to these. A strict user may only run scripts that
 /// Redis has already.
-fn acl_line(prefix: &str, strict: bool, more: &str) -> String {
+fn acl_line(prefix: &str, strict: bool, more: &[&str]) -> String {
     let (user, eval) = match strict {
         true => ("strict-limiter", ""),
         false => ("limiter", " +eval"),
     };
     let commands = [COMMANDS, MESSAGES]
-        .map(|commands| commands.replace(' ', " +"))
-        .join(" +");
+        .into_iter()
+        .flat_map(|commands| commands.split(' '));
+    let commands: String = commands
+        .chain(more.iter().copied())
+        .map(|command| format!(" +{command}"))
+        .collect();
     format!(
-        "ACL SETUSER {user} reset on >password ~{prefix}:* resetchannels &{prefix}:* +ping{eval} +evalsha +{commands}{more}"
+        "ACL SETUSER {user} reset on >password ~{prefix}:* resetchannels &{prefix}:* +ping{eval} +evalsha{commands}"
     )
 }
 
@@ -83,19 +87,22 @@ impl Refusal {
         }
     }
 
-    /// Names the missing permission and what grants it, for a store with this prefix.
-    pub(super) fn explain(&self, prefix: &str) -> String {
+    /// Names the missing permission and what grants it, for a store with this prefix, on servers that require more permissions.
+    pub(super) fn explain(&self, prefix: &str, of_servers: &[&str]) -> String {
         let error = &self.error;
         let permission = self.command.as_ref();
         let permission = permission.map(|command| command.replace(' ', "|").to_lowercase());
         let permission = permission.unwrap_or_default();
-        let mut listed = [COMMANDS, MESSAGES, "ping eval evalsha"]
-            .into_iter()
-            .flat_map(|commands| commands.split(' '));
-        let more = match permission.is_empty() || listed.any(|listed| listed == permission) {
-            true => String::new(),
-            false => format!(" +{permission}"),
-        };
+        let commands = [COMMANDS, MESSAGES, "ping eval evalsha"].into_iter();
+        let mut listed = commands
+            .flat_map(|commands| commands.split(' '))
+            .chain(of_servers.iter().copied());
+        // Redis 6.2 names no subcommand.
+        let is_named = |listed: &str| listed == permission || listed.split('|').next() == Some(&permission);
+        let mut more = of_servers.to_vec();
+        if !permission.is_empty() && !listed.any(is_named) {
+            more.push(&permission);
+        }
         let user = acl_line(prefix, false, &more);
         let user = format!("; a user with all permissions of the store: `{user}` (Redis replied: {error})");
         match self.command.as_deref() {
@@ -114,7 +121,7 @@ impl Refusal {
                 "Redis does not keep the script of the store, and `EVAL` does not load it (Redis replied: {error})"
             ),
             Some("EVAL") => {
-                let strict = acl_line(prefix, true, "");
+                let strict = acl_line(prefix, true, of_servers);
                 format!(
                     "Redis does not have the script of the store and refuses `EVAL`, which would load it; load the texts of \
                      `RedisStore::scripts()` with `SCRIPT LOAD` for a user such as `{strict}`, or permit `EVAL`{user}"
@@ -164,7 +171,7 @@ mod tests {
     fn the_page_about_redis_has_both_users() {
         let page = include_str!("../../../docs/redis.md");
         for strict in [false, true] {
-            let line = acl_line("quota", strict, "");
+            let line = acl_line("quota", strict, &[]);
             assert!(page.lines().any(|of_page| of_page == line), "{line}");
         }
     }
@@ -225,10 +232,29 @@ mod tests {
             ("ERR Protocol error: unauthenticated multibulk length", "credentials"),
         ] {
             let refusal = Refusal::of_call(error).unwrap_or_else(|| panic!("{error}"));
-            let text = refusal.explain("shop");
+            let text = refusal.explain("shop", &[]);
             assert!(text.contains(names) && text.contains(error), "{text}");
             assert!(
                 text.contains("`ACL SETUSER limiter reset on >password ~shop:* resetchannels &shop:* +ping "),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_users_of_an_error_have_the_permissions_that_the_servers_require() {
+        for (refused, ends) in [
+            ("zadd", "+subscribe +cluster|slots +asking`"),
+            ("cluster|slots", "+subscribe +cluster|slots +asking`"),
+            ("cluster", "+subscribe +cluster|slots +asking`"),
+            ("select", "+subscribe +cluster|slots +asking +select`"),
+            ("eval", "+subscribe +cluster|slots +asking`"),
+        ] {
+            let error = format!("NOPERM this user has no permissions to run the '{refused}' command");
+            let text = Refusal::new(error).explain("shop", &["cluster|slots", "asking"]);
+            assert_eq!(
+                text.matches(ends).count(),
+                text.matches("`ACL SETUSER").count(),
                 "{text}"
             );
         }
@@ -246,7 +272,7 @@ mod tests {
             (Refusal::of_connection(database), "refuses the connection"),
             (Some(Refusal::new(script)), "does not keep the script"),
         ] {
-            let text = refusal.expect("a refusal").explain("shop");
+            let text = refusal.expect("a refusal").explain("shop", &[]);
             assert!(text.contains(words) && !text.contains("ACL SETUSER"), "{text}");
         }
     }

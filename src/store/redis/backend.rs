@@ -271,9 +271,14 @@ impl Backend {
         may
     }
 
+    /// What is refused, and the fix.
+    pub(super) fn explain(&self, refusal: &Refusal) -> String {
+        refusal.explain(&self.key_format.prefix, &self.client.permissions())
+    }
+
     pub(super) fn log_refusal(&self, refusal: &Refusal) {
         tracing::error!(
-            error = refusal.explain(&self.key_format.prefix),
+            error = self.explain(refusal),
             "Redis refuses a permission that the store requires; checks fail"
         );
     }

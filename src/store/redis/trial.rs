@@ -224,7 +224,7 @@ pub(super) fn explain(failure: Failure, backend: &Backend) -> StoreError {
     let Failure::Forbidden(refusal) = failure else {
         return failure.into();
     };
-    StoreError::new(ErrorKind::Refused, refusal.explain(&backend.key_format.prefix))
+    StoreError::new(ErrorKind::Refused, backend.explain(&refusal))
 }
 
 /// Tries until all is permitted, or the store is gone; fails with a refusal, and if its runtime has ended. `tried` is called before

@@ -23,6 +23,7 @@ each_client! {
     the_user_of_a_sentinel_can_find_its_primary
     the_first_database_needs_no_permission_and_another_one_the_line_of_the_error
     a_url_of_another_kind_of_server_is_refused_by_name
+    the_line_of_an_error_has_what_the_servers_require
 }
 
 const OPERATIONS: [Operation; 4] = [Operation::Check, Operation::Charge, Operation::Peek, Operation::Reset];
@@ -286,6 +287,41 @@ async fn a_url_of_another_kind_of_server_is_refused_by_name(library: ClientLibra
     }
 }
 
+async fn the_line_of_an_error_has_what_the_servers_require(library: ClientLibrary) {
+    let sentinel = Sentinel::start().await;
+    allow(&sentinel.primary, PLAIN).await;
+    let more = ["SETUSER", "limiter", "+role", "+select", "-zadd"];
+    sentinel.primary.command::<()>("ACL", more).await;
+    let url = sentinel.url_with("limiter:password@").replace("?", "/3?");
+    let error = patient().client_library(library).url(&url).connect().await;
+    let line = line_in(&error.unwrap_err().to_string());
+    sentinel.primary.command::<()>("ACL", line).await;
+    sentinel.primary.command::<()>("ACL", ["LOG", "RESET"]).await;
+    do_all(&connect(library, &url).await).await;
+    assert_eq!(refused(&sentinel.primary).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn the_line_of_an_error_has_what_a_cluster_requires() {
+    let cluster = Cluster::start().await;
+    for primary in &cluster.primaries {
+        allow(primary, PLAIN).await;
+    }
+    let url = cluster.url().replace("://", "://limiter:password@");
+    let builder = patient().client_library(ClientLibrary::RedisRs);
+    let error = builder.url(&url).connect().await.unwrap_err().to_string();
+    for primary in &cluster.primaries {
+        primary.command::<()>("ACL", line_in(&error)).await;
+        primary.command::<()>("ACL", ["LOG", "RESET"]).await;
+    }
+    let store = connect(ClientLibrary::RedisRs, &url).await;
+    cluster.serves(&store).await;
+    is_served_while_a_slot_moves(&cluster, store).await;
+    for primary in &cluster.primaries {
+        assert_eq!(refused(primary).await, [""; 0]);
+    }
+}
+
 #[tokio::test]
 async fn the_user_of_a_cluster_can_find_its_slots() {
     let cluster = Cluster::start().await;
@@ -300,7 +336,14 @@ async fn the_user_of_a_cluster_can_find_its_slots() {
     cluster.serves(&store).await;
     do_all(&store).await;
 
-    // A new key of a slot that moves is found where it moves to.
+    is_served_while_a_slot_moves(&cluster, store).await;
+    for primary in &cluster.primaries {
+        assert_eq!(refused(primary).await, [""; 0]);
+    }
+}
+
+/// A new key of a slot that moves is found where it moves to.
+async fn is_served_while_a_slot_moves(cluster: &Cluster, store: RedisStore) {
     let [key, ..] = cluster.keys().await;
     let slot = cluster.slot(&format!("{{key={key}}}")).await;
     cluster.begin_to_move(slot, 0, 1).await;
@@ -308,8 +351,5 @@ async fn the_user_of_a_cluster_can_find_its_slots() {
     for is_allowed in [true, false] {
         let decision = limiter.check(&*key).await.expect("its node is asked");
         assert_eq!(decision.is_allowed(), is_allowed);
-    }
-    for primary in &cluster.primaries {
-        assert_eq!(refused(primary).await, [""; 0]);
     }
 }

@@ -163,6 +163,18 @@ impl RedisClient {
         self.cluster().map_or(Ok(Vec::new()), |cluster| cluster.hash_tags())
     }
 
+    /// The permissions that these servers require besides those of one server.
+    pub(super) fn permissions(&self) -> Vec<&'static str> {
+        match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(client) => client.permissions(),
+            #[cfg(feature = "cluster")]
+            Self::RedisRs(client) => client.permissions(),
+            #[cfg(test)]
+            Self::Simulated(_) => Vec::new(),
+        }
+    }
+
     /// The health of the servers.
     pub(super) fn health(&self) -> &Arc<Health> {
         match self {

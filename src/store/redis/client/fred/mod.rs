@@ -157,6 +157,12 @@ impl FredClient {
 
 /// Other commands.
 impl FredClient {
+    pub(in crate::store::redis) fn permissions(&self) -> Vec<&'static str> {
+        let is_of_sentinel = matches!(self.config.server, ServerConfig::Sentinel { .. });
+        let role = is_of_sentinel.then_some("role");
+        role.into_iter().chain(self.config.database.map(|_| "select")).collect()
+    }
+
     pub(in crate::store::redis) async fn setting(&self, name: &'static str) -> Option<String> {
         let command = CustomCommand::new_static("CONFIG", ClusterHash::Random, false);
         let (_, client) = self.connection().ok()?;

@@ -234,6 +234,15 @@ impl Endpoint {
         authenticated(server, authenticator, Self::connect_to).await
     }
 
+    /// Whether the database is not the first one.
+    pub(super) fn has_database(&self) -> bool {
+        let settings = match self {
+            Self::Server(server) => server,
+            Self::SentinelPrimary(sentinels) => sentinels.settings(),
+        };
+        settings.redis_settings().db() != 0
+    }
+
     async fn watch(&self) {
         if let Self::SentinelPrimary(sentinels) = self {
             sentinels.watch().await;

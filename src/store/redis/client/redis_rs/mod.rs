@@ -114,6 +114,14 @@ impl RedisRsClient {
         }
     }
 
+    pub(in crate::store::redis) fn permissions(&self) -> Vec<&'static str> {
+        match &self.servers {
+            Servers::Cluster(_) => vec!["cluster|slots", "asking"],
+            Servers::One(connections) if connections.endpoint.has_database() => vec!["select"],
+            Servers::One(_) => Vec::new(),
+        }
+    }
+
     pub(in crate::store::redis) async fn eval(
         &self,
         command: EvalCommand,

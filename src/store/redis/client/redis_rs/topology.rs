@@ -32,6 +32,11 @@ impl Sentinels {
         }
     }
 
+    /// The settings of connections to the primary.
+    pub(super) fn settings(&self) -> &ConnectionInfo {
+        &self.template
+    }
+
     /// The primary that the first sentinel with a reply reports.
     ///
     /// <https://redis.io/docs/latest/develop/reference/sentinel-clients/>. The role of the server is not verified: if it has
