@@ -187,6 +187,12 @@ impl ScriptCall {
         !self.is_across && !self.is_probe
     }
 
+    /// Whether `ASKING` is sent before the call although its slot is not being moved: a trial finds a missing permission.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "only clusters redirect"))]
+    pub(super) fn is_asking(&self) -> bool {
+        self.script == ScriptName::Trial && !self.is_across
+    }
+
     /// A call that runs each command of the script on the first of these keys, or on one that is not declared.
     pub(super) fn trial(declared: impl IntoIterator<Item = Bytes>, other: Option<Bytes>) -> Self {
         let mut call = Self::of(ScriptName::Trial, declared);

@@ -427,19 +427,23 @@ async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
         "{error}"
     );
 
+    let complete = format!("{} +cluster|slots +asking", line(PLAIN));
     for primary in &cluster.primaries {
-        set_user(primary, &format!("{} +cluster|slots", line(PLAIN))).await;
+        set_user(primary, &complete).await;
     }
     assert!(answers(&connect().await.expect("all nodes have it")).await);
 
     for primary in &cluster.primaries {
-        primary.command::<()>("ACL", ["SETUSER", "limiter", "-zrem"]).await;
-        let error = connect().await.unwrap_err().to_string();
-        assert!(error.contains("`ZREM`"), "{error}");
+        for (denied, named) in [("-zrem", "`ZREM`"), ("-asking", "`ASKING`")] {
+            primary.command::<()>("ACL", ["SETUSER", "limiter", denied]).await;
+            let error = connect().await.unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+            set_user(primary, &complete).await;
+        }
         primary.command::<()>("ACL", ["DELUSER", "limiter"]).await;
         let error = connect().await.unwrap_err().to_string();
         assert!(error.contains("credentials") && error.contains("WRONGPASS"), "{error}");
-        set_user(primary, &format!("{} +cluster|slots", line(PLAIN))).await;
+        set_user(primary, &complete).await;
     }
 }
 

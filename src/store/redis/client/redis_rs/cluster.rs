@@ -123,14 +123,19 @@ impl Cluster {
             .any(|(host, port)| at(&self.shared.template, host.clone(), *port).addr() == server.addr())
     }
 
-    /// Sends a command to the primary of this key. It follows redirections, which prove that nothing was executed, or returns
-    /// them.
-    pub(super) async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {
+    /// Sends a command to the primary of this key, perhaps with `ASKING` before it. It follows redirections, which prove that nothing
+    /// was executed, or returns them.
+    pub(super) async fn send(
+        &self,
+        key: &[u8],
+        command: &Cmd,
+        follows: bool,
+        mut asking: bool,
+    ) -> Result<Value, Failure> {
         let Some(mut node) = lock(&self.shared.slots).primary_of(slot_of(key)) else {
             self.shared.outdated.notify_one();
             return Err(self.shared.no_primary());
         };
-        let mut asking = false;
         for _ in 0..MAX_REDIRECTIONS {
             // If the command fails, or is dropped because its deadline has passed, the slots are looked up.
             let unanswered = OnDrop::new(|| self.shared.outdated.notify_one());

@@ -173,10 +173,12 @@ impl Connection {
                 let mut both = redis::pipe();
                 both.cmd("ASKING").add_command(command.clone());
                 let replies = self.redis.send_packed_commands(&both, 0, 2).await;
-                let is_refused = |reply: &Value| matches!(reply, Value::ServerError(_));
-                replies.map(|mut replies| match replies.iter().position(is_refused) {
-                    Some(refused) => replies.swap_remove(refused),
-                    None => replies.pop().unwrap_or_default(),
+                replies.map(|mut replies| {
+                    let reply = replies.pop().unwrap_or_default();
+                    match replies.pop() {
+                        Some(Value::ServerError(refused)) if refused.code() == "NOPERM" => Value::ServerError(refused),
+                        _ => reply,
+                    }
                 })
             }
         };

@@ -129,21 +129,22 @@ impl RedisRsClient {
     ) -> Result<RawReply, Failure> {
         let key = call.keys.first().map_or(&b""[..], |key| key);
         let command = packed(command, call);
-        raw_reply(self.send(key, &command, call.follows_redirections()).await?)
+        let reply = self.send(key, &command, call.follows_redirections(), call.is_asking());
+        raw_reply(reply.await?)
     }
 
     pub(in crate::store::redis) async fn setting(&self, name: &'static str) -> Option<String> {
         let command = redis::cmd("CONFIG").arg("GET").arg(name).to_owned();
         let mut setting: HashMap<String, String> =
-            redis::from_redis_value(self.send(b"", &command, true).await.ok()?).ok()?;
+            redis::from_redis_value(self.send(b"", &command, true, false).await.ok()?).ok()?;
         setting.remove(name)
     }
 
     /// Sends a command once, in a cluster to the primary of the key.
-    async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {
+    async fn send(&self, key: &[u8], command: &Cmd, follows: bool, asking: bool) -> Result<Value, Failure> {
         match &self.servers {
             Servers::One(connections) => connections.send(command, false).await,
-            Servers::Cluster(cluster) => cluster.send(key, command, follows).await,
+            Servers::Cluster(cluster) => cluster.send(key, command, follows, asking).await,
         }
     }
 
