@@ -244,7 +244,8 @@ impl Backend {
         let refusal = match reply {
             Ok(reply) => reply.errors.iter().find_map(|error| Refusal::of_call(error)),
             Err(Failure::Forbidden(refusal)) => Some(refusal.clone()),
-            Err(_) => return,
+            // The key may have another primary since a failover.
+            Err(_) => self.client.lookup_refusal(),
         };
         let Some(refusal) = refusal else { return };
         if self.may_log_refusal() {
@@ -295,7 +296,9 @@ async fn probe(backend: Weak<Backend>, breaker: Arc<Breaker>, key: Option<Bytes>
         let Some(backend) = backend.upgrade().filter(|_| breaker.is_open()) else {
             return;
         };
-        match backend.run_call(&call).await {
+        let reply = backend.run_call(&call).await;
+        backend.record_refusal(&reply);
+        match reply {
             Err(failure) if failure.is_no_reply() => {}
             _ => breaker.record_reply(),
         }

@@ -448,6 +448,28 @@ async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
 }
 
 #[tokio::test]
+async fn a_lookup_of_the_slots_that_is_refused_later_is_logged() {
+    let (log, mut cluster) = (Log::capture(), Cluster::start().await);
+    for node in cluster.primaries.iter().chain(&cluster.replicas) {
+        set_user(node, &format!("{} +cluster|slots +asking", line(PLAIN))).await;
+    }
+    let url = cluster.url().replace("://", "://limiter:password@");
+    let store = connect(ClientLibrary::RedisRs, &url).await;
+    cluster.serves(&store).await;
+
+    for node in cluster.primaries.iter().chain(&cluster.replicas) {
+        node.command::<()>("ACL", ["SETUSER", "limiter", "-cluster"]).await;
+    }
+    let [key, ..] = cluster.keys().await;
+    cluster.primaries[0].kill();
+    eventually("the refusal is logged", async || {
+        let check = try_decide(&store, Operation::Check, &limit(), &key, 1).await;
+        check.is_err() && errors(&log).iter().any(|error| error.contains("`CLUSTER"))
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_store_without_a_source_is_an_error_that_names_the_fix() {
     for error in [
         RedisStore::builder().connect().await.unwrap_err(),

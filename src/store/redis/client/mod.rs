@@ -175,6 +175,11 @@ impl RedisClient {
         }
     }
 
+    /// Why the nodes of a cluster are not looked up, if they refuse that.
+    pub(super) fn lookup_refusal(&self) -> Option<Refusal> {
+        self.cluster()?.lookup_refusal()
+    }
+
     /// The health of the servers.
     pub(super) fn health(&self) -> &Arc<Health> {
         match self {
@@ -199,6 +204,11 @@ pub(super) trait ClusterNodes {
     fn node(&self, slot: u16) -> Option<Arc<Node>>;
 
     fn hash_tags(&self) -> Result<Vec<HashTags>, Failure>;
+
+    /// The refusal of the last lookup of the nodes.
+    fn lookup_refusal(&self) -> Option<Refusal> {
+        None
+    }
 }
 
 /// A client library for Redis.

@@ -20,6 +20,7 @@ use crate::{
         health,
         health::Health,
         redis::{
+            acl::Refusal,
             client::{ClusterNodes, HashTags},
             credentials::ConnectionSettings,
             failure::Failure,
@@ -208,6 +209,13 @@ impl ClusterNodes for Cluster {
             }
         }
         Ok(tags.into_values().flatten().collect())
+    }
+
+    fn lookup_refusal(&self) -> Option<Refusal> {
+        match &*lock(&self.shared.slots_failure) {
+            Some(Failure::Forbidden(refusal)) => Some(refusal.clone()),
+            _ => None,
+        }
     }
 }
 
