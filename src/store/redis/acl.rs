@@ -1,5 +1,7 @@
 //! The permissions that a store requires in Redis, and the errors that name a missing one.
 
+use std::fmt;
+
 /// The commands that the script calls.
 const COMMANDS: &str = "time get set getrange setrange unlink pexpireat pttl zadd zcard zcount zincrby zrange \
                         zrangebyscore zrevrangebyscore zrem zremrangebyrank zremrangebyscore zrevrank zscore";
@@ -35,8 +37,25 @@ const IN_SCRIPT: [&str; 2] = ["The user executing the script", "ACL failure in s
 pub(super) struct Refusal {
     /// The command without permission, in upper case.
     command: Option<String>,
-    /// The reply of Redis.
+    /// The reply.
     pub(super) error: String,
+    pub(super) replied_by: ReplyingServer,
+}
+
+/// The server that refuses.
+#[derive(Clone, Debug)]
+pub(super) enum ReplyingServer {
+    Redis,
+    Sentinel,
+}
+
+impl fmt::Display for ReplyingServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Redis => "Redis",
+            Self::Sentinel => "a sentinel",
+        })
+    }
 }
 
 impl Refusal {
@@ -67,7 +86,7 @@ impl Refusal {
         let is_final = error.starts_with("ERR ") || Self::of_call(error).is_some();
         is_final.then(|| Self {
             command: Some(command.to_uppercase()),
-            error: error.to_owned(),
+            ..Self::new(error)
         })
     }
 
@@ -84,7 +103,13 @@ impl Refusal {
         Self {
             command: command_in(&error),
             error,
+            replied_by: ReplyingServer::Redis,
         }
+    }
+
+    fn is_of_sentinel(&self) -> bool {
+        let is_command = |command: &String| command.starts_with("SENTINEL");
+        matches!(self.replied_by, ReplyingServer::Sentinel) || self.command.as_ref().is_some_and(is_command)
     }
 
     /// Names the missing permission and what grants it, for a store with this prefix, on servers that require more permissions.
@@ -116,6 +141,14 @@ impl Refusal {
             _ if has_any(error, &["unknown command 'SENTINEL'", "unknown command `SENTINEL`"]) => format!(
                 "no Sentinel listens there; use the URL `redis://..`, or the address of a Sentinel, which is often port 26379 \
                  (Redis replied: {error})"
+            ),
+            Some(command) if self.is_of_sentinel() => format!(
+                "a sentinel refuses the command `{command}` to the user that `sentinelUsername` in the URL names; grant it on each \
+                 sentinel with `+{permission}` (a sentinel replied: {error})"
+            ),
+            None if self.is_of_sentinel() => format!(
+                "a sentinel refuses the connection; sentinels have credentials of their own, which are parameters of the URL, \
+                 `&sentinelUsername=user&sentinelPassword=password` (a sentinel replied: {error})"
             ),
             _ if error.starts_with("NOSCRIPT") => format!(
                 "Redis does not keep the script of the store, and `EVAL` does not load it (Redis replied: {error})"
@@ -165,7 +198,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::store::redis::script::SCRIPTS;
+    use crate::store::redis::{failure::Failure, script::SCRIPTS};
 
     #[test]
     fn the_page_about_redis_has_both_users() {
@@ -274,6 +307,31 @@ mod tests {
         ] {
             let text = refusal.expect("a refusal").explain("shop", &[]);
             assert!(text.contains(words) && !text.contains("ACL SETUSER"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_of_a_sentinel_names_its_own_credentials() {
+        let command = "NOPERM User watcher has no permissions to run the 'sentinel|sentinels' command";
+        for (error, words) in [
+            (command, "`+sentinel|sentinels`"),
+            (
+                "NOAUTH Authentication required.",
+                "`&sentinelUsername=user&sentinelPassword=password`",
+            ),
+        ] {
+            let Failure::Forbidden(refusal) = Failure::of_connection(error).of_sentinel() else {
+                panic!("{error}");
+            };
+            let text = refusal.explain("shop", &["role"]);
+            assert!(
+                text.contains(words) && text.contains(error) && !text.contains("ACL SETUSER"),
+                "{text}"
+            );
+            assert!(
+                text.contains("`sentinelUsername`") || text.contains("sentinelUsername="),
+                "{text}"
+            );
         }
     }
 

@@ -1,6 +1,6 @@
 use std::{borrow::Cow, fmt::Display};
 
-use super::acl::Refusal;
+use super::acl::{Refusal, ReplyingServer};
 use crate::store::{ErrorKind, StoreError};
 
 /// Why a script call has no reply, or one that is an error.
@@ -35,6 +35,14 @@ impl Failure {
         }
     }
 
+    /// The same failure of a sentinel.
+    pub(super) fn of_sentinel(mut self) -> Self {
+        if let Self::Forbidden(refusal) = &mut self {
+            refusal.replied_by = ReplyingServer::Sentinel;
+        }
+        self
+    }
+
     /// The tasks of the connections have ended, without the store.
     pub(super) fn ended_runtime() -> Self {
         Self::Unreachable(
@@ -66,7 +74,8 @@ impl Failure {
         match self {
             Self::Timeout => "Redis did not reply".into(),
             Self::Unreachable(source) => (&**source).into(),
-            Self::Refused(error) | Self::Forbidden(Refusal { error, .. }) => format!("Redis replied: {error}").into(),
+            Self::Refused(error) => format!("Redis replied: {error}").into(),
+            Self::Forbidden(Refusal { error, replied_by, .. }) => format!("{replied_by} replied: {error}").into(),
             Self::Protocol(fault) => (*fault).into(),
         }
     }

@@ -24,6 +24,7 @@ each_client! {
     the_first_database_needs_no_permission_and_another_one_the_line_of_the_error
     a_url_of_another_kind_of_server_is_refused_by_name
     the_line_of_an_error_has_what_the_servers_require
+    a_user_of_the_sentinels_needs_the_permissions_of_the_page
 }
 
 const OPERATIONS: [Operation; 4] = [Operation::Check, Operation::Charge, Operation::Peek, Operation::Reset];
@@ -299,6 +300,42 @@ async fn the_line_of_an_error_has_what_the_servers_require(library: ClientLibrar
     sentinel.primary.command::<()>("ACL", ["LOG", "RESET"]).await;
     do_all(&connect(library, &url).await).await;
     assert_eq!(refused(&sentinel.primary).await, [""; 0]);
+}
+
+async fn a_user_of_the_sentinels_needs_the_permissions_of_the_page(library: ClientLibrary) {
+    let sentinel = Sentinel::start().await;
+    let line = line("ACL SETUSER watcher reset");
+    let watcher: Vec<_> = ["ACL"].into_iter().chain(line.iter().map(String::as_str)).collect();
+    sentinel.command_to_watchers(&watcher);
+    if library == ClientLibrary::Fred {
+        let error = error_of(library, &sentinel, "password").await;
+        assert!(error.contains("a sentinel refuses the command `SENTINEL"), "{error}");
+        assert!(error.contains("`+sentinel"), "{error}");
+        sentinel.command_to_watchers(&["ACL", "SETUSER", "watcher", "+sentinel|sentinels"]);
+    }
+    do_all(&connect(library, &with_user(&sentinel, "password")).await).await;
+
+    let error = error_of(library, &sentinel, "wrong").await;
+    assert!(error.contains("a sentinel refuses the connection"), "{error}");
+    assert!(
+        error.contains("`&sentinelUsername=user&sentinelPassword=password`"),
+        "{error}"
+    );
+}
+
+fn with_user(sentinel: &Sentinel, password: &str) -> String {
+    format!(
+        "{}&sentinelUsername=watcher&sentinelPassword={password}",
+        sentinel.url()
+    )
+}
+
+async fn error_of(library: ClientLibrary, sentinel: &Sentinel, password: &str) -> String {
+    let builder = patient().client_library(library).url(&with_user(sentinel, password));
+    let error = builder.connect().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    assert!(!error.to_string().contains("ACL SETUSER"), "{error}");
+    error.to_string()
 }
 
 #[tokio::test]

@@ -106,6 +106,14 @@ impl Sentinel {
         )
     }
 
+    /// Runs a command on each sentinel.
+    pub(crate) fn command_to_watchers(&self, command: &[&str]) {
+        for watcher in &self.watchers {
+            let reply = cli(watcher.port, None, command);
+            assert!(reply.starts_with("OK"), "{reply}");
+        }
+    }
+
     /// Ends a sentinel, by its position in the URL.
     pub(crate) fn kill_watcher(&mut self, position: usize) {
         let _ = self.watchers[position].process.0.kill();

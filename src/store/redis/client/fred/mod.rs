@@ -53,7 +53,7 @@ use crate::{
 /// Runs scripts through fred.
 pub(in crate::store::redis) struct FredClient {
     connections: Arc<InTurn<Connection>>,
-    _sentinels: Option<Sentinels>,
+    sentinels: Option<Sentinels>,
     /// That of each client.
     config: Config,
     settings: ConnectionSettings,
@@ -81,7 +81,7 @@ impl FredClient {
         });
         let connections = connections.collect::<Result<Vec<_>, ConfigError>>()?;
         let mut client = Self::new(connections, config, settings);
-        client._sentinels = Sentinels::watch(&client.config, &client.connections);
+        client.sentinels = Sentinels::watch(&client.config, &client.connections);
         Ok(client)
     }
 
@@ -101,7 +101,7 @@ impl FredClient {
     fn new(connections: impl IntoIterator<Item = Connection>, config: Config, settings: &ConnectionSettings) -> Self {
         Self {
             connections: Arc::new(InTurn::new(connections)),
-            _sentinels: None,
+            sentinels: None,
             health: Health::of_server(address(&config)),
             config,
             settings: settings.clone(),
@@ -109,10 +109,14 @@ impl FredClient {
     }
 
     fn connection(&self) -> Result<(&Connection, Client), Failure> {
-        self.connections.connection(
+        let connection = self.connections.connection(
             |connection| Ok((connection, connection.connected()?.0)),
             |(connection, _)| connection.is_suspect(),
-        )
+        );
+        connection.map_err(|failure| {
+            let of_sentinels = self.sentinels.as_ref().and_then(Sentinels::failure);
+            of_sentinels.unwrap_or(failure)
+        })
     }
 
     /// The caller drops the future when the deadline has passed.

@@ -15,11 +15,13 @@ use super::{
 };
 use crate::store::redis::{
     backend::Deadline,
+    failure::Failure,
     task::{AbortOnDrop, run_together},
 };
 
 /// The sentinels of the URL, each with a connection, which are queried once a second.
 pub(super) struct Sentinels {
+    connections: Arc<InTurn<Connection>>,
     _watching: AbortOnDrop<()>,
 }
 
@@ -48,8 +50,8 @@ impl Sentinels {
             };
             Some(Connection::open(build(of_sentinel).ok()?, None))
         });
-        let (sentinels, service) = (InTurn::new(connections), service_name.clone());
-        let clients = clients.clone();
+        let connections = Arc::new(InTurn::new(connections));
+        let (sentinels, service, clients) = (connections.clone(), service_name.clone(), clients.clone());
         let watching = tokio::spawn(async move {
             loop {
                 sleep(SENTINEL_PAUSE).await;
@@ -61,8 +63,17 @@ impl Sentinels {
             }
         });
         Some(Self {
+            connections,
             _watching: AbortOnDrop(watching),
         })
+    }
+
+    /// Why none of them is connected: of sentinels that are not, fred reports that alone.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        let connected = self
+            .connections
+            .connection(|sentinel| sentinel.connected().map(drop), |()| false);
+        connected.err().map(Failure::of_sentinel)
     }
 }
 

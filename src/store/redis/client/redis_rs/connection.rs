@@ -224,16 +224,18 @@ fn reports_replica(reply: &Value) -> bool {
 }
 
 impl Endpoint {
-    pub(super) async fn server(&self) -> Result<ConnectionInfo, RedisError> {
+    pub(super) async fn server(&self) -> Result<ConnectionInfo, Failure> {
         match self {
             Self::Server(server) => Ok(server.clone()),
-            Self::SentinelPrimary(sentinels) => sentinels.primary().await,
+            Self::SentinelPrimary(sentinels) => {
+                let primary = sentinels.primary().await;
+                primary.map_err(|error| connect_failure(&error).of_sentinel())
+            }
         }
     }
 
     async fn connect(&self, authenticator: Option<&Authenticator>) -> Result<Connection, Failure> {
-        let server = self.server().await.map_err(|error| connect_failure(&error))?;
-        authenticated(server, authenticator, Self::connect_to).await
+        authenticated(self.server().await?, authenticator, Self::connect_to).await
     }
 
     /// Whether the database is not the first one.

@@ -194,9 +194,8 @@ impl RedisRsClient {
             Servers::One(connections) => connections.endpoint.server().await,
             Servers::Cluster(cluster) => cluster
                 .any_node()
-                .ok_or_else(|| RedisError::from((ErrorKind::Io, "no node of the cluster is known"))),
-        };
-        let server = server.map_err(|error| connect_failure(&error))?;
+                .ok_or_else(|| Failure::Unreachable("no node of the cluster is known".into())),
+        }?;
         let (sender, pushes) = mpsc::unbounded_channel();
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
