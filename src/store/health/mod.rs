@@ -215,6 +215,11 @@ impl Node {
         })
     }
 
+    #[cfg(feature = "_redis")]
+    pub(crate) fn address(&self) -> Option<&str> {
+        self.address.as_deref()
+    }
+
     /// Records checks in the metrics, if this is a server of Redis.
     #[inline]
     fn record(&self, outcome: CheckOutcome, checks: u64) {

@@ -46,15 +46,18 @@ pub(super) struct Refusal {
 #[derive(Clone, Debug)]
 pub(super) enum ReplyingServer {
     Redis,
+    /// The node of a cluster at this address.
+    Node(Box<str>),
     Sentinel,
 }
 
 impl fmt::Display for ReplyingServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Redis => "Redis",
-            Self::Sentinel => "a sentinel",
-        })
+        match self {
+            Self::Redis => f.write_str("Redis"),
+            Self::Node(address) => write!(f, "the node {address}"),
+            Self::Sentinel => f.write_str("a sentinel"),
+        }
     }
 }
 
@@ -114,7 +117,7 @@ impl Refusal {
 
     /// Names the missing permission and what grants it, for a store with this prefix, on servers that require more permissions.
     pub(super) fn explain(&self, prefix: &str, of_servers: &[&str]) -> String {
-        let error = &self.error;
+        let Self { error, replied_by, .. } = self;
         let permission = self.command.as_ref();
         let permission = permission.map(|command| command.replace(' ', "|").to_lowercase());
         let permission = permission.unwrap_or_default();
@@ -129,18 +132,18 @@ impl Refusal {
             more.push(&permission);
         }
         let user = acl_line(prefix, false, &more);
-        let user = format!("; a user with all permissions of the store: `{user}` (Redis replied: {error})");
+        let user = format!("; a user with all permissions of the store: `{user}` ({replied_by} replied: {error})");
         match self.command.as_deref() {
             _ if error.starts_with("CROSSSLOT") => format!(
                 "Redis is a node of a cluster, which refuses keys of several slots together; use the URL `redis-cluster://..` \
-                 with the feature `cluster` (Redis replied: {error})"
+                 with the feature `cluster` ({replied_by} replied: {error})"
             ),
             _ if error.contains("cluster support disabled") => {
-                format!("Redis is no cluster; use the URL `redis://..` (Redis replied: {error})")
+                format!("Redis is no cluster; use the URL `redis://..` ({replied_by} replied: {error})")
             }
             _ if has_any(error, &["unknown command 'SENTINEL'", "unknown command `SENTINEL`"]) => format!(
                 "no Sentinel listens there; use the URL `redis://..`, or the address of a Sentinel, which is often port 26379 \
-                 (Redis replied: {error})"
+                 ({replied_by} replied: {error})"
             ),
             Some(command) if self.is_of_sentinel() => format!(
                 "a sentinel refuses the command `{command}` to the user that `sentinelUsername` in the URL names; grant it on each \
@@ -151,7 +154,7 @@ impl Refusal {
                  `&sentinelUsername=user&sentinelPassword=password` (a sentinel replied: {error})"
             ),
             _ if error.starts_with("NOSCRIPT") => format!(
-                "Redis does not keep the script of the store, and `EVAL` does not load it (Redis replied: {error})"
+                "Redis does not keep the script of the store, and `EVAL` does not load it ({replied_by} replied: {error})"
             ),
             Some("EVAL") => {
                 let strict = acl_line(prefix, true, of_servers);
@@ -161,7 +164,7 @@ impl Refusal {
                 )
             }
             Some(command) if has_any(error, &["syntax error", "nknown"]) => format!(
-                "this Redis has no command `{command}` as of Redis 6.2, which the store requires (Redis replied: {error})"
+                "this Redis has no command `{command}` as of Redis 6.2, which the store requires ({replied_by} replied: {error})"
             ),
             Some(command) => format!("Redis refuses the command `{command}`; grant it with `+{permission}`{user}"),
             None if has_any(error, &ABOUT_KEYS) => format!("Redis refuses the keys `{prefix}:*`{user}"),
@@ -170,7 +173,7 @@ impl Refusal {
                            `RedisStoreBuilder::credentials` or `RedisStoreBuilder::password_file`";
                 format!("Redis refuses the credentials{url}{user}")
             }
-            None => format!("Redis refuses the connection (Redis replied: {error})"),
+            None => format!("Redis refuses the connection ({replied_by} replied: {error})"),
         }
     }
 }
@@ -320,7 +323,7 @@ mod tests {
                 "`&sentinelUsername=user&sentinelPassword=password`",
             ),
         ] {
-            let Failure::Forbidden(refusal) = Failure::of_connection(error).of_sentinel() else {
+            let Failure::Forbidden(refusal) = Failure::of_connection(error).of(ReplyingServer::Sentinel) else {
                 panic!("{error}");
             };
             let text = refusal.explain("shop", &["role"]);

@@ -35,10 +35,10 @@ impl Failure {
         }
     }
 
-    /// The same failure of a sentinel.
-    pub(super) fn of_sentinel(mut self) -> Self {
+    /// The same failure, of this server.
+    pub(super) fn of(mut self, server: ReplyingServer) -> Self {
         if let Self::Forbidden(refusal) = &mut self {
-            refusal.replied_by = ReplyingServer::Sentinel;
+            refusal.replied_by = server;
         }
         self
     }

@@ -7,10 +7,11 @@ use std::{
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    acl::Refusal,
+    acl::{Refusal, ReplyingServer},
     backend::{Backend, Deadline, LONG_CALL},
     call::ScriptCall,
     failure::Failure,
+    key_format::slot_of,
     script::ScriptName,
     task::run_together,
 };
@@ -30,7 +31,16 @@ pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
         };
     }
     let tags = backend.client.hash_tags()?.into_iter();
-    all_or_refusal(tags.map(|(first, _)| try_and_teach(backend, ScriptCall::trial([key(first)], None)))).await
+    all_or_refusal(tags.map(|(first, _)| async move {
+        let key = key(first);
+        let node = backend.client.node_of(slot_of(&key));
+        let tried = try_and_teach(backend, ScriptCall::trial([key], None)).await;
+        tried.map_err(|failure| match node.as_ref().and_then(|node| node.address()) {
+            Some(address) => failure.of(ReplyingServer::Node(address.into())),
+            None => failure,
+        })
+    }))
+    .await
 }
 
 /// Hash tags of keys in each quarter of the slots, which a node of a cluster refuses together.

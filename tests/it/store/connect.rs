@@ -437,7 +437,8 @@ async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
         for (denied, named) in [("-zrem", "`ZREM`"), ("-asking", "`ASKING`")] {
             primary.command::<()>("ACL", ["SETUSER", "limiter", denied]).await;
             let error = connect().await.unwrap_err().to_string();
-            assert!(error.contains(named), "{error}");
+            let replied_by = format!("(the node 127.0.0.1:{} replied: ", primary.port());
+            assert!(error.contains(named) && error.contains(&replied_by), "{error}");
             set_user(primary, &complete).await;
         }
         primary.command::<()>("ACL", ["DELUSER", "limiter"]).await;

@@ -14,6 +14,7 @@ use super::{
     connection::{Connection, build, send_once},
 };
 use crate::store::redis::{
+    acl::ReplyingServer,
     backend::Deadline,
     failure::Failure,
     task::{AbortOnDrop, run_together},
@@ -73,7 +74,7 @@ impl Sentinels {
         let connected = self
             .connections
             .connection(|sentinel| sentinel.connected().map(drop), |()| false);
-        connected.err().map(Failure::of_sentinel)
+        connected.err().map(|failure| failure.of(ReplyingServer::Sentinel))
     }
 }
 

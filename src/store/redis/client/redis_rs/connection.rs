@@ -31,6 +31,7 @@ use super::{
 use crate::{
     ConfigError,
     store::redis::{
+        acl::ReplyingServer,
         backend::Deadline,
         credentials::{Authenticator, ConnectionSettings, Credentials},
         failure::{Failure, is_of_replica, shortened},
@@ -229,7 +230,7 @@ impl Endpoint {
             Self::Server(server) => Ok(server.clone()),
             Self::SentinelPrimary(sentinels) => {
                 let primary = sentinels.primary().await;
-                primary.map_err(|error| connect_failure(&error).of_sentinel())
+                primary.map_err(|error| connect_failure(&error).of(ReplyingServer::Sentinel))
             }
         }
     }
