@@ -154,6 +154,8 @@ use crate::store::{
 /// one more for each caller that it has denied, such as `quota:1:ban:login:{ip=203.0.113.7|path=/login}`. Each expires at most
 /// 1 s after it stops to matter. Set the `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted
 /// key is a limit that is reset. A failover loses what the replica had not received yet, and as much may be admitted again.
+/// With Sentinel a planned one also loses what the old primary counts until the store has left it, about 2 s after `+switch-master`:
+/// the sentinels of the URL are queried once a second.
 ///
 /// # Measurements
 ///
