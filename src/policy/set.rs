@@ -125,16 +125,11 @@ fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
     // Several plans may have a name.
     let mut limits = HashMap::<_, String>::new();
     for policy in policies.iter().filter(|_| METRICS_ENABLED) {
-        let _ = writeln!(
-            limits.entry(policy.name()).or_default(),
-            "{}",
-            policy.policy_limit.fixed.limit
-        );
+        let of_name = limits.entry(policy.name()).or_default();
+        let _ = writeln!(of_name, "{}", policy.policy_limit.fixed.limit);
     }
-    let hashes: HashMap<_, _> = limits
-        .iter()
-        .map(|(name, limits)| (name, hash_text(limits.trim_end())))
-        .collect();
+    let hashes = limits.iter().map(|(name, limits)| (name, hash_text(limits)));
+    let hashes: HashMap<_, _> = hashes.collect();
     let contexts = policies.iter().map(|policy| {
         let (limit, settings) = (policy.policy_limit.fixed.clone(), policy.all_settings());
         let hash = hashes.get(&policy.name()).copied().unwrap_or_default();
