@@ -99,6 +99,7 @@ impl<C: Clone + Send + Sync + 'static> ManagedConnection<C> {
     /// The connection, or why there is none, from the latest attempt, if one has ended.
     pub(super) fn connected(&self) -> Result<C, Option<Failure>> {
         Err(Some(match &*self.state.borrow() {
+            ConnectionState::Failed(failure @ Failure::Forbidden(_)) => failure.clone(),
             _ if self.keeper.0.is_finished() => Failure::ended_runtime(),
             ConnectionState::Connected(connection) => return Ok(connection.clone()),
             ConnectionState::Failed(failure) => failure.clone(),

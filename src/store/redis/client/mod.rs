@@ -57,13 +57,12 @@ const SENTINEL_PAUSE: Duration = Duration::from_secs(1);
 /// The time for the reply of a sentinel.
 const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The address that more than half of these sentinels report: one that is cut off may report an old primary.
-fn agreed<A: PartialEq>(reported: Vec<A>) -> Option<A> {
-    let times = |address| reported.iter().filter(|other| *other == address).count();
-    let most = reported
-        .iter()
-        .position(|address| 2 * times(address) > reported.len())?;
-    reported.into_iter().nth(most)
+/// The address that more than half of the sentinels of the URL report: one that is cut off may report an old primary.
+fn agreed<A: PartialEq>(reported: Vec<Option<A>>) -> Option<A> {
+    let times = |address: &Option<A>| reported.iter().filter(|other| *other == address).count();
+    let is_of_most = |address: &Option<A>| address.is_some() && 2 * times(address) > reported.len();
+    let most = reported.iter().position(is_of_most)?;
+    reported.into_iter().nth(most)?
 }
 
 /// The least time from one attempt to connect to the next one, which differs at random.
@@ -255,11 +254,13 @@ mod tests {
     fn sentinels_agree_if_more_than_half_report_the_same_primary() {
         for (reported, primary) in [
             (&[][..], None),
-            (&[1], Some(1)),
-            (&[1, 2], None),
-            (&[1, 2, 2], Some(2)),
-            (&[1, 2, 3], None),
-            (&[1, 1, 2, 2], None),
+            (&[Some(1)], Some(1)),
+            (&[Some(1), Some(2)], None),
+            (&[Some(1), Some(2), Some(2)], Some(2)),
+            (&[None, Some(2), Some(2)], Some(2)),
+            (&[Some(1), Some(2), Some(3)], None),
+            (&[Some(1), None, None], None),
+            (&[Some(1), Some(1), Some(2), Some(2)], None),
         ] {
             assert_eq!(agreed(reported.to_vec()), primary, "{reported:?}");
         }

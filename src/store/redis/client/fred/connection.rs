@@ -30,7 +30,7 @@ use tokio::{
 
 use super::{
     super::{
-        PING_TIMEOUT, attempt_interval,
+        PING_TIMEOUT,
         connections::{ConnectionState, ManagedConnection},
     },
     connect_failure,
@@ -105,8 +105,8 @@ impl ConnectErrors {
 
 impl Connection {
     /// A client that the store keeps connected.
-    pub(super) fn open(client: Client, authenticator: Option<Arc<Authenticator>>) -> Self {
-        let keep = |state, authenticator| keep_connected(client, state, authenticator);
+    pub(super) fn open(client: Client, authenticator: Option<Arc<Authenticator>>, pause: fn() -> Duration) -> Self {
+        let keep = move |state, authenticator| keep_connected(client, state, authenticator, pause);
         Self::new(Keeper::Store(ManagedConnection::open(
             authenticator,
             keep,
@@ -223,6 +223,7 @@ async fn keep_connected(
     mut client: Client,
     state: watch::Sender<ConnectionState<ConnectedClient>>,
     authenticator: Option<Arc<Authenticator>>,
+    pause: fn() -> Duration,
 ) {
     let tried = |failure: Option<&Failure>| {
         if let Some(authenticator) = &authenticator {
@@ -272,7 +273,7 @@ async fn keep_connected(
             Some(client.connection_config().clone()),
             None,
         );
-        sleep_until(started + attempt_interval()).await;
+        sleep_until(started + pause()).await;
     }
 }
 

@@ -31,7 +31,7 @@ use self::{
     connection::{Connection, build, check_settings, ping, rotate_sentinels, send_once},
     sentinels::Sentinels,
 };
-use super::{connections::InTurn, while_answered};
+use super::{attempt_interval, connections::InTurn, while_answered};
 use crate::{
     ConfigError,
     store::{
@@ -77,7 +77,7 @@ impl FredClient {
             let authenticator = settings.authenticator();
             let client = build(with_provider(&config, authenticator.as_ref()));
             let client = client.map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
-            Ok(Connection::open(client, authenticator))
+            Ok(Connection::open(client, authenticator, attempt_interval))
         });
         let connections = connections.collect::<Result<Vec<_>, ConfigError>>()?;
         let mut client = Self::new(connections, config, settings);
@@ -113,9 +113,12 @@ impl FredClient {
             |connection| Ok((connection, connection.connected()?.0)),
             |(connection, _)| connection.is_suspect(),
         );
-        connection.map_err(|failure| {
-            let of_sentinels = self.sentinels.as_ref().and_then(Sentinels::failure);
-            of_sentinels.unwrap_or(failure)
+        connection.map_err(|failure| match &self.sentinels {
+            // Of sentinels that are not connected, fred reports that alone.
+            Some(sentinels) if matches!(&failure, Failure::Unreachable(why) if why.contains("sentinel")) => {
+                sentinels.failure().unwrap_or(failure)
+            }
+            Some(_) | None => failure,
         })
     }
 

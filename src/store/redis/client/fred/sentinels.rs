@@ -49,7 +49,7 @@ impl Sentinels {
                 database: None,
                 ..config.clone()
             };
-            Some(Connection::open(build(of_sentinel).ok()?, None))
+            Some(Connection::open(build(of_sentinel).ok()?, None, || SENTINEL_PAUSE))
         });
         let connections = Arc::new(InTurn::new(connections));
         let (sentinels, service, clients) = (connections.clone(), service_name.clone(), clients.clone());
@@ -58,7 +58,7 @@ impl Sentinels {
                 sleep(SENTINEL_PAUSE).await;
                 let queries = sentinels.all.iter().map(|sentinel| query(sentinel, &service));
                 let reported = run_together(queries, |_| false).await;
-                if let Some(primary) = agreed(reported.into_iter().flatten().collect()) {
+                if let Some(primary) = agreed(reported) {
                     clients.all.iter().for_each(|client| client.follow(&primary));
                 }
             }
@@ -69,7 +69,7 @@ impl Sentinels {
         })
     }
 
-    /// Why none of them is connected: of sentinels that are not, fred reports that alone.
+    /// Why none of them is connected.
     pub(super) fn failure(&self) -> Option<Failure> {
         let connected = self
             .connections

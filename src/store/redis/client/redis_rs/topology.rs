@@ -75,7 +75,7 @@ impl Sentinels {
                 Some(reported)
             });
             let reported = run_together(queries, |_| false).await;
-            if let Some((host, port)) = agreed(reported.into_iter().flatten().collect()) {
+            if let Some((host, port)) = agreed(reported) {
                 self.agreed.send_replace(Some(at(&self.template, host, port)));
             }
         }
