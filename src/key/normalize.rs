@@ -1,5 +1,7 @@
 //! Spellings of paths: one that keys have, and those that a service may take for the same path.
 
+use std::borrow::Cow;
+
 use http::request::Parts;
 use smallvec::{SmallVec, smallvec};
 
@@ -16,24 +18,27 @@ pub(crate) fn whole_path(parts: &Parts) -> &str {
         // A router of axum leaves the end of the path. Any other path was set since, such as by a proxy that calls another server.
         let [path, original_path] = [path, original.path()].map(|path| path.trim_end_matches('/'));
         let is_rest = original_path.ends_with(path);
-        if is_rest && original.authority() == parts.uri.authority() {
+        let has_same_host = [original.authority(), None].contains(&parts.uri.authority());
+        if is_rest && has_same_host {
             return original.path();
         }
     }
     path
 }
 
-/// The path that a service has left of the whole one, unless it is a nested router.
-pub(crate) fn rest_of_path(parts: &Parts) -> Option<&str> {
+/// The path that a service has left of the whole one, unless it is a nested router. In a nested service, the prefix of that comes
+/// before what is left.
+pub(crate) fn rest_of_path(parts: &Parts) -> Option<Cow<'_, str>> {
     let [whole, rest] = [whole_path(parts), parts.uri.path()].map(|path| path.trim_end_matches('/'));
     let removed = whole.strip_suffix(rest).filter(|removed| !removed.is_empty())?;
     #[cfg(feature = "axum")]
     if let Some(nested) = parts.extensions.get::<::axum::extract::NestedPath>() {
         let segments = |path: &str| path.trim_end_matches('/').matches('/').count();
-        return (segments(nested.as_str()) != segments(removed)).then_some(parts.uri.path());
+        let prefix = nested.as_str().trim_end_matches('/');
+        return (segments(prefix) != segments(removed)).then(|| format!("{prefix}{}", parts.uri.path()).into());
     }
     let _ = removed;
-    Some(parts.uri.path())
+    Some(parts.uri.path().into())
 }
 
 /// How a path, or the template of one, is spelled.
@@ -71,7 +76,8 @@ pub(crate) fn any_normal_form(path: &str, mut is_such: impl FnMut(&[u8]) -> bool
     }
     let mut first = with_marks(path);
     strip_trailing_slashes(&mut first);
-    if is_normal(&first) {
+    // A decoded `%` is no syntax.
+    if is_normal_but_for_percent(&first) {
         return is_such(&first);
     }
     let mut reached = 0;
@@ -132,7 +138,11 @@ pub(crate) fn trimmed(path: &[u8]) -> &[u8] {
 
 /// Whether all spellings of a path are this one.
 fn is_normal(path: &[u8]) -> bool {
-    let is_plain = |byte: &u8| !byte.is_ascii_uppercase() && !matches!(byte, b'%' | b';' | b'\\');
+    !path.contains(&b'%') && is_normal_but_for_percent(path)
+}
+
+fn is_normal_but_for_percent(path: &[u8]) -> bool {
+    let is_plain = |byte: &u8| !byte.is_ascii_uppercase() && !matches!(byte, 0..=b' ' | b';' | b'\\');
     let Some(rest) = path.strip_prefix(b"/") else {
         return false;
     };
@@ -141,15 +151,18 @@ fn is_normal(path: &[u8]) -> bool {
 }
 
 /// What a service does to a path, which may leave syntax to the next service.
-const STEPS: [fn(&mut PathBytes); 9] = [
+const STEPS: [fn(&mut PathBytes); 11] = [
     |path| replace(path, |byte| byte == ESCAPED_SLASH, b'/'),
     // As browsers do, and as services do that decode first.
     |path| replace(path, |byte| byte == b'\\', b'/'),
     |path| replace(path, |byte| matches!(byte, b'\\' | ESCAPED_BACKSLASH), b'/'),
     |path| strip_parameters(path, |byte| byte == b';'),
     |path| strip_parameters(path, |byte| matches!(byte, b';' | ESCAPED_SEMICOLON)),
-    // Decoded before the query is split off.
-    strip_query,
+    // Decoded before the query is split off. Not all know fragments.
+    |path| strip_from(path, |byte| byte == ESCAPED_QUERY),
+    |path| strip_from(path, |byte| matches!(byte, ESCAPED_QUERY | ESCAPED_FRAGMENT)),
+    // As the URL Standard does with a decoded path.
+    strip_controls,
     merge,
     // RFC 3986 takes written dots only for those of dot segments, and browsers escaped ones too.
     |path| *path = without_dot_segments(path),
@@ -219,9 +232,15 @@ fn strip_parameters(path: &mut PathBytes, begins: impl Fn(u8) -> bool) {
     });
 }
 
-fn strip_query(path: &mut PathBytes) {
-    let is_end = |byte: &u8| matches!(*byte, ESCAPED_QUERY | ESCAPED_FRAGMENT);
-    path.truncate(path.iter().position(is_end).unwrap_or(path.len()));
+fn strip_from(path: &mut PathBytes, is_end: impl Fn(u8) -> bool) {
+    let end = path.iter().position(|byte| is_end(*byte));
+    path.truncate(end.unwrap_or(path.len()));
+}
+
+fn strip_controls(path: &mut PathBytes) {
+    let end = path.iter().rposition(|byte| *byte > b' ');
+    path.truncate(end.map_or(0, |last| last + 1));
+    path.retain(|byte| !matches!(*byte, b'\t' | b'\n' | b'\r'));
 }
 
 /// Removes empty segments.
@@ -469,7 +488,7 @@ mod tests {
     type Service = fn(&[u8]) -> Vec<u8>;
 
     /// What services forward.
-    const FORWARDING: [Service; 11] = [
+    const FORWARDING: [Service; 13] = [
         <[u8]>::to_vec,
         // HAProxy.
         |path| resolve(path, b"."),
@@ -493,7 +512,9 @@ mod tests {
         // Apache.
         |path| escape(&resolve(&merge(&unescape(path, |byte| byte != b'/')), b"."), b"?# "),
         // A second URL of the decoded path.
-        |path| until_query(&unescape(path, |_| true)),
+        |path| until_query(&unescape(path, |_| true), b"?#"),
+        |path| until_query(&without_controls(&unescape(path, |_| true)), b"?#"),
+        |path| until_query(&unescape(path, |_| true), b"?"),
     ];
 
     /// What services take as the path of a route.
@@ -505,7 +526,7 @@ mod tests {
         |path| resolve(&merge(&unescape(path, |_| true)), b"."),
         // Python.
         |path| unescape(path, |_| true),
-        |path| until_query(&unescape(path, |_| true)),
+        |path| until_query(&unescape(path, |_| true), b"?#"),
         // Tomcat.
         |path| resolve(&merge(&unescape(&strip(path), |_| true)), b"."),
         |path| resolve(&merge(&unescape(&strip(path), |byte| byte != b'/')), b"."),
@@ -567,9 +588,18 @@ mod tests {
         names.collect::<Vec<_>>().join(&b'/')
     }
 
-    fn until_query(path: &[u8]) -> Vec<u8> {
-        let end = path.iter().position(|byte| matches!(byte, b'?' | b'#'));
+    fn until_query(path: &[u8], ends: &[u8]) -> Vec<u8> {
+        let end = path.iter().position(|byte| ends.contains(byte));
         path[..end.unwrap_or(path.len())].to_vec()
+    }
+
+    fn without_controls(path: &[u8]) -> Vec<u8> {
+        let text = path.iter().filter(|byte| !b"\t\n\r".contains(byte)).copied();
+        let mut text: Vec<_> = text.collect();
+        while text.last().is_some_and(|last| *last <= b' ') {
+            text.pop();
+        }
+        text
     }
 
     /// Without dot segments, which are of written dots, or of escaped ones too (`.D`).
@@ -606,7 +636,7 @@ mod tests {
     fn paths() -> impl Strategy<Value = String> {
         const PARTS: &[&str] = &[
             "/", "/", "/", "login", "a", "..", "..", ".", "%2F", "%2F", "%2e", "%2e%2e", ";", ";x", "%3B", "\\", "%5C",
-            "//", "/../", "%5C..", "%2F..", "%3F", "%23",
+            "//", "/../", "%5C..", "%2F..", "%3F", "%23", "%0A", "%20",
         ];
         vec(select(PARTS), 1..10).prop_map(|parts| format!("/{}", parts.concat()))
     }

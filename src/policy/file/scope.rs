@@ -72,28 +72,28 @@ impl Scope {
             return self.has_method(methods);
         }
         let matched = Matched::of(parts);
-        let holds = |form, path: &[u8]| {
-            self.holds(Spelled {
-                methods,
-                matched: matched.as_ref(),
-                form,
-                path,
-                rule,
-                is_strict: rule == Spelling::Both,
-            })
+        let request = Spelled {
+            methods,
+            matched: matched.as_ref(),
+            form: Form::Written,
+            path: b"",
+            rule,
+            is_strict: rule == Spelling::Both,
         };
+        let holds = |form, path: &[u8]| self.holds(Spelled { form, path, ..request });
         let path = key::whole_path(parts);
         match rule {
             Spelling::Both => !key::any_spelling(path, |form, path| !holds(form, path)),
             Spelling::Either => {
-                let is_routed = matched
-                    .as_ref()
-                    .is_some_and(|matched| !has_rest(matched.written.as_bytes()));
-                let rest = key::rest_of_path(parts).filter(|_| !is_routed);
-                let is_for = |path| key::any_spelling(path, holds);
+                let is_routed = |matched| {
+                    let is_matched = |form, path: &[u8]| Spelled { form, path, ..request }.is_matched_by(matched);
+                    key::any_spelling(path, is_matched)
+                };
+                let rest = key::rest_of_path(parts).filter(|_| !matched.as_ref().is_some_and(is_routed));
+                let is_for = |path: &str| key::any_spelling(path, holds);
                 match self.routes {
-                    Routes::Others(_) => is_for(path) && rest.is_none_or(is_for),
-                    Routes::All | Routes::These(_) => is_for(path) || rest.is_some_and(is_for),
+                    Routes::Others(_) => is_for(path) && rest.is_none_or(|rest| is_for(&rest)),
+                    Routes::All | Routes::These(_) => is_for(path) || rest.is_some_and(|rest| is_for(&rest)),
                 }
             }
         }

@@ -430,6 +430,13 @@ async fn a_template_within_the_matched_route_applies_to_its_path() {
     }
 }
 
+fn without_prefix(mut request: Request<Body>) -> Request<Body> {
+    let path = request.uri().path();
+    let rest = path.strip_prefix("/en").map(|rest| rest.parse().expect("a path"));
+    *request.uri_mut() = rest.unwrap_or_else(|| request.uri().clone());
+    request
+}
+
 /// Behind a service that makes `/login` of `/en/login`, a route is that of either path. In a nested service the path is the whole one.
 #[tokio::test]
 async fn a_prefix_that_a_service_removes_evades_nothing() {
@@ -449,29 +456,57 @@ async fn a_prefix_that_a_service_removes_evades_nothing() {
         let policies = Policies::from_toml(&policies).expect(file);
         let layer = policies.layer(MemoryStore::new(), ["login", "rest"]).expect("policies");
         let limited = layer.layer(Router::new().fallback(handler("any")));
-        let stripped = limited.clone().map_request(|mut request: Request<Body>| {
-            let path = request.uri().path();
-            let rest = path.strip_prefix("/en").map(|rest| rest.parse().expect("a path"));
-            *request.uri_mut() = rest.unwrap_or_else(|| request.uri().clone());
-            request
-        });
+        let stripped = limited.clone().map_request(without_prefix);
+        let nested = Router::new().nest_service("/api", limited.clone());
+        // Its own routes have no prefix.
+        let inner = Router::new().route("/{page}", handler("any")).layer(layer);
         [
             Router::new().fallback_service(stripped.clone()),
             Router::new().route_service("/{*rest}", stripped),
-            Router::new().nest_service("/en", limited),
+            Router::new().nest_service("/en", limited.clone()),
+            Router::new().fallback_service(inner.map_request(without_prefix)),
+            Router::new().fallback_service(nested.map_request(without_prefix)),
         ]
     };
     for (file, path, expected) in [
-        ("", "/en/login", ["login", "login", "rest"]),
-        ("", "/en/x/..;/LOGIN/", ["login rest", "login rest", "rest"]),
-        ("", "/en/other", ["rest"; 3]),
-        ("", "/login", ["login", "login", ""]),
-        ("block.routes = '/admin'", "/en/admin", ["403", "403", "rest"]),
-        ("block.routes = '/en/admin'", "/en/admin", ["403"; 3]),
-        ("skip.routes = '/health'", "/en/health", ["rest"; 3]),
-        ("skip.routes = '/en/health'", "/en/health", [""; 3]),
+        ("", "/en/login", ["login", "login", "rest", "login", ""]),
+        (
+            "",
+            "/en/x/..;/LOGIN/",
+            ["login rest", "login rest", "rest", "login rest", ""],
+        ),
+        ("", "/en/other", ["rest", "rest", "rest", "rest", ""]),
+        ("", "/login", ["login", "login", "", "login", ""]),
+        ("", "/en/api/login", ["rest"; 5]),
+        (
+            "block.routes = '/admin'",
+            "/en/admin",
+            ["403", "403", "rest", "403", ""],
+        ),
+        (
+            "block.routes = '/en/admin'",
+            "/en/admin",
+            ["403", "403", "403", "403", ""],
+        ),
+        (
+            "block.routes = '/api/admin'",
+            "/en/api/admin",
+            ["403", "403", "rest", "403", "403"],
+        ),
+        ("block.routes = '/admin'", "/en/api/admin", ["rest"; 5]),
+        (
+            "skip.routes = '/health'",
+            "/en/health",
+            ["rest", "rest", "rest", "rest", ""],
+        ),
+        ("skip.routes = '/en/health'", "/en/health", [""; 5]),
     ] {
-        for (position, (app, expected)) in apps(file).iter().zip(expected).enumerate() {
+        // In the absolute form, as over HTTP/2, a path that is set has no host anymore.
+        let paths = [path.to_owned(), format!("https://example.com{path}")];
+        let apps = apps(file);
+        let all = apps.iter().zip(expected).enumerate();
+        for (path, (position, (app, expected))) in paths.iter().flat_map(|path| all.clone().map(move |app| (path, app)))
+        {
             let reply = send(app, get(path)).await;
             let policies = reply
                 .headers
