@@ -21,10 +21,10 @@ use tokio::{
 use tower::{Layer, ServiceExt};
 use tower_quota::{
     AcquireError, Ban, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limit, Limiter, MemoryStore, Policy,
-    RateLimitLayer, RedisStore, SlidingCounter, SlidingLog, TokenBucket, key, limit::Calendar, store::Store,
+    RateLimitLayer, SlidingCounter, SlidingLog, TokenBucket, key, limit::Calendar, store::Store,
 };
 
-use crate::support::{Cluster, Counted, Redis, connected, eventually, patient, timed};
+use crate::support::{Clock, Cluster, Counted, Redis, connected, eventually, patient, timed};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -75,21 +75,21 @@ async fn callers_that_leave_take_nothing_with_them() {
 
 #[tokio::test]
 async fn callers_of_redis_that_leave_take_nothing_with_them() {
-    let redis = Redis::start();
-    let [log, _] = log_and_bucket(20);
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let stores = [
+        clock.redis_store(&redis).await,
+        clock.redis_store_on_redis_rs(&redis).await,
+    ];
     let admits_all = async |limit: Limit| {
-        let mut limiters = Vec::new();
-        for _ in 0..2 {
-            let store = RedisStore::connect(&redis.url()).await.expect("Redis replies");
+        let limiters = stores.iter().map(|store| {
             let policy = Policy::new(limit.algorithm(), limit.clone());
-            limiters.push(Limiter::new(store, policy.wait_up_to(3 * SECOND)));
-        }
-        let admitted = admitted_of_callers(limiters, 40, 1.0, 10 * SECOND).await;
+            Limiter::new(store.clone(), policy.wait_up_to(3 * SECOND))
+        });
+        let admitted = admitted_of_callers(limiters.collect(), 40, 1.0, 10 * SECOND).await;
         assert!(admitted >= 190, "{limit}: {admitted} of 200");
     };
-    // What a busy machine delays comes from the burst.
-    let bucket = TokenBucket::per_second(20).burst(10);
-    tokio::join!(admits_all(log), admits_all(bucket.into()));
+    let [log, bucket] = log_and_bucket(20).map(admits_all);
+    clock.run(&redis, async { tokio::join!(log, bucket) }).await;
 }
 
 async fn redis_limiter(redis: &Redis, policies: impl Fn() -> Policy<()>) -> Limiter {

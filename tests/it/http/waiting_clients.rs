@@ -12,7 +12,7 @@ use axum::{Router, body::Body, routing::get};
 use fastrand::Rng;
 use http::{Request, StatusCode};
 use hyper_util::{
-    client::legacy::Client,
+    client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
     service::TowerToHyperService,
@@ -22,17 +22,16 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower_quota::{Policy, RateLimitLayer, SlidingLog, key};
+use tower_quota::{Policy, RateLimitLayer, RedisStore, SlidingLog, key};
 
-use crate::support::{Redis, connected, patient};
+use crate::support::{Clock, Redis};
 
 const SECOND: Duration = Duration::from_secs(1);
 const LENGTH: Duration = Duration::from_secs(6);
 const ROUTES: [&str; 2] = ["leave", "stay"];
 
 /// Serves 20 a second on each of these routes, for which requests wait 3 s, counts them, and returns the URL.
-async fn serve(redis: &Redis, served: &[Arc<AtomicUsize>; 2]) -> String {
-    let store = connected(patient(), &redis.url()).await;
+async fn serve(store: &RedisStore, served: &[Arc<AtomicUsize>; 2]) -> String {
     let mut app: Router = Router::new();
     for (name, served) in ROUTES.into_iter().zip(served) {
         let policy = Policy::new(name, SlidingLog::per_second(20)).key(key::constant("all"));
@@ -62,12 +61,20 @@ async fn serve(redis: &Redis, served: &[Arc<AtomicUsize>; 2]) -> String {
 
 /// How many requests are served of clients that leave after about a second, and of others that stay, on a route of their own.
 async fn served_of_clients(over_http2: bool) -> [usize; 2] {
-    let redis = Redis::start();
+    let (redis, clock) = (Redis::start(), Clock::new());
     let served = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
-    let urls = [serve(&redis, &served).await, serve(&redis, &served).await];
+    let urls = [
+        serve(&clock.redis_store(&redis).await, &served).await,
+        serve(&clock.redis_store_on_redis_rs(&redis).await, &served).await,
+    ];
     let client = Client::builder(TokioExecutor::new())
         .http2_only(over_http2)
         .build_http::<Body>();
+    clock.run(&redis, call(client, urls)).await;
+    served.map(|served| served.load(Ordering::Relaxed))
+}
+
+async fn call(client: Client<HttpConnector, Body>, urls: [String; 2]) {
     let start = Instant::now();
     let mut tasks = JoinSet::new();
     for caller in 0..80 {
@@ -91,7 +98,6 @@ async fn served_of_clients(over_http2: bool) -> [usize; 2] {
         });
     }
     tasks.join_all().await;
-    served.map(|served| served.load(Ordering::Relaxed))
 }
 
 /// Those that leave have most of the 120, and of what others have on the same machine in the same time.

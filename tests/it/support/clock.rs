@@ -1,11 +1,17 @@
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
+        mpsc,
     },
     time::Duration,
 };
 
+use tokio::{
+    task::{spawn_blocking, yield_now},
+    time::{advance, pause, resume},
+};
 use tower_quota::{ClientLibrary, MemoryStore, RedisStore, RedisStoreBuilder};
 
 use super::{
@@ -100,6 +106,42 @@ impl Clock {
         let script = with_time.replacen("at = at + 1000000", &later, 1);
         assert_ne!(script, with_time, "the script sets expiry times");
         script
+    }
+
+    /// The output of a future in this single-threaded runtime while this clock, that of a Redis and that of tokio advance in
+    /// steps. Each begins when no script was called after the one before, so nothing depends on the speed of the machine.
+    pub(crate) async fn run<F: Future>(&self, redis: &Redis, future: F) -> F::Output {
+        let mut future = pin!(future);
+        // The clock of tokio does not advance by itself while a task blocks.
+        let (end, ended) = mpsc::channel::<()>();
+        spawn_blocking(move || ended.recv());
+        pause();
+        let output = loop {
+            tokio::select! {
+                biased;
+                output = &mut future => break output,
+                () = self.step(redis) => {}
+            }
+        };
+        resume();
+        drop(end);
+        output
+    }
+
+    async fn step(&self, redis: &Redis) {
+        const STEP: Duration = Duration::from_millis(10);
+        let (mut quiet, mut before) = (0, None);
+        while quiet < 3 {
+            for _ in 0..10 {
+                yield_now().await;
+            }
+            let calls = Some(redis.script_calls().await);
+            quiet = if calls == before { quiet + 1 } else { 0 };
+            before = calls;
+        }
+        self.advance(STEP);
+        self.write_to(redis).await;
+        advance(STEP).await;
     }
 
     /// Writes the time to this Redis, where the script reads it.
