@@ -187,15 +187,21 @@ async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
             Ok::<_, std::convert::Infallible>(Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
         }));
 
+        // In four steps, as the deadline: what delays one of them delays the other.
         let started = Instant::now();
-        tokio::time::sleep(SHORT).await;
-        controls.push(started.elapsed());
-        let started = Instant::now();
-        let response = service
-            .oneshot(Request::new(String::new()))
-            .await
-            .expect("it never fails");
-        decisions.push(started.elapsed());
+        let slept = async {
+            for _ in 0..4 {
+                tokio::time::sleep(SHORT / 4).await;
+            }
+            started.elapsed()
+        };
+        let decided = async {
+            let response = service.oneshot(Request::new(String::new())).await;
+            (response.expect("it never fails"), started.elapsed())
+        };
+        let ((response, decision), control) = tokio::join!(decided, slept);
+        decisions.push(decision);
+        controls.push(control);
         assert!(response.status().is_success());
     }
     drop(frozen);
@@ -212,7 +218,7 @@ async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
         times[times.len() / 2]
     });
     assert!(
-        decision >= SHORT && decision <= control * 2,
+        decision >= SHORT && decision <= control * 3 / 2,
         "{decision:?}, and a sleep {control:?}"
     );
 }

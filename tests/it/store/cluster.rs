@@ -140,15 +140,21 @@ async fn an_expired_or_reset_key_in_a_moving_slot_fails_no_request() {
         let answer = store.decide(&[StoreRequest::new(operation, charges)]).await;
         answer.unwrap_or_else(|error| panic!("{operation:?} of {}: {error}", charges[0].policy()))
     };
+    let mut counted_at = Duration::ZERO;
     for charges in &requests {
-        assert!(decide(Operation::Check, charges).await.outcomes()[0].allowed);
+        let checked = decide(Operation::Check, charges).await;
+        assert!(checked.outcomes()[0].allowed);
+        counted_at = checked.server_time;
     }
     let slot = cluster.slot(&redis_key("k")).await;
     let from = Cluster::owner(slot);
     cluster.begin_to_move(slot, from, (from + 1) % 3).await;
 
-    // Until all logs have expired.
-    tokio::time::sleep(WINDOW).await;
+    eventually("all logs have expired", async || {
+        let [seconds, micros]: [u64; 2] = cluster.primaries[from].command("TIME", [""; 0]).await;
+        Duration::from_secs(seconds) + Duration::from_micros(micros) >= counted_at + WINDOW
+    })
+    .await;
     for charges in &requests[5..] {
         let reset = decide(Operation::Reset, charges).await;
         assert_eq!(reset.outcomes()[0].states()[0].remaining, 5);

@@ -17,7 +17,7 @@ use tower_quota::{
     store::{Charge, ErrorKind, Operation, Store, StoreFuture, StoreRequest},
 };
 
-use crate::support::{Clock, Redis, connected, decide, eventually, patient, timed, try_decide};
+use crate::support::{Clock, Counted, Redis, connected, decide, eventually, patient, timed, try_decide};
 
 async fn store(redis: &Redis) -> RedisStore {
     connected(patient().deny_cache(false), &redis.url()).await
@@ -200,7 +200,7 @@ async fn a_check_that_is_dropped_before_it_is_sent_is_not_charged_and_delays_no_
 async fn checks_that_wait_for_a_redis_that_hangs_fail_by_their_deadline() {
     let redis = Redis::start();
     let builder = RedisStore::builder().deadline(Duration::from_millis(100));
-    let store = connected(builder, &redis.url()).await;
+    let store = Counted::new(connected(builder, &redis.url()).await);
     let limit = SlidingLog::per_hour(5).into();
 
     let frozen = redis.freeze();
@@ -215,7 +215,7 @@ async fn checks_that_wait_for_a_redis_that_hangs_fail_by_their_deadline() {
                 (outcome.unwrap_err().kind(), waited)
             });
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        eventually("they are made", async || store.calls() == 500 * (half + 1)).await;
     }
     for (kind, waited) in checks.join_all().await {
         assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unreachable), "{kind:?}");
