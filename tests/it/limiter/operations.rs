@@ -6,8 +6,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    AcquireError, Decision, Denial, FixedWindow, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog,
-    TokenBucket, key, store::Store,
+    AcquireError, Ban, Decision, Denial, FixedWindow, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer,
+    SlidingLog, TokenBucket, key, store::Store,
 };
 
 use crate::support::{Counted, Received, each_store};
@@ -28,6 +28,7 @@ each_store! { with crate::support::Unclocked:
     units_of_several_policies_are_those_of_the_strictest
     the_largest_units_are_taken_as_far_as_they_fit
     reset_forgets
+    operations_on_a_long_key_are_those_on_the_key_as_it_is_counted
     a_refund_removes_the_charge_of_a_check
     a_refund_is_for_all_policies
     a_receipt_is_for_one_refund_and_clones_share_it
@@ -311,6 +312,27 @@ async fn reset_forgets(store: Arc<impl Store>) {
     assert_eq!(remaining(&limiter).await, 5);
     let another = limiter.peek("another").await.expect("the store answers");
     assert_eq!(another.remaining(), 4);
+}
+
+/// A long key is counted by its hash.
+async fn operations_on_a_long_key_are_those_on_the_key_as_it_is_counted(store: Arc<impl Store>) {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let policy = Policy::new("test", SlidingLog::per_hour(1)).ban(Ban::by_hand());
+    let limiter = Limiter::new(store.clone(), [policy, Policy::new("other", LOG_OF_5)]);
+    let long = || Key::from("x".repeat(400));
+    let peek = async || limiter.peek(long()).await.expect("the store answers");
+    let of_other = |decision: &Decision| decision.policies().nth(1).map(|policy| policy.remaining());
+    let counted = limiter.request("short").key_of("other", long()).check().await;
+    assert_eq!(counted.expect("the store answers").policies().count(), 2);
+    assert_eq!(of_other(&peek().await), Some(4));
+    for _ in 0..2 {
+        assert!(limiter.check(long()).await.expect("the store answers").is_allowed());
+        limiter.reset(long()).await.expect("the store answers");
+        assert_eq!(of_other(&peek().await), Some(5));
+    }
+    limiter.ban(long(), HOUR).await.expect("the store answers");
+    let denials: Vec<_> = peek().await.policies().filter_map(|policy| policy.denial()).collect();
+    assert_eq!(denials, [Denial::Banned]);
 }
 
 async fn a_refund_removes_the_charge_of_a_check(store: Arc<impl Store>) {
