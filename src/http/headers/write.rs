@@ -241,26 +241,27 @@ mod tests {
         store::{ChargeState, Operation, Outcome, StoreResponse},
     };
 
-    /// Units that were taken ahead were admitted when they were taken.
+    /// Units that were taken ahead were admitted when they were taken, and nodes of a cluster have clocks of their own.
     #[test]
-    fn an_epoch_is_counted_from_the_time_of_the_decision() {
-        let policy = Policy::new("ahead", SlidingLog::per_minute(100));
+    fn an_epoch_is_counted_from_the_later_one_of_the_times_of_the_state_and_of_the_response() {
+        let policy = Policy::new("p", SlidingLog::per_minute(100));
         let context = Arc::new(policy::context(MemoryStore::new(), &[policy]));
-        let decided_at = Duration::from_secs(1_800_000_000);
-        let now = decided_at + Duration::from_millis(900);
-        let ahead = ChargeState::new(60, None, Duration::from_millis(58_200)).at(decided_at);
-        let outcome = Outcome::new(true, [ahead]);
-        let response = StoreResponse::new(now, [outcome.clone()]);
-        let policy = PolicyDecision::plain(&context, 0, Key::from("k"));
-        let mut undecided = Undecided::new([policy].into_iter().collect());
-        undecided.record(Operation::Check, &response, &outcome);
-        let fields = Fields {
-            dialect: Headers::LegacyEpoch,
-            ..Fields::default()
-        };
-        let mut headers = HeaderMap::new();
-        fields.write(&undecided.decided(), &mut headers);
-        assert_eq!(headers[X_RATELIMIT_RESET], "1800000060", "58.2 s after {now:?}");
+        let [early, late] = [0, 900].map(|ms| Duration::from_secs(1_800_000_000) + Duration::from_millis(ms));
+        for (decided_at, server_time) in [(early, late), (late, early)] {
+            let state = ChargeState::new(60, None, Duration::from_millis(58_200)).at(decided_at);
+            let outcome = Outcome::new(true, [state]);
+            let response = StoreResponse::new(server_time, [outcome.clone()]);
+            let policy = PolicyDecision::plain(&context, 0, Key::from("k"));
+            let mut undecided = Undecided::new([policy].into_iter().collect());
+            undecided.record(Operation::Check, &response, &outcome);
+            let fields = Fields {
+                dialect: Headers::LegacyEpoch,
+                ..Fields::default()
+            };
+            let mut headers = HeaderMap::new();
+            fields.write(&undecided.decided(), &mut headers);
+            assert_eq!(headers[X_RATELIMIT_RESET], "1800000060", "58.2 s after {late:?}");
+        }
     }
 
     #[test]

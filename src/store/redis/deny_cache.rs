@@ -224,7 +224,17 @@ fn state_after(state: &ChargeState, elapsed: Duration) -> ChargeState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Ban, Concurrency, Key, Limit, SlidingLog, store::StoreRequest};
+    use crate::{
+        Ban, Concurrency, Key, Limit, SlidingLog,
+        store::{
+            Store, StoreRequest,
+            redis::{
+                queues::CommitQueues,
+                simulation::{backend::simulated_backend, network::Network},
+                store::RedisStore,
+            },
+        },
+    };
 
     struct TestCharge {
         limit: Limit,
@@ -397,6 +407,26 @@ mod tests {
 
         deny(&cache, &charge, now);
         assert!(cached(&cache, &charge, now).is_some());
+    }
+
+    /// A reply to a check that Redis has received before may come at any time until its own reply.
+    #[tokio::test(start_paused = true)]
+    async fn a_reset_or_a_refund_invalidates_denials_when_it_is_sent_and_when_it_has_its_reply() {
+        let mut backend = simulated_backend(Network::new(0, false));
+        backend.deny_cache = Some(DenyCache::new());
+        let store = RedisStore::new(CommitQueues::new(backend));
+        let cache = store.queues.backend.deny_cache.as_ref().expect("it is on");
+        let (charge, now) = (TestCharge::new("a", 5, 1), Instant::now());
+        let admitted_at = Duration::ZERO;
+        for operation in [Operation::Reset, Operation::Refund { admitted_at }] {
+            deny(cache, &charge, now);
+            let sent = store.decide(&[charge.request(operation)]);
+            assert_eq!(cached(cache, &charge, now), None);
+            deny(cache, &charge, now);
+            assert!(cached(cache, &charge, now).is_some());
+            sent.await.expect("the network is good");
+            assert_eq!(cached(cache, &charge, now), None);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,7 +20,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Algorithm, Bench, Cluster, Counted, Flaky, Received, Redis, Sentinel, connected, each_store, eventually, patient,
+    Algorithm, Bench, Cluster, Counted, Flaky, Later, Received, Redis, Sentinel, connected, each_store, eventually,
+    patient,
 };
 
 each_store! {
@@ -1078,6 +1079,26 @@ async fn waits_while(limiter: &Limiter, meanwhile: impl AsyncFnOnce()) -> Result
     .await;
     meanwhile().await;
     waiting.await.expect("no panic")
+}
+
+/// Without bans, the reply to one denies equal ones that follow soon.
+#[tokio::test(start_paused = true)]
+async fn each_denial_since_a_line_is_full_counts() {
+    let policy = Policy::new("p", SlidingLog::per_hour(1)).ban(ban());
+    let policy = policy.wait_up_to(2 * HOUR).max_waiting(1);
+    let limiter = Limiter::new(Arc::new(Later(MemoryStore::new())), policy);
+    let mut denials = Vec::new();
+    let waited = waits_while(&limiter, async || {
+        tokio::time::sleep(US).await; // until it stands in the line
+        for _ in 0..3 {
+            let Err(AcquireError::Denied(denied) | AcquireError::LineFull(denied)) = limiter.acquire("42").await else {
+                panic!("the line is full");
+            };
+            denials.extend(denied.decision().policies().filter_map(|policy| policy.denial()));
+        }
+    });
+    assert!(waited.await.is_err(), "the ban is for it too");
+    assert_eq!(denials, [Denial::LineFull, Denial::LineFull, Denial::Banned]);
 }
 
 #[tokio::test]

@@ -284,6 +284,14 @@ async fn a_check_whose_caller_has_left_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_reset_whose_caller_has_left_is_waited_for() {
+    let store = slow();
+    let limiter = Limiter::new(store.clone(), log());
+    assert!(is_pending(&mut pin!(limiter.reset("k"))).await);
+    assert_waits_for(&store, 1, 0).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_begins_meanwhile_is_waited_for_too() {
     let store = slow();
     let limiter = Limiter::new(store.clone(), log());

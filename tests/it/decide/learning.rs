@@ -256,6 +256,15 @@ async fn only_the_fields_that_no_inner_layer_has_added_are_read() {
 }
 
 #[tokio::test]
+async fn the_decision_of_nested_layers_has_the_pause_of_the_outer_one() {
+    let plain = Policy::new("plain", SlidingLog::per_hour(1_000)).key(key::constant("token"));
+    let (outer, inner) = (around(MemoryStore::new(), policy()), around(MemoryStore::new(), plain));
+    let client = outer.layer(inner.layer(server(429, &[("retry-after", "30")])));
+    let sent = client.oneshot(request()).await.expect("infallible");
+    assert_eq!(pause(&sent), Some(Duration::from_secs(30)));
+}
+
+#[tokio::test]
 async fn the_longest_pause_is_that_of_the_ban() {
     let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
     let layer = around(store, policy().ban(Ban::by_hand().longest(2 * HOUR)));

@@ -595,6 +595,12 @@ async fn hd_24_a_redirect_has_no_fields_in_any_dialect() {
             assert_eq!(redirect.status, status);
             assert!(lines(&redirect).is_empty(), "{style:?} {status}");
         }
+        // Nor `Retry-After`, which would be the time until the other location is asked for (RFC 9110 section 10.2.3).
+        let format = response::axum(|_, _| (StatusCode::SEE_OTHER, [("location", "/later")]));
+        let layer = RateLimitLayer::new(s2(), default()).headers(style).format(format);
+        let redirect = call_behind(layer, 200, &[]).await;
+        assert_eq!(redirect.field("location"), Some("/later"));
+        assert!(lines(&redirect).is_empty() && redirect.field("retry-after").is_none());
     }
 }
 
@@ -631,6 +637,8 @@ async fn a_response_for_shared_caches_has_no_fields_of_a_caller() {
                 &[("cache-control", "max-age=60"), ("cache-control", "s-maxage=60")],
                 &[("cache-control", "S-MaxAge=\"60\" ,no-transform")],
                 &[("cdn-cache-control", "max-age=60"), ("cache-control", "no-store")],
+                &[("cdn-cache-control", "s-maxage=60")],
+                &[("cdn-cache-control", "public")],
             ] {
                 assert!(call(status, shared).await.is_empty(), "{style:?} {status} {shared:?}");
             }
@@ -709,6 +717,15 @@ async fn a_cost_above_the_limit_has_no_wait_in_any_dialect() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn of_a_format_with_fields_no_reset_stays_where_there_is_none() {
+    let fields = [("x-ratelimit-remaining", "200"), ("x-ratelimit-reset", "7")];
+    let format = response::axum(move |_, _| (StatusCode::TOO_MANY_REQUESTS, fields));
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), default().cost_fn(|_| 101));
+    let denied = call(layer.headers(Headers::LegacyDelta).format(format)).await;
+    assert_eq!(lines(&denied), ["x-ratelimit-limit: 100", "x-ratelimit-remaining: 100"]);
 }
 
 #[tokio::test]

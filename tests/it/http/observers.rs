@@ -110,16 +110,22 @@ async fn a_denial_without_a_call_of_the_store_is_observed() {
 #[tokio::test]
 async fn a_denial_is_observed_with_the_jitter_of_its_response() {
     let observed = Observed::default();
-    let layer = RateLimitLayer::new(Clock::new().memory_store(), policy()).retry_jitter(Duration::from_secs(3_600));
+    let hour = Duration::from_secs(3_600);
+    let trial = Policy::new("trial", SlidingLog::new(2, hour)).key(key::constant("all"));
+    let policies = [trial.observe_only(), policy()];
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policies).retry_jitter(hour);
     let app = app(observed.by(layer));
     for _ in 0..2 {
         send(&app, get("/")).await;
     }
     let denied = send(&app, get("/")).await;
 
-    let wait = observed.decisions()[2].retry_after().expect("a wait");
+    let decision = &observed.decisions()[2];
+    let wait = decision.retry_after().expect("a wait");
     let rounded_up = wait.as_nanos().div_ceil(1_000_000_000).to_string();
     assert_eq!(denied.field("retry-after"), Some(&*rounded_up));
+    let of_trial = decision.policies().next().and_then(|trial| trial.retry_after());
+    assert_eq!(of_trial, Some(hour), "no client waits for it");
 }
 
 /// Another caller takes the room for which the request waits.

@@ -1,8 +1,11 @@
 //! Policies that only observe, alone and beside enforced ones.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use axum::{Router, routing::get as route};
@@ -329,6 +332,15 @@ async fn a_cached_denial_hides_no_request_from_it() {
         assert!(!decision.is_allowed());
         assert_eq!(state(&decision, "candidate"), (None, left));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_wait_it_has_its_place_among_the_policies() {
+    let waits = hourly("waits", 1).wait_up_to(Duration::from_secs(7_200));
+    let limiter = Limiter::new(MemoryStore::new(), [hourly("trial", 5).observe_only(), waits]);
+    assert!(check(&limiter).await.is_allowed());
+    let waited = limiter.acquire("k").await.expect("there is room in an hour");
+    assert_eq!(remaining_of(&waited), [("trial", 3), ("waits", 0)]);
 }
 
 #[tokio::test]

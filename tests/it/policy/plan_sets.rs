@@ -326,6 +326,9 @@ async fn the_plans_of_a_file_are_those_of_its_layers_and_follow_it() {
     assert_eq!(request(&app, "free").await.field("ratelimit"), Some(free));
     let pro = r#""requests";r=8;t=3600, "exports";r=28;t=3600"#;
     assert_eq!(request(&app, "pro").await.field("ratelimit"), Some(pro));
+    let post = get("/").method("POST").header("user", "43").header("plan", "pro");
+    let exports = r#""exports";r=28;t=3600"#;
+    assert_eq!(send(&app, post).await.field("ratelimit"), Some(exports));
 
     for (from, to, state) in [
         ("10/h", "20/h", r#""requests";r=17;t=3600, "exports";r=26;t=3600"#),

@@ -97,6 +97,26 @@ async fn a_request_that_waits_takes_the_new_numbers() {
     assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_refund_after_a_reload_admits_by_the_new_numbers() {
+    let waits = |limit| format!("{}wait = \"2h\"\n", api(limit));
+    let file = File::new(&waits("sliding-log 1/h"));
+    let policies = file.watch();
+    let limiter = Limiter::new(MemoryStore::new(), policies.get("api").unwrap());
+    let first = limiter.check("42").await.expect("the store replies");
+    file.write(&waits("sliding-log 2/h"));
+    policies.reload().unwrap();
+    assert_eq!(remaining(&limiter).await, 0);
+    let began = tokio::time::Instant::now();
+    let mut acquired = std::pin::pin!(limiter.acquire("42").into_future());
+    assert_waits(&mut acquired).await;
+
+    first.take_receipt().refund().await.expect("the store replies");
+    let admitted = acquired.await.expect("there is room");
+    assert_eq!((admitted.limit(), admitted.remaining()), (2, 0));
+    assert!(began.elapsed() <= Duration::from_millis(10), "{:?}", began.elapsed());
+}
+
 /// Counts under another name start at zero.
 #[tokio::test(start_paused = true)]
 async fn a_refund_and_a_wait_keep_the_name_under_which_they_count() {
@@ -180,6 +200,8 @@ async fn the_key_the_cost_and_the_failure_mode_follow_the_file() {
     let policies = file.watch();
     let layer = RateLimitLayer::new(Clock::new().memory_store(), policies.get("api").unwrap());
     let failing = RateLimitLayer::new(Broken::default(), policies.get("api").unwrap());
+    // What a limiter takes without its key, the layers have with it.
+    let _limiter = Limiter::new(MemoryStore::new(), policies.unkeyed("api").unwrap());
     let (app, failing) = (app(layer), app(failing));
     assert_eq!(
         send(&app, get_from("203.0.113.7", "/")).await.field("ratelimit"),

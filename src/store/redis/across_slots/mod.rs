@@ -457,7 +457,8 @@ mod tests {
         let store = RedisStore::new(CommitQueues::new(simulated_backend(Network::new(0, true))));
         for mode in [FailureMode::Local, FailureMode::Open] {
             let of = |name| Policy::new(name, SlidingLog::per_hour(3)).failure_mode(mode);
-            let both = Limiter::new(store.clone(), [of("one"), of("two")]);
+            let both = Limiter::new(store.clone(), [of("one"), of("two")])
+                .on_failure(|error| panic!("the store has not failed: {error}"));
             let taken = both.request("a").key_of("two", "b").take_up_to(2).await;
             assert!(taken.expect_err("no slot has both keys").is_permanent());
         }
