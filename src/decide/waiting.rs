@@ -62,7 +62,7 @@ pub(super) enum Outcome {
     Expired(Undecided),
 }
 
-/// A policy whose key denies a request that may wait for it, and the line of the key.
+/// A policy with a key that denies a request which may wait for it, and the line of the key.
 pub(super) struct Lacking<'a> {
     pub(super) line: u64,
     pub(super) policy: &'a PolicyDecision,

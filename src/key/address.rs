@@ -194,7 +194,7 @@ impl Grouping {
     ///
     /// # Errors
     ///
-    /// If one contains every address, for which the fix is given, or all that are written in IPv6 but compared as IPv4.
+    /// If one contains every address, for which the fix is given, or all of a prefix that are compared as IPv4 addresses.
     pub(super) fn canonical_networks(&self, given: &[IpNet], fix: &str) -> Result<Vec<IpNet>, ConfigError> {
         let networks = given.iter().map(|given| match self.canonical_network(*given) {
             network if network.prefix_len() == 0 => {
@@ -202,7 +202,7 @@ impl Grouping {
             }
             network => match self.compared_as_ipv4(network) {
                 Some(part) => Err(ConfigError::new(format!(
-                    "`{given}` contains `{part}`, whose addresses are compared as IPv4 addresses; list IPv4 networks, such as \
+                    "`{given}` contains `{part}`, which is compared as IPv4 addresses; list IPv4 networks, such as \
                      `192.0.2.0/24`, and IPv6 networks without it"
                 ))),
                 None => Ok(network),

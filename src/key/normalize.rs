@@ -316,7 +316,7 @@ pub(super) struct Character<'a> {
     tail: &'a [u8],
 }
 
-/// The characters of a text whose escapes begin with this mark, such as `%`.
+/// The characters of a text in which escapes begin with this mark, such as `%`.
 pub(super) fn characters(mark: u8, text: &[u8]) -> impl Iterator<Item = Character<'_>> {
     let mut rest = text;
     std::iter::from_fn(move || {
