@@ -117,7 +117,7 @@ pub(crate) fn normal_forms(path: &str) -> Option<Forms> {
     (!are_too_many).then_some(forms)
 }
 
-/// The most forms of a path, before marks are removed. One in which all kinds of syntax are escaped has 26.
+/// The most forms of a path, before marks are removed.
 const MOST_FORMS: usize = 64;
 /// The most bytes in the forms of a path that has several.
 const MOST_BYTES: usize = 32 * 1_024;
