@@ -76,7 +76,8 @@ impl Health {
         self.watching.load(Ordering::Relaxed)
     }
 
-    /// Replaces the nodes of the store.
+    /// Replaces the nodes of a cluster.
+    #[cfg(any(test, feature = "cluster"))]
     pub(crate) fn set_nodes(&self, nodes: Vec<Arc<Node>>) {
         let mut watch = lock(&self.watch);
         if self.is_watching() {
@@ -262,6 +263,7 @@ impl Node {
     }
 
     /// Logs that a node which is not `ok` has left the store.
+    #[cfg(any(test, feature = "cluster"))]
     fn leave(&self) {
         let states = lock(&self.states);
         let counts = states.unlogged(self.totals());

@@ -180,6 +180,7 @@ impl NodeStates {
     }
 
     /// The checks since the last line about a state.
+    #[cfg(any(test, feature = "cluster"))]
     pub(super) fn unlogged(&self, totals: CheckCounts) -> CheckCounts {
         totals.since(self.logged[0])
     }
