@@ -627,12 +627,13 @@ async fn those_that_would_wait_for_more_hours_than_they_may_are_denied_at_once()
             callers.iter().filter(|caller| caller.is_finished()).count() >= 5
         })
         .await;
-        for caller in callers {
-            match caller.is_finished() {
-                true => assert!(caller.await.expect("no panic").is_err()),
-                false => caller.abort(),
-            }
+        let (ended, waiting): (Vec<_>, Vec<_>) = callers.into_iter().partition(JoinHandle::is_finished);
+        waiting.iter().for_each(JoinHandle::abort);
+        let mut admitted = 0;
+        for caller in ended {
+            admitted += usize::from(caller.await.expect("no panic").is_ok());
         }
+        assert!(admitted <= 1, "{admitted}, where an hour may just have begun");
     }
 }
 
