@@ -28,7 +28,7 @@ impl Sentinels {
             sentinels: InTurn::new(sentinels),
             service,
             template,
-            agreed: watch::Sender::default(),
+            agreed: watch::channel(None).0,
         }
     }
 
