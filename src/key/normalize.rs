@@ -1,6 +1,6 @@
 //! Spellings of paths: one that keys have, and those that a service may take for the same path.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, cell::RefCell, rc::Rc};
 
 use http::request::Parts;
 use smallvec::{SmallVec, smallvec};
@@ -74,37 +74,7 @@ pub(crate) fn any_normal_form(path: &str, mut is_such: impl FnMut(&[u8]) -> bool
     if is_normal(path.as_bytes()) {
         return is_such(path.as_bytes());
     }
-    let mut first = with_marks(path);
-    strip_trailing_slashes(&mut first);
-    // A decoded `%` is no syntax.
-    if is_normal_but_for_percent(&first) {
-        return is_such(&first);
-    }
-    let mut reached = 0;
-    let mut marked: Forms = smallvec![first];
-    let mut compared = Forms::new();
-    while let Some(form) = marked.get(reached).cloned() {
-        let normal = without_marks(&form);
-        if !compared.contains(&normal) {
-            if is_such(&normal) {
-                return true;
-            }
-            compared.push(normal);
-        }
-        for step in STEPS {
-            let mut next = form.clone();
-            step(&mut next);
-            if next == form || marked.contains(&next) {
-                continue;
-            }
-            marked.push(next);
-            if marked.len() > MOST_FORMS || marked.len() * path.len() > MOST_BYTES {
-                return true;
-            }
-        }
-        reached += 1;
-    }
-    false
+    several_forms(path).is_none_or(|forms| forms.iter().any(|form| is_such(form)))
 }
 
 /// The normal forms of a path, unless there are too many to look at.
@@ -115,6 +85,50 @@ pub(crate) fn normal_forms(path: &str) -> Option<Forms> {
         false
     });
     (!are_too_many).then_some(forms)
+}
+
+/// The same of a path that is not normal. Those of the last one are kept, since all policies of a request look at its path.
+fn several_forms(path: &str) -> Option<Rc<Forms>> {
+    thread_local! {
+        static LAST: RefCell<(Box<str>, Option<Rc<Forms>>)> = RefCell::default();
+    }
+    LAST.with_borrow_mut(|(last, forms)| {
+        if **last != *path {
+            (*last, *forms) = (path.into(), reachable_forms(path).map(Rc::new));
+        }
+        forms.clone()
+    })
+}
+
+fn reachable_forms(path: &str) -> Option<Forms> {
+    let mut first = with_marks(path);
+    strip_trailing_slashes(&mut first);
+    // A decoded `%` is no syntax.
+    if is_normal_but_for_percent(&first) {
+        return Some(smallvec![first]);
+    }
+    let mut reached = 0;
+    let mut marked: Forms = smallvec![first];
+    let mut normal = Forms::new();
+    while let Some(form) = marked.get(reached).cloned() {
+        let unmarked = without_marks(&form);
+        if !normal.contains(&unmarked) {
+            normal.push(unmarked);
+        }
+        for step in STEPS {
+            let mut next = form.clone();
+            step(&mut next);
+            if next == form || marked.contains(&next) {
+                continue;
+            }
+            marked.push(next);
+            if marked.len() > MOST_FORMS || marked.len() * path.len() > MOST_BYTES {
+                return None;
+            }
+        }
+        reached += 1;
+    }
+    Some(normal)
 }
 
 /// The most forms of a path, before marks are removed.
@@ -458,6 +472,15 @@ mod tests {
             let found = normal_forms(written);
             assert!(found.iter().any(|path| path == expected), "{written}: {found:?}");
         }
+    }
+
+    #[test]
+    fn the_policies_of_a_request_share_the_forms_of_its_path() {
+        let forms = |path| several_forms(path).expect("few forms");
+        let first = forms("/a%2Fb/../c");
+        assert!(Rc::ptr_eq(&first, &forms("/a%2Fb/../c")));
+        assert_ne!(first, forms("/a%2Fb/../d"));
+        assert_eq!(first, forms("/a%2Fb/../c"));
     }
 
     /// Else a short request would cost milliseconds.
