@@ -70,6 +70,17 @@ impl<'a> Url<'a> {
             Some((credentials, host)) => (Some(credentials), host),
             None => (None, authority),
         };
+        // Without TLS built in, fred would connect in plain text.
+        if tls && cfg!(not(feature = "tls")) {
+            return Err(ConfigError::new(format!(
+                "`{scheme}://` means TLS: turn on the feature `tls`"
+            )));
+        }
+        if fragment == "insecure" {
+            return Err(ConfigError::new(
+                "`#insecure` would trust any server; the certificate of Redis is always verified",
+            ));
+        }
         let url = Self {
             tls,
             kind,
@@ -79,74 +90,74 @@ impl<'a> Url<'a> {
             path,
             query,
         };
-
-        if tls && kind == ServerKind::UnixSocket {
-            return Err(ConfigError::new("a Unix socket has no TLS: `redis+unix:///path`"));
-        }
-        // Without TLS built in, fred would connect in plain text.
-        if tls && cfg!(not(feature = "tls")) {
-            return Err(ConfigError::new(format!(
-                "`{scheme}://` means TLS: turn on the feature `tls`"
-            )));
-        }
+        url.validate_credentials(has_provider)?;
+        url.validate_server()?;
         #[cfg(feature = "tls")]
         if tls {
-            choose_crypto_provider();
-            if let Some(Err(error)) = std::env::var_os("SSL_CERT_FILE").map(std::fs::File::open) {
-                return Err(ConfigError::because(
-                    "the file with the trusted authorities, which the variable `SSL_CERT_FILE` names, cannot be read",
-                    error,
-                ));
-            }
+            prepare_tls()?;
         }
-        if credentials.is_some_and(|credentials| !credentials.contains(':')) {
+        url.warn_of_ignored_parameters();
+        Ok(url)
+    }
+
+    fn validate_credentials(&self, has_provider: bool) -> Result<(), ConfigError> {
+        if self.credentials.is_some_and(|credentials| !credentials.contains(':')) {
             return Err(ConfigError::new(
                 "the URL has a user and no password; a password alone is written `redis://:password@host`",
             ));
         }
-        if has_provider && credentials.is_some() {
+        if has_provider && self.credentials.is_some() {
             return Err(two_credentials("URL"));
         }
-        if url.parameter("db").is_some() {
+        Ok(())
+    }
+
+    fn validate_server(&self) -> Result<(), ConfigError> {
+        if self.parameter("db").is_some() {
             return Err(ConfigError::new(
                 "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`",
             ));
         }
-        if kind == ServerKind::Sentinel && url.parameter("sentinelServiceName").is_none_or(str::is_empty) {
+        if self.kind == ServerKind::Sentinel && self.parameter("sentinelServiceName").is_none_or(str::is_empty) {
             return Err(ConfigError::new(
                 "Sentinel needs the name of the primary: `redis-sentinel://host:26379?sentinelServiceName=name`",
             ));
         }
-        if kind != ServerKind::UnixSocket && (host.is_empty() || host.starts_with(':')) {
+        if self.kind == ServerKind::UnixSocket {
+            return match self.tls {
+                true => Err(ConfigError::new("a Unix socket has no TLS: `redis+unix:///path`")),
+                false => Ok(()),
+            };
+        }
+        if self.host.is_empty() || self.host.starts_with(':') {
             return Err(ConfigError::new(
                 "the URL has no host; one looks like `redis://127.0.0.1:6379`",
             ));
         }
-        if kind != ServerKind::UnixSocket && host.contains(',') {
+        if self.host.contains(',') {
             return Err(ConfigError::new(
                 "the URL has several servers; more nodes of a cluster, or sentinels, are parameters: \
                  `redis-cluster://host:6379?node=host:6380&node=host:6381`",
             ));
         }
-        if kind != ServerKind::UnixSocket && !path.trim_matches('/').bytes().all(|digit| digit.is_ascii_digit()) {
+        if !self.path.trim_matches('/').bytes().all(|digit| digit.is_ascii_digit()) {
             return Err(ConfigError::new(
                 "the path of the URL is not the number of a database, as in `redis://host:6379/3`",
             ));
         }
-        // Other programs may share the URL. With `@` it may be a password.
-        let others = url.parameters().filter(|(name, _)| !PARAMETERS.contains(name));
-        for (name, _) in others.filter(|_| !query.contains('@')) {
+        Ok(())
+    }
+
+    /// Other programs may share the URL.
+    fn warn_of_ignored_parameters(&self) {
+        // With `@` it may be a password.
+        let others = self.parameters().filter(|(name, _)| !PARAMETERS.contains(name));
+        for (name, _) in others.filter(|_| !self.query.contains('@')) {
             tracing::warn!(
                 parameter = name,
                 "this parameter of the Redis URL is ignored; `RedisStore::builder()` has settings, such as `deadline`"
             );
         }
-        if fragment == "insecure" {
-            return Err(ConfigError::new(
-                "`#insecure` would trust any server; the certificate of Redis is always verified",
-            ));
-        }
-        Ok(url)
     }
 
     fn parameters(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
@@ -197,13 +208,20 @@ fn supports(library: ClientLibrary, kind: ServerKind, has_provider: bool) -> Res
     }
 }
 
-/// Where the application has two providers compiled in and has chosen none, rustls would panic.
 #[cfg(feature = "tls")]
-fn choose_crypto_provider() {
+fn prepare_tls() -> Result<(), ConfigError> {
+    // Where the application has two providers compiled in and has chosen none, rustls would panic.
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // An error means that another thread has installed one.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
+    if let Some(Err(error)) = std::env::var_os("SSL_CERT_FILE").map(std::fs::File::open) {
+        return Err(ConfigError::because(
+            "the file with the trusted authorities, which the variable `SSL_CERT_FILE` names, cannot be read",
+            error,
+        ));
+    }
+    Ok(())
 }
 
 /// Why fred does not serve a cluster.
