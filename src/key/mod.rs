@@ -65,6 +65,11 @@ mod ip;
 mod key;
 #[cfg_attr(
     not(feature = "serde"),
+    expect(dead_code, reason = "files of policies compare paths")
+)]
+mod nested_path;
+#[cfg_attr(
+    not(feature = "serde"),
     expect(dead_code, reason = "files of policies compare spellings")
 )]
 mod normalize;
@@ -92,8 +97,7 @@ pub(crate) use self::{form::KeyForm, key::Secret};
 #[cfg(feature = "serde")]
 pub(crate) use self::{
     header::STANDARD_METHODS,
-    normalize::{
-        Form, Forms, PathBytes, any_spelling, decoded, has_dot_segment, normal_forms, rest_of_path, trimmed, whole_path,
-    },
+    nested_path::{rests_of_path, routed_path},
+    normalize::{Form, Forms, PathBytes, any_spelling, decoded, has_dot_segment, normal_forms, trimmed},
     text::{KeySpec, Registered, one_or_several},
 };

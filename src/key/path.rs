@@ -6,8 +6,9 @@ use super::{
     extractor::{KeyError, KeyExtractor},
     form::{KeyForm, Value},
     key::Key,
+    nested_path::whole_path,
     normalize,
-    normalize::{PathBytes, whole_path},
+    normalize::PathBytes,
 };
 
 /// The path of the request, without the query.

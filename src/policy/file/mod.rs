@@ -167,17 +167,17 @@ use crate::{ConfigError, key};
 ///
 /// A path is compared as written, decoded, and in normal form: without trailing slashes, `//` and upper case of ASCII. It has
 /// several such forms where services differ: in whether they remove dot segments, `%2F` and `\` are slashes, `%2E` is a dot, `;v=1`
-/// is a parameter, `%3F` or `%23` is the end, `%5C` and `%3B` are the same as `\` and `;`, and tabs and line ends are left out,
-/// also spaces and controls at the end. Each form is compared that services make of the path, also one after the other, but for
-/// those that decode an escape of an escape, such as `%252F`. A policy or `[block]` applies if one of these matches, and `[skip]`
-/// if all do. So `/login/` and `/static/../login` neither evade a limit nor are skipped. A path with more than 64 forms, or with
-/// several and 32 KiB in them, is taken for a match: such a request is counted, blocked, and never skipped. In `[skip]`, escapes
-/// are written as sent: `/caf%C3%A9`.
+/// is a parameter, `//name` at the beginning is a host, `%3F` or `%23` is the end, `%5C` and `%3B` are the same as `\` and `;`, and
+/// tabs and line ends are left out, also spaces and controls at the end. Each form is compared that services make of the path, also
+/// one after the other, but for those that decode an escape of an escape, such as `%252F`. A policy or `[block]` applies if one of
+/// these matches, and `[skip]` if all do. So `/login/` and `/static/../login` neither evade a limit nor are skipped. A path with
+/// more than 64 forms, or with several and 32 KiB in them, is taken for a match: such a request is counted, blocked, and never
+/// skipped. In `[skip]`, escapes are written as sent: `/caf%C3%A9`.
 ///
-/// In a nested router of axum, and in a service that is nested in one, the path is the whole one, with the prefix. Where another
-/// service within a router has removed a prefix, as middleware makes `/login` of `/en/login`, and axum has not matched the whole
-/// path, the one that is left is compared too: a policy or `[block]` for either applies, `others` are those of neither, and
-/// `[skip]` is for the whole path.
+/// In a nested router of axum, and in a service that is nested in one, the path is the whole one, with the prefix, which is also put
+/// before another path that a service sets there. Where another service within a router has removed a prefix, as middleware makes
+/// `/login` of `/en/login`, and axum has not matched the whole path, the one that is left is compared too: a policy or `[block]`
+/// for either applies, `others` are those of neither, and `[skip]` is for the whole path.
 ///
 /// # Skipped and blocked requests
 ///

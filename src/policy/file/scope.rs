@@ -1,4 +1,5 @@
 use http::{Method, request::Parts, uri::PathAndQuery};
+use smallvec::SmallVec;
 
 use crate::{
     key,
@@ -81,19 +82,26 @@ impl Scope {
             is_strict: rule == Spelling::Both,
         };
         let holds = |form, path: &[u8]| self.holds(Spelled { form, path, ..request });
-        let path = key::whole_path(parts);
+        let is_for = |path: &str| key::any_spelling(path, holds);
+        let path = &*key::routed_path(parts);
         match rule {
             Spelling::Both => !key::any_spelling(path, |form, path| !holds(form, path)),
             Spelling::Either => {
+                let path_bytes = path.as_bytes();
                 let is_routed = |matched| {
-                    let is_matched = |form, path: &[u8]| Spelled { form, path, ..request }.is_matched_by(matched);
-                    key::any_spelling(path, is_matched)
+                    Spelled {
+                        path: path_bytes,
+                        ..request
+                    }
+                    .is_matched_by(matched)
                 };
-                let rest = key::rest_of_path(parts).filter(|_| !matched.as_ref().is_some_and(is_routed));
-                let is_for = |path: &str| key::any_spelling(path, holds);
+                let rests = match matched.as_ref().is_some_and(is_routed) {
+                    true => SmallVec::new(),
+                    false => key::rests_of_path(parts),
+                };
                 match self.routes {
-                    Routes::Others(_) => is_for(path) && rest.is_none_or(|rest| is_for(&rest)),
-                    Routes::All | Routes::These(_) => is_for(path) || rest.is_some_and(|rest| is_for(&rest)),
+                    Routes::Others(_) => is_for(path) && rests.iter().all(|rest| is_for(rest)),
+                    Routes::All | Routes::These(_) => is_for(path) || rests.iter().any(|rest| is_for(rest)),
                 }
             }
         }

@@ -5,7 +5,6 @@ use super::client::{BUILT_IN, ClientLibrary};
 use crate::ConfigError;
 
 /// A URL that all clients read alike. No error contains it, since it may contain a password.
-#[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "fred reads the URL by itself"))]
 pub(super) struct Url<'a> {
     tls: bool,
     kind: ServerKind,

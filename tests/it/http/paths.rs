@@ -229,8 +229,6 @@ fn is_odd(around: &[Part]) -> bool {
         [one, other] if one == other => true,
         // They contradict each other.
         [Part::Append, Part::Trim | Part::Lenient] | [Part::Trim | Part::Lenient, Part::Append] => true,
-        // A dot segment leaves the prefix of the nest.
-        [Part::Lenient | Part::Strict, Part::Nest] => true,
         // axum asserts that there is none.
         [Part::Nest, Part::Rest] => true,
         _ => false,
@@ -241,6 +239,8 @@ fn is_odd(around: &[Part]) -> bool {
 fn targets(prefix: &str) -> Vec<String> {
     let fixed = ["/", "http://host", "http://host?x", "HTTP://host:80/login//", "/other"];
     let mut targets: Vec<_> = fixed.map(str::to_owned).into();
+    // A rest of slashes only.
+    targets.extend(["files//", "x/../files//", "FILES//"].map(|path| format!("{prefix}/{path}")));
     for name in ["login", "private", "health", "users/root", "files/a/b"] {
         let path = format!("{prefix}/{name}");
         let (first, others) = name.split_at(1);
@@ -523,5 +523,136 @@ async fn a_prefix_that_a_service_removes_evades_nothing() {
             };
             assert_eq!(met, expected, "{file} {path} {position}");
         }
+    }
+}
+
+fn with_path(mut request: Request<Body>, path: &str) -> Request<Body> {
+    *request.uri_mut() = path.parse().expect("a path");
+    request
+}
+
+fn without_first_segment(request: Request<Body>) -> Request<Body> {
+    let rest = request.uri().path()[1..]
+        .split_once('/')
+        .map(|(_, rest)| format!("/{rest}"));
+    match rest {
+        Some(rest) => with_path(request, &rest),
+        None => request,
+    }
+}
+
+fn without_parameters(request: Request<Body>) -> Request<Body> {
+    let segments = request.uri().path().split('/');
+    let names: Vec<_> = segments
+        .map(|segment| segment.split(';').next().expect("a name"))
+        .collect();
+    let path = names.join("/");
+    with_path(request, &path)
+}
+
+/// As `new URL(request.url, base).pathname`.
+fn as_reference(request: Request<Body>) -> Request<Body> {
+    let reference = request.uri().path().strip_prefix("//");
+    let path = reference.map(|reference| format!("/{}", reference.split_once('/').map_or("", |(_, path)| path)));
+    match path {
+        Some(path) => with_path(request, &path),
+        None => request,
+    }
+}
+
+/// A path that a service within a router has set is blocked as the plain one is, whatever the service has read and wherever it stands.
+#[tokio::test]
+async fn a_path_that_a_service_sets_is_blocked_like_the_plain_one() {
+    let inner = |route: &'static str, layer: RateLimitLayer| Router::new().route(route, handler("any")).layer(layer);
+    let around = |layer: RateLimitLayer| layer.layer(Router::new().fallback(handler("any")));
+    let fallback = |service: Served| Router::new().fallback_service(service);
+    for (blocked, paths, app) in [
+        // A lenient reading of the whole path looks like the route that is matched later.
+        (
+            "/users/root",
+            &["/t1/users/root", "/users%2Fx%3F/users/root"][..],
+            (&|layer| {
+                fallback(BoxCloneSyncService::new(
+                    inner("/users/{id}", layer).map_request(without_first_segment),
+                ))
+            }) as &dyn Fn(RateLimitLayer) -> Router,
+        ),
+        (
+            "/{tenant}/admin",
+            &["/en/x/admin", "/en/x%3F/admin", "/en/x%23/admin"],
+            &|layer| {
+                fallback(BoxCloneSyncService::new(
+                    inner("/{a}/{b}", layer).map_request(without_prefix),
+                ))
+            },
+        ),
+        (
+            "/acme/{file}",
+            &["/en/acme/x", "/en/acme/x%2F..%2F..%2Fy", "/en/acme/x%5C..%5C..%5Cy"],
+            &|layer| {
+                fallback(BoxCloneSyncService::new(
+                    inner("/{a}/{b}", layer).map_request(without_prefix),
+                ))
+            },
+        ),
+        // Other changes than the removal of a prefix, within a nested router and around it.
+        ("/api/admin", &["/api/admin", "/api/admin;x"], &|layer| {
+            Router::new().nest_service("/api", around(layer).map_request(without_parameters))
+        }),
+        (
+            "/api/users/root",
+            &["/api/users/root", "/api/users/root;x", "/api;x/users/root"],
+            &|layer| {
+                let nested = Router::new().nest("/api", inner("/users/{id}", layer));
+                fallback(BoxCloneSyncService::new(nested.map_request(without_parameters)))
+            },
+        ),
+        // Parameters of a nested router have their values.
+        ("/acme/login", &["/acme/login", "/acme/en/login"], &|layer| {
+            Router::new().nest_service("/{tenant}", around(layer).map_request(without_prefix))
+        }),
+        ("/acme/login", &["/acme/login", "/en/acme/login"], &|layer| {
+            let nested = Router::new().nest("/{tenant}", inner("/login", layer));
+            fallback(BoxCloneSyncService::new(nested.map_request(without_prefix)))
+        }),
+        ("/acme/login", &["/acme/login;x", "/acme;x/login"], &|layer| {
+            Router::new().nest_service("/{tenant}", around(layer).map_request(without_parameters))
+        }),
+        // References to other hosts.
+        (
+            "/admin",
+            &["/admin", "//x/admin", "/;/x/admin", "//x/ADMIN/"],
+            &|layer| {
+                let service = Router::new().fallback(handler("any")).map_request(as_reference);
+                let service = layer.layer(service.map_request(without_parameters));
+                fallback(BoxCloneSyncService::new(
+                    service.map_response(|response| response.map(Body::new)),
+                ))
+            },
+        ),
+    ] {
+        let file = format!("block.routes = '{blocked}'\n[policies.all]\nlimit = '1000/h'\nkey = 'constant:all'");
+        let policies = Policies::from_toml(&file).expect("policies");
+        let app = app(policies.layer(MemoryStore::new(), ["all"]).expect("a policy"));
+        for path in paths {
+            assert_eq!(send(&app, get(path)).await.status, 403, "{blocked}: {path}");
+        }
+        assert_ne!(send(&app, get("/en/acme/other/x")).await.status, 403, "{blocked}");
+    }
+}
+
+/// What is skipped is the whole path.
+#[tokio::test]
+async fn a_path_that_a_service_sets_in_a_nested_router_is_not_skipped_as_another_one() {
+    let policies =
+        Policies::from_toml("skip.routes = '/health'\n[policies.all]\nlimit = '1000/h'\nkey = 'constant:all'");
+    let layer = policies
+        .expect("policies")
+        .layer(MemoryStore::new(), ["all"])
+        .expect("a policy");
+    let limited = layer.layer(Router::new().fallback(handler("any")));
+    let app = Router::new().nest_service("/api", limited.map_request(without_parameters));
+    for path in ["/api/health", "/api/health;x"] {
+        assert!(send(&app, get(path)).await.headers.contains_key("ratelimit"), "{path}");
     }
 }
