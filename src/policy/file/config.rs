@@ -246,7 +246,7 @@ impl Config {
 
         Ok(FilePolicy {
             place: place.to_owned(),
-            policy_limit: if entry.enabled {
+            policy_limit: if entry.enabled.unwrap_or(true) {
                 policy_limit
             } else {
                 policy_limit.switched_off()
@@ -254,10 +254,10 @@ impl Config {
             settings: Settings {
                 cost: entry.cost.map(Cost::Fixed),
                 scope,
-                failure_mode: Some(entry.failure_mode),
+                failure_mode: Some(entry.failure_mode.unwrap_or_default()),
                 enforced: entry.enforced(),
                 ban: entry.ban,
-                longest_wait: Some(LongestWait::Fixed(entry.wait.0)),
+                longest_wait: Some(LongestWait::Fixed(entry.wait.unwrap_or_default().0)),
                 max_waiting: entry.max_waiting,
                 ..Settings::default()
             },

@@ -45,19 +45,16 @@ pub(super) struct PolicyEntry {
     #[serde(default, deserialize_with = "cost")]
     pub(super) cost: Option<u64>,
     #[serde(default, deserialize_with = "failure_mode")]
-    pub(super) failure_mode: FailureMode,
-    #[serde(default)]
-    pub(super) wait: Length,
+    pub(super) failure_mode: Option<FailureMode>,
+    pub(super) wait: Option<Length>,
     #[serde(default, deserialize_with = "max_waiting")]
     pub(super) max_waiting: Option<u64>,
-    #[serde(default)]
-    mode: Mode,
+    mode: Option<Mode>,
     #[serde(default, deserialize_with = "enforce_share")]
     enforce_share: Option<EnforcedShare>,
     #[serde(default, deserialize_with = "ban")]
     pub(super) ban: Option<Ban>,
-    #[serde(default = "yes")]
-    pub(super) enabled: bool,
+    pub(super) enabled: Option<bool>,
 }
 
 impl<'de> Deserialize<'de> for PolicyEntry {
@@ -65,7 +62,7 @@ impl<'de> Deserialize<'de> for PolicyEntry {
         // The derived function, which `remote` makes inherent.
         let entry = Self::deserialize(deserializer)?;
         let plans = entry.plans().map_err(D::Error::custom)?;
-        if entry.mode == Mode::Observe && entry.enforce_share.is_some() {
+        if entry.mode == Some(Mode::Observe) && entry.enforce_share.is_some() {
             return Err(D::Error::custom(
                 "the policy observes all keys, so that none is enforced by `enforce-share`; leave out `mode` or the share",
             ));
@@ -82,9 +79,34 @@ impl<'de> Deserialize<'de> for PolicyEntry {
 }
 
 impl PolicyEntry {
+    /// The same with the settings of the policy outside of the plans that a plan does not have.
+    pub(super) fn over(mut self, common: &Self) -> Self {
+        if matches!(self.routes, Routes::All) {
+            self.routes = common.routes.clone();
+        }
+        if self.methods.is_empty() {
+            self.methods.clone_from(&common.methods);
+        }
+        if (self.mode, self.enforce_share) == (None, None) {
+            (self.mode, self.enforce_share) = (common.mode, common.enforce_share);
+        }
+        let counts = self.limit.is_counted();
+        Self {
+            formerly: self.formerly.or_else(|| common.formerly.clone()),
+            key: self.key.or_else(|| common.key.clone()),
+            cost: self.cost.or(common.cost),
+            failure_mode: self.failure_mode.or(common.failure_mode),
+            wait: self.wait.or(common.wait),
+            max_waiting: self.max_waiting.or(common.max_waiting),
+            ban: self.ban.or(common.ban.filter(|_| counts)),
+            enabled: self.enabled.or(common.enabled),
+            ..self
+        }
+    }
+
     /// The keys that the policy is enforced for.
     pub(super) fn enforced(&self) -> EnforcedShare {
-        match self.mode {
+        match self.mode.unwrap_or_default() {
             Mode::Enforce => self.enforce_share.unwrap_or_default(),
             Mode::Observe => EnforcedShare::NONE,
         }
@@ -132,9 +154,9 @@ fn former_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<
     Ok(Some(name.into()))
 }
 
-fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMode, D::Error> {
+fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<FailureMode>, D::Error> {
     let text = String::deserialize(deserializer)?;
-    text.parse().map_err(D::Error::custom)
+    text.parse().map(Some).map_err(D::Error::custom)
 }
 
 fn enforce_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<EnforcedShare>, D::Error> {

@@ -150,10 +150,9 @@ use crate::{ConfigError, key};
 /// sets, since a client that can send it chooses its limit.
 ///
 /// What differs by more than the limit is a table of `plans` at the top: its policies take the place of those of the same names
-/// for requests of that plan, with settings of their own. What they are counted by and are for, which is `key`, `formerly`, `routes`
-/// and `methods`, is that of the policy outside of the plans unless they have it too. [`layer`](Self::layer), [`plans`](Self::plans)
-/// and [`unkeyed_plans`](Self::unkeyed_plans) return the policies of all plans. Requests without a plan, or with one that the
-/// file does not have, are of the plan `default`: the policies outside of plans, if no table has that name.
+/// for requests of that plan. What they do not set is as in the policy outside of the plans. [`layer`](Self::layer),
+/// [`plans`](Self::plans) and [`unkeyed_plans`](Self::unkeyed_plans) return the policies of all plans. Requests without a plan, or
+/// with one that the file does not have, are of the plan `default`: the policies outside of plans, if no table has that name.
 ///
 /// # Routes
 ///

@@ -6,7 +6,6 @@ use super::{
     Policies,
     config::Config,
     entry::{Name, PolicyEntry, Unique},
-    scope::Routes,
 };
 use crate::{
     ConfigError,
@@ -33,7 +32,7 @@ type Places = BTreeMap<String, PolicyEntry>;
 
 /// The names of the plans, and all policies by their places.
 ///
-/// What a policy is for and counted by is that of the policy of its name outside of the plans, unless the plan has others.
+/// The settings of a policy that its plan does not have are those of the policy of its name outside of the plans.
 pub(super) fn join(
     Unique(policies): Unique<Name, PolicyEntry>,
     plans: BTreeMap<String, Unique<Name, PolicyEntry>>,
@@ -46,17 +45,11 @@ pub(super) fn join(
                 "`{plan}` is no name of a plan, which contains no `/`"
             )));
         }
-        for (Name(name), mut entry) in policies {
-            if let Some(common) = places.get(&name) {
-                entry.key = entry.key.take().or_else(|| common.key.clone());
-                entry.formerly = entry.formerly.take().or_else(|| common.formerly.clone());
-                if matches!(entry.routes, Routes::All) {
-                    entry.routes = common.routes.clone();
-                }
-                if entry.methods.is_empty() {
-                    entry.methods = common.methods.clone();
-                }
-            }
+        for (Name(name), entry) in policies {
+            let entry = match places.get(&name) {
+                Some(common) => entry.over(common),
+                None => entry,
+            };
             places.insert(place_of(&plan, &name), entry);
         }
         names.insert(plan);

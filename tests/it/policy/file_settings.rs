@@ -5,9 +5,9 @@ use std::convert::Infallible;
 use axum::{Router, body::Body, routing::get as route};
 use http::{Method, Request, Response, StatusCode, request::Builder};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{Key, Limiter, MemoryStore, Policies, Policy, RateLimitLayer};
+use tower_quota::{Denial, Key, Limiter, MemoryStore, Policies, Policy, RateLimitLayer, store::Store};
 
-use crate::support::{Clock, Received, get, send};
+use crate::support::{Broken, Clock, Received, get, send};
 
 /// The policy `api` with these lines, by the address.
 fn described(lines: &str) -> Policies {
@@ -297,6 +297,92 @@ async fn plans_and_routes_follow_the_file() {
             .unwrap();
         assert_eq!(announced(&app, pro()).await.as_deref(), expected, "{to}");
     }
+}
+
+/// The outcomes of four requests of a plan with two an hour, whose policy outside of plans and in the plan have these settings.
+async fn of_plan(store: impl Store, common: &str, own: &str) -> Vec<&'static str> {
+    let file = format!("[policies.api]\nlimit = '3/h'\n{common}\n[plans.pro.api]\nlimit = '2/h'\n{own}");
+    let policies = Policies::from_toml(&file).expect(&file).unkeyed_plans(["api"]);
+    let limiter = Limiter::new(store, policies.expect(&file));
+    let mut outcomes = Vec::new();
+    for _ in 0..4 {
+        outcomes.push(match limiter.request("42").plan("pro").check().await {
+            Ok(decision) if decision.is_allowed() => "admitted",
+            Ok(decision)
+                if decision
+                    .policies()
+                    .any(|policy| policy.denial() == Some(Denial::Banned)) =>
+            {
+                "banned"
+            }
+            Ok(_) => "denied",
+            Err(_) => "failed",
+        });
+    }
+    outcomes
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_plan_does_not_set_is_as_outside_of_plans() {
+    let (admitted, denied, banned, failed) = ("admitted", "denied", "banned", "failed");
+    let by_limit = [admitted, admitted, denied, denied];
+    for (common, own, expected) in [
+        ("", "", by_limit),
+        ("cost = 2", "", [admitted, denied, denied, denied]),
+        ("cost = 2", "cost = 1", by_limit),
+        ("mode = 'observe'", "", [admitted; 4]),
+        ("mode = 'observe'", "mode = 'enforce'", by_limit),
+        ("enforce-share = 0.0", "", [admitted; 4]),
+        ("mode = 'observe'", "enforce-share = 1.0", by_limit),
+        ("enabled = false", "", [admitted; 4]),
+        ("enabled = false", "enabled = true", by_limit),
+        (
+            "ban = { after = 1, within = '1h' }",
+            "",
+            [admitted, admitted, banned, banned],
+        ),
+        (
+            "ban = { after = 1, within = '1h' }",
+            "ban = { after = 9, within = '1h' }",
+            by_limit,
+        ),
+    ] {
+        assert_eq!(
+            of_plan(MemoryStore::new(), common, own).await,
+            expected,
+            "{common}: {own}"
+        );
+    }
+    for (common, own, expected) in [
+        ("", "", by_limit),
+        ("failure-mode = 'closed'", "", [failed; 4]),
+        ("failure-mode = 'closed'", "failure-mode = 'open'", [admitted; 4]),
+    ] {
+        assert_eq!(
+            of_plan(Broken::default(), common, own).await,
+            expected,
+            "{common}: {own}"
+        );
+    }
+
+    for (own, expected) in [("", StatusCode::OK), ("wait = '0s'", StatusCode::TOO_MANY_REQUESTS)] {
+        let file = format!(
+            "plan = 'header:plan'\n[policies.api]\nlimit = '3/h'\nkey = 'constant:all'\nwait = '2h'\n\
+             [plans.pro.api]\nlimit = '2/h'\n{own}"
+        );
+        let policies = Policies::from_toml(&file).expect(&file);
+        let app = all_routes(policies.layer(MemoryStore::new(), ["api"]).expect(&file));
+        let request = || get("/login").header("plan", "pro");
+        let _ = (send(&app, request()).await, send(&app, request()).await);
+        assert_eq!(send(&app, request()).await.status, expected, "{own}");
+    }
+}
+
+#[test]
+fn a_ban_outside_of_plans_is_not_for_a_plan_without_a_count() {
+    let file =
+        "[policies.api]\nlimit = '1/h'\nban = { after = 1, within = '1h' }\n[plans.staff.api]\nlimit = 'unlimited'";
+    assert!(Policies::from_toml(file).expect(file).unkeyed_plans(["api"]).is_ok());
 }
 
 #[tokio::test]
