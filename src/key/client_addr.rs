@@ -74,8 +74,8 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for ClientAddr {
     }
 }
 
-const NO_RULE: &str = "no rule for the address of the client; add `.layer(axum::Extension(key::ip()))` to the router, or the \
-                       `key::client_ip` of its limits behind a proxy";
+const NO_RULE: &str = "no rule for the address of the client; add `.layer(axum::Extension(key::ip()))` to the router, or behind a \
+                       proxy the `key::client_ip` of its limits, which is `policies.client_ip()` of a file";
 
 fn rejection(error: &KeyError) -> (StatusCode, String) {
     static LOGGED: AtomicBool = AtomicBool::new(false);

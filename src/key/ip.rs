@@ -374,7 +374,7 @@ impl Ip {
             Peer::Unix => "unix".to_owned(),
         };
         let fix = match (&self.proxies, peer) {
-            (None, _) => "use `key::client_ip`",
+            (None, _) => "use `key::client_ip`, in a file the key `client-ip`",
             (Some(_), Peer::Address(_)) => "add its address to `trusted`",
             (Some(_), Peer::Unix) => "use `trust_unix_peer`",
         };

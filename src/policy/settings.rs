@@ -50,8 +50,9 @@ impl<K> Policy<K> {
     /// A request that costs more than the limit is denied for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit), as with
     /// a fixed [`cost`](Self::cost). A [`Limiter`](crate::Limiter), which has no requests, does not take such a policy.
     ///
-    /// A body in chunks, or on HTTP/2 without a length, has no `Content-Length`: charge such a request the longest body that the server
-    /// accepts, and [settle](crate::Receipt::settle) what was read.
+    /// For a body by its bytes, this is its `Content-Length`. Without one, an HTTP/1.1 request has no body (RFC 9112 §6.3), unless it has
+    /// `Transfer-Encoding`. Charge a body in chunks, or on HTTP/2 without a length, as the longest one that the server accepts, and
+    /// [settle](crate::Receipt::settle) what was read.
     ///
     /// ```
     /// use http::{Method, Request, Response};
