@@ -1,8 +1,8 @@
 //! A global rate limit service for Envoy: `envoy.service.ratelimit.v3.RateLimitService`.
 //!
 //! Envoy sends the descriptors of each request, and admits it if the reply is `OK`. The limits are those of
-//! `examples/envoy/limits.toml`, or of the file that `LIMITS` names, and follow it. Requests are counted in memory, or in Redis
-//! if `REDIS_URL` is set.
+//! `examples/envoy/limits.toml`, or of the file that `LIMITS` names, and follow it, also those that are added. Requests are counted
+//! in memory, or in Redis if `REDIS_URL` is set.
 //!
 //! ```console
 //! $ cargo run --example envoy
@@ -13,8 +13,17 @@
 //! of `{"remote_address": "203.0.113.7"}` in the domain `shop`. Of a `generic_key`, which the configuration of Envoy has and no
 //! client chooses, the value is in the name. `examples/envoy/envoy.yaml` is a configuration of Envoy for it, and
 //! `examples/envoy/Dockerfile` makes an image.
+//!
+//! Hits that do not fit are not counted. So limits of hits that have happened, as Envoy reports them at the end of a stream
+//! (`apply_on_stream_done`), do not work.
 
-use std::{collections::HashMap, env, error::Error, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    env,
+    error::Error,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
 
 use envoy_types::pb::{
     envoy::{
@@ -38,20 +47,39 @@ use tower_quota::{
 };
 
 /// A limiter for each policy of the file, by its name.
-pub(crate) struct RateLimits(HashMap<String, Limiter>);
+pub(crate) struct RateLimits<S> {
+    policies: Policies,
+    store: S,
+    limiters: RwLock<HashMap<String, Limiter>>,
+}
 
-impl RateLimits {
-    pub(crate) fn new(policies: &Policies, store: &(impl Store + Clone)) -> Result<Self, ConfigError> {
-        let limiter = |name: String| {
-            let limiter = Limiter::new(store.clone(), policies.unkeyed(&name)?);
-            Ok((name, limiter))
+impl<S: Store + Clone> RateLimits<S> {
+    pub(crate) fn new(policies: Policies, store: S) -> Result<Self, ConfigError> {
+        let limits = Self {
+            policies,
+            store,
+            limiters: RwLock::default(),
         };
-        policies
-            .names()
-            .into_iter()
-            .map(limiter)
-            .collect::<Result<_, _>>()
-            .map(Self)
+        for name in limits.policies.names() {
+            limits.limiter(name)?;
+        }
+        Ok(limits)
+    }
+
+    /// That of a policy, which may have been added to the file; none if there is no such policy.
+    fn limiter(&self, name: String) -> Result<Option<Limiter>, ConfigError> {
+        let limiters = self.limiters.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(limiter) = limiters.get(&name) {
+            return Ok(Some(limiter.clone()));
+        }
+        drop(limiters);
+        let Ok(policy) = self.policies.unkeyed(&name) else {
+            return Ok(None);
+        };
+        let limiter = Limiter::try_new(self.store.clone(), policy)?;
+        let mut limiters = self.limiters.write().unwrap_or_else(PoisonError::into_inner);
+        limiters.insert(name, limiter.clone());
+        Ok(Some(limiter))
     }
 
     /// The decision about a descriptor; none if no policy is for it.
@@ -61,7 +89,8 @@ impl RateLimits {
         descriptor: &RateLimitDescriptor,
         hits: u64,
     ) -> Result<Option<Decision>, Status> {
-        match self.0.get(&policy_name(domain, descriptor)) {
+        let limiter = self.limiter(policy_name(domain, descriptor));
+        match limiter.map_err(|error| Status::failed_precondition(error.to_string()))? {
             Some(limiter) => Ok(Some(limiter.request(key(descriptor)).cost(hits).check().await?)),
             None => Ok(None),
         }
@@ -69,7 +98,7 @@ impl RateLimits {
 }
 
 #[tonic::async_trait]
-impl RateLimitService for RateLimits {
+impl<S: Store + Clone> RateLimitService for RateLimits<S> {
     async fn should_rate_limit(
         &self,
         request: Request<RateLimitRequest>,
@@ -124,9 +153,12 @@ fn policy_name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
     [domain].into_iter().chain(words).collect::<Vec<_>>().join(".")
 }
 
-/// The values of the entries.
+/// The values of the entries; of the address of an IPv6 client its /64 network.
 fn key(descriptor: &RateLimitDescriptor) -> Key {
-    let values = descriptor.entries.iter().map(|entry| Key::from(&*entry.value));
+    let values = descriptor.entries.iter().map(|entry| match entry.value.parse() {
+        Ok(address) if entry.key == "remote_address" => Key::ip(address),
+        _ => Key::from(&*entry.value),
+    });
     values.reduce(Key::and).unwrap_or_else(|| Key::from("all"))
 }
 
@@ -195,7 +227,7 @@ pub(crate) async fn serve(
 ) -> Result<(), Box<dyn Error>> {
     let policies = Policies::from_file(limits)?;
     policies.reload_on_change(Duration::from_secs(1))?;
-    let service = RateLimitServiceServer::new(RateLimits::new(&policies, &store)?);
+    let service = RateLimitServiceServer::new(RateLimits::new(policies, store.clone())?);
     // Else small responses wait for the acknowledgement of earlier ones; the default of tonic is for its own listener.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()
@@ -208,6 +240,7 @@ pub(crate) async fn serve(
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt::init();
     let store: Arc<dyn Store> = match env::var("REDIS_URL") {
         Ok(url) => Arc::new(RedisStore::connect(&url).await?),
         Err(_) => Arc::new(MemoryStore::new()),

@@ -109,6 +109,21 @@ async fn the_third_login_in_a_minute_is_over_the_limit() {
 }
 
 #[tokio::test]
+async fn addresses_of_one_ipv6_network_share_a_limit() {
+    let mut client = client(LIMITS, MemoryStore::new()).await;
+    for (address, code) in [
+        ("2001:db8:1:2::1", Code::Ok),
+        ("2001:db8:1:2::2", Code::Ok),
+        ("2001:db8:1:2:3::", Code::OverLimit),
+        ("2001:db8:1:3::1", Code::Ok),
+    ] {
+        let login = [LOGIN[0], ("remote_address", address)];
+        let response = call(&mut client, request([descriptor(&login)])).await;
+        assert_eq!(response.overall_code(), code, "{address}");
+    }
+}
+
+#[tokio::test]
 async fn a_request_that_one_descriptor_denies_is_counted_by_none() {
     let mut client = client(LIMITS, MemoryStore::new()).await;
     let both = || request([descriptor(&ADDRESS), descriptor(&LOGIN)]);
@@ -221,6 +236,14 @@ async fn limits_follow_the_file() {
 
     write(1_000);
     while remaining().await.0 == Code::OverLimit {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    // A limit that was not there at the start.
+    let added = "policies.\"shop.search.remote_address\".limit = '1/h'";
+    fs::write(&file, added).expect("a file");
+    let search = [("generic_key", "search"), ADDRESS[0]];
+    while call(&mut client, request([descriptor(&search)])).await.overall_code() == Code::Ok {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     fs::remove_dir_all(folder).expect("the folder");
