@@ -32,7 +32,7 @@ use async_graphql::{
 };
 use axum::{
     Json, Router,
-    extract::{ConnectInfo, State},
+    extract::{ConnectInfo, DefaultBodyLimit, State},
     http::{HeaderMap, header::RETRY_AFTER},
     routing::post,
 };
@@ -90,7 +90,7 @@ impl Extension for Complexity {
         let decision = self
             .0
             .request(caller.key.clone())
-            .cost(valid.complexity as u64)
+            .cost((valid.complexity as u64).max(1)) // that of `__typename` is 0
             .check()
             .await;
         let decision = decision.map_err(|error| ServerError::new(error.to_string(), None))?;
@@ -113,8 +113,9 @@ impl Extension for Complexity {
     }
 }
 
-/// The most spreads of fragments in a query.
-const MOST_FRAGMENTS: usize = 16;
+/// The most bytes of a request, and spreads of fragments in a query.
+const LONGEST_BODY: usize = 16 << 10;
+const MOST_FRAGMENTS: usize = 4;
 
 type Books = Schema<Query, EmptyMutation, EmptySubscription>;
 
@@ -148,6 +149,7 @@ pub(crate) fn app(store: impl Store + Clone) -> Router {
     let requests = Policy::new("requests", SlidingLog::per_minute(30)).key(key::ip());
     Router::new()
         .route("/graphql", post(graphql).layer(RateLimitLayer::new(store, requests)))
+        .layer(DefaultBodyLimit::max(LONGEST_BODY))
         .with_state(schema)
 }
 

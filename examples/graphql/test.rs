@@ -131,7 +131,25 @@ async fn fragments_that_multiply_are_not_validated() {
     let fragments: String = (0..8).map(spread).collect();
     let text = format!("{{ ...f0 }} {fragments} fragment f8 on Query {{ __typename }}");
     let (_, body) = query(&app, &text).await;
-    assert_eq!(body, r#"{"data":null,"errors":[{"message":"more than 16 fragments"}]}"#);
+    assert_eq!(body, r#"{"data":null,"errors":[{"message":"more than 4 fragments"}]}"#);
+}
+
+#[tokio::test]
+async fn a_body_of_more_than_16_kib_is_413() {
+    let (app, _) = app();
+    let least = json!({ "query": "" }).to_string().len();
+    for (length, status) in [(16 << 10, 200), ((16 << 10) + 1, 413)] {
+        let response = send(&app, &" ".repeat(length - least)).await;
+        assert_eq!(response.status(), status, "{length}");
+    }
+}
+
+#[tokio::test]
+async fn a_query_without_complexity_costs_1() {
+    let (app, _) = app();
+    let (field, body) = query(&app, "{ __typename }").await;
+    assert!(field.starts_with(r#""complexity";r=99;"#), "{field}");
+    assert_eq!(body, r#"{"data":{"__typename":"Query"}}"#);
 }
 
 #[tokio::test]
