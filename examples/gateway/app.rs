@@ -147,7 +147,7 @@ async fn read_body(request: Request, next: Next) -> Response<Body> {
 /// Streams tokens, as a language model would, and settles their number when the stream ends, its client leaves or the gateway stops.
 fn complete(
     decision: &Decision,
-    Json(completion): Json<Completion>,
+    Extension(completion): Extension<Completion>,
     stopped: watch::Receiver<()>,
 ) -> impl IntoResponse + use<> {
     let mut used = Used {
@@ -225,7 +225,7 @@ fn fields(decision: &Decision, headers: &mut HeaderMap) {
             ],
             _ => continue,
         };
-        let reset = format!("{}ms", policy.reset_after().as_millis());
+        let reset = format!("{}ms", policy.reset_after().as_micros().div_ceil(1_000));
         let reset = HeaderValue::try_from(reset).expect("digits and letters");
         for (name, value) in names
             .into_iter()

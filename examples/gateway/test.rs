@@ -25,7 +25,7 @@ use tokio::{
     sync::watch,
 };
 use tower::ServiceExt;
-use tower_quota::{MemoryStore, RedisStore};
+use tower_quota::{ManualClock, MemoryStore, RedisStore};
 
 use self::redis::Redis;
 
@@ -193,6 +193,31 @@ async fn what_cannot_work_is_said_in_the_shape_of_the_others() {
         assert_eq!((status, &*code), expected);
     }
     assert_eq!(left(&one, "sk-free", "requests").await, 3, "none of them counts");
+}
+
+#[tokio::test]
+async fn a_request_without_a_content_type_is_served() {
+    let (_running, stopped) = watch::channel(());
+    let replica = app::gateway(MemoryStore::new(), stopped).customers;
+    let request = Request::post("/v1/chat/completions").header(AUTHORIZATION, "Bearer sk-free");
+    let body = json!({ "max_tokens": 4 }).to_string();
+    let Ok(response) = replica
+        .oneshot(request.body(Body::from(body)).expect("a request"))
+        .await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(tokens(response).await, 2);
+}
+
+#[tokio::test]
+async fn a_reset_is_rounded_up() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let (_running, stopped) = watch::channel(());
+    let replica = app::gateway(store, stopped).customers;
+    let _served = complete(&replica, "sk-free", json!({ "max_tokens": 4 })).await;
+    clock.advance(Duration::from_micros(1));
+    let denied = complete(&replica, "sk-free", json!({ "max_tokens": 1_001 })).await;
+    assert_eq!(denied.headers()["x-ratelimit-reset-tokens"], "60000ms");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use axum::{
     Extension, Json, Router,
-    extract::{Request, State},
+    extract::{FromRequest, Request, State},
     http::{HeaderMap, StatusCode, header, request::Parts},
     middleware::{Next, from_fn},
     response::{IntoResponse, Response, Result},
@@ -113,12 +113,14 @@ async fn read_credentials(request: Request, next: Next) -> Result<Response> {
     let body = timeout(Duration::from_secs(10), Limited::new(body, 4 << 10).collect()).await;
     let body = body.map_err(|_| StatusCode::REQUEST_TIMEOUT)?;
     let body = body.map_err(|_| StatusCode::PAYLOAD_TOO_LARGE)?.to_bytes();
-    let Json(credentials) = Json::<Credentials>::from_bytes(&body)?;
+    // The extractor refuses other types of content, as which a form of another site could send a login.
+    let request = Request::from_parts(parts.clone(), body.clone().into());
+    let Json(credentials) = Json::<Credentials>::from_request(request, &()).await?;
     parts.extensions.insert(credentials);
     Ok(next.run(Request::from_parts(parts, body.into())).await)
 }
 
-async fn login(Json(login): Json<Credentials>) -> Result<impl IntoResponse, StatusCode> {
+async fn login(Extension(login): Extension<Credentials>) -> Result<impl IntoResponse, StatusCode> {
     let session = match (&*login.name, &*login.password) {
         ("ada", "lovelace") => "session=5f2d",
         ("kei", "sakura") => "session=91c7",

@@ -271,6 +271,17 @@ async fn failed_logins_are_limited_and_successful_ones_are_free() {
 }
 
 #[tokio::test]
+async fn a_login_of_another_content_type_is_refused_and_not_counted() {
+    let (service, client) = (Service::start().await, "203.0.113.7");
+    let body = json!({ "name": "ada", "password": "lovelace" });
+    let form = Request::post("/login").header("content-type", "text/plain");
+    assert_eq!(service.from(client, 0, form, body).await.status, 415);
+    let logins = service.logins().await;
+    let peeked = logins.0.peek(Logins::key(client, "ada")).await;
+    assert_eq!(peeked.expect("Redis replies").remaining(), 3);
+}
+
+#[tokio::test]
 async fn an_address_that_tries_many_accounts_is_limited() {
     let service = Service::start().await;
     for account in 0..30 {
