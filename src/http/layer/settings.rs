@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    ConfigError, Headers, RateLimitLayer,
+    ConfigError, Headers, Limit, RateLimitLayer,
     http::{
         drain::Bounds,
         response::{ResponseFormat, openapi::components},
@@ -280,7 +280,7 @@ impl RateLimitLayer {
     /// Each has its header fields with their schemas, as the layer writes them, and the content of
     /// [`Problem`](crate::response::Problem); replace that if the layer has another format. The fields of
     /// [`Headers::custom`](crate::Headers::custom) are not known. The description names the limits, as of the call, without those of
-    /// policies that [only observe](crate::Policy::observe_only).
+    /// policies that [only observe](crate::Policy::observe_only) or are [unlimited](crate::Limit::Unlimited).
     ///
     /// ```
     /// use serde_json::json;
@@ -300,13 +300,15 @@ impl RateLimitLayer {
     /// let denied = &document["components"]["responses"]["TooManyRequests"];
     /// assert_eq!(denied["description"], "A limit denies the request: `search` (sliding-log 5/min).");
     /// assert_eq!(denied["headers"]["Retry-After"]["schema"]["type"], "integer");
-    /// assert_eq!(denied["headers"]["RateLimit"]["example"], "\"default\";r=0;t=30");
+    /// assert_eq!(denied["headers"]["RateLimit"]["schema"]["examples"][0], "\"default\";r=0;t=30");
     /// ```
     #[must_use]
     pub fn openapi(&self) -> Value {
         let newest = self.enforcer.policies.newest();
         let policies = newest.policies.iter().zip(&*newest.context.policies);
-        let denying = policies.filter(|(_, context)| !context.settings.enforced.is_none());
+        let denying = policies.filter(|(policy, context)| {
+            !context.settings.enforced.is_none() && policy.limit() != Some(&Limit::Unlimited)
+        });
         let limits = denying.map(|(policy, _)| {
             let limit = policy
                 .limit()

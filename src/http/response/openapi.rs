@@ -25,7 +25,10 @@ pub(crate) fn components(limits: &[String], context: &CheckContext) -> Value {
         "TooManyRequests": {
             "description": description,
             "headers": joined(&[json!({ "Retry-After": retry_after() }), fields_of(&fields.dialect), observed]),
-            "content": problem(429, json!({ "violated-policies": { "type": "array", "items": { "type": "string" } } })),
+            "content": problem(429, json!({
+                "violated-policies": { "type": "array", "items": { "type": "string" } },
+                "detail": { "type": "string" },
+            })),
         },
     });
     let closes = |policy: &PolicyContext| {
@@ -57,14 +60,14 @@ fn number(description: &str) -> Value {
 }
 
 fn text(description: &str, example: &str) -> Value {
-    json!({ "description": description, "schema": { "type": "string" }, "example": example })
+    json!({ "description": description, "schema": { "type": "string", "examples": [example] } })
 }
 
 fn problem(status: u16, more: Value) -> Value {
     let common = json!({
         "type": { "type": "string", "format": "uri-reference" },
         "title": { "type": "string" },
-        "status": { "type": "integer", "const": status },
+        "status": { "type": "integer", "enum": [status] },
     });
     let properties = joined(&[common, more]);
     let schema = json!({ "type": "object", "required": ["type", "title", "status"], "properties": properties });

@@ -2,8 +2,8 @@
 
 use axum::{Router, routing::get as route};
 use http::StatusCode;
-use serde_json::Value;
-use tower_quota::{FailureMode, Headers, MemoryStore, Plans, Policy, RateLimitLayer, SlidingLog, key};
+use serde_json::{Value, json};
+use tower_quota::{FailureMode, Headers, Limit, MemoryStore, Plans, Policy, RateLimitLayer, SlidingLog, key};
 
 use crate::support::{Broken, get, send};
 
@@ -28,6 +28,10 @@ fn assert_describes(components: &Value, name: &str, received: &crate::support::R
     {
         assert!(lower.contains(&field.to_string()), "{field} is not described");
     }
+    assert_describes_content(described, received);
+}
+
+fn assert_describes_content(described: &Value, received: &crate::support::Received) {
     let schema = &described["content"]["application/problem+json"]["schema"];
     let content = received.json();
     let properties = schema["properties"].as_object().expect("properties");
@@ -45,7 +49,7 @@ fn assert_describes(components: &Value, name: &str, received: &crate::support::R
             .iter()
             .all(|key| !content[key.as_str().unwrap()].is_null())
     );
-    assert_eq!(properties["status"]["const"], content["status"]);
+    assert_eq!(properties["status"]["enum"], json!([content["status"]]));
 }
 
 #[tokio::test]
@@ -77,6 +81,16 @@ async fn the_components_describe_the_responses() {
     assert_describes(&components, "ServiceUnavailable", &send(&app, get("/")).await);
 }
 
+#[tokio::test]
+async fn the_detail_of_a_cost_above_the_limit_is_described() {
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy().cost_fn(|_| 2));
+    let components = layer.openapi();
+    let app = Router::new().route("/", route(async || "hi").layer(layer));
+    let denied = send(&app, get("/")).await;
+    assert_eq!(denied.json()["detail"], "api: costs 2, the limit is 1");
+    assert_describes_content(&components["responses"]["TooManyRequests"], &denied);
+}
+
 /// A public document has no limits that are tried out.
 #[test]
 fn a_policy_that_observes_is_not_described() {
@@ -98,7 +112,12 @@ fn a_policy_that_observes_is_not_described() {
 #[test]
 fn the_description_names_plans_and_limits_that_are_chosen() {
     let chosen = Policy::with_limit_fn("chosen", |_| SlidingLog::per_minute(1)).key(key::constant("all"));
-    let layer = RateLimitLayer::new(MemoryStore::new(), Plans::new("free", policy()).in_each(chosen));
+    let unlimited = Policy::new("api", Limit::Unlimited).key(key::constant("all"));
+    let plans = Plans::new("free", policy())
+        .plan("staff", unlimited)
+        .in_each(chosen)
+        .by(|_| Some("free"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), plans);
     let description = layer.openapi()["responses"]["TooManyRequests"]["description"].clone();
     let expected =
         "A limit denies the request: `api` of the plan `free` (sliding-log 1/min), `chosen` (chosen for each request).";
