@@ -1,4 +1,5 @@
 use std::{
+    num::NonZeroU64,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -22,13 +23,13 @@ pub(crate) struct Bounds {
 }
 
 pin_project! {
-    /// Reads a body to its end, within bounds.
+    /// Reads a body to its end, within bounds; or of a short one only what has arrived.
     pub(super) struct Drain<B> {
         #[pin]
         body: B,
         left: u64,
-        // Boxed, so that requests that are not drained move fewer bytes.
-        deadline: Pin<Box<Sleep>>,
+        // Boxed, so that requests that are not drained move fewer bytes. None if nothing is waited for.
+        deadline: Option<Pin<Box<Sleep>>>,
     }
 }
 
@@ -42,7 +43,17 @@ impl<B: Body> Drain<B> {
         (reads && tokio::runtime::Handle::try_current().is_ok()).then(|| Self {
             body,
             left: bytes,
-            deadline: Box::pin(sleep(time)),
+            deadline: Some(Box::pin(sleep(time))),
+        })
+    }
+
+    /// The future that takes what has arrived of short content. A server closes the connection unless that is all of it.
+    pub(super) fn of_arrived(body: B, rejected: &Rejected) -> Option<Self> {
+        let left = rejected.may_have_arrived?.get();
+        Some(Self {
+            body,
+            left,
+            deadline: None,
         })
     }
 }
@@ -53,12 +64,18 @@ impl<B: Body> Future for Drain<B> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Content> {
         let mut this = self.project();
         loop {
+            // The body itself may end only after the server has run again.
+            if this.deadline.is_none() && *this.left == 0 {
+                return Poll::Ready(Content::Read);
+            }
             let frame = match this.body.as_mut().poll_frame(cx) {
                 Poll::Ready(None) => return Poll::Ready(Content::Read),
                 Poll::Ready(Some(Err(_))) => return Poll::Ready(Content::Begun),
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Pending => {
-                    ready!(this.deadline.as_mut().poll(cx));
+                    if let Some(deadline) = this.deadline {
+                        ready!(deadline.as_mut().poll(cx));
+                    }
                     return Poll::Ready(Content::Begun);
                 }
             };
@@ -84,6 +101,8 @@ pub(crate) struct Rejected {
     /// Whether a server that has read the head of the request has not read all of the content with it, or the content is longer than
     /// what is to be read of it.
     is_long: bool,
+    /// The length of content on a shared stream that may have arrived with the head.
+    may_have_arrived: Option<NonZeroU64>,
 }
 
 /// How much of the content of a rejected request was read.
@@ -106,7 +125,8 @@ impl Rejected {
     pub(crate) fn new(response: Response<Bytes>, request: &Parts) -> Self {
         let headers = &request.headers;
         let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-        let is_long = length.is_some_and(|length| length.parse().is_ok_and(|length: u64| length > READ_WITH_THE_HEAD));
+        let declared = length.and_then(|length| length.parse().ok()).unwrap_or(0);
+        let is_long = declared > READ_WITH_THE_HEAD;
         // Where chunks end is known when the last one is read.
         let is_long = is_long || headers.contains_key(TRANSFER_ENCODING);
         let expected = headers.get(EXPECT).and_then(|expected| expected.to_str().ok());
@@ -120,6 +140,7 @@ impl Rejected {
             gains_by_reading: (shares_stream || length.is_some()) && !awaits_continue,
             awaits_continue,
             is_long,
+            may_have_arrived: NonZeroU64::new(declared).filter(|_| shares_stream && !is_long && !awaits_continue),
         }
     }
 

@@ -151,7 +151,7 @@ pin_project! {
             // None if no policy applied.
             admitted: Option<Admitted>,
         },
-        /// The layer responds, when it has read the content of the request if that is to be drained.
+        /// The layer responds, when it has read of the content of the request what is to be read.
         Rejected {
             rejected: Option<Rejected>,
             #[pin]
@@ -185,7 +185,10 @@ impl<S: Clone, B> Pending<S, B> {
 impl<S, B: Body, F> State<S, B, F> {
     fn rejected(mut rejected: Rejected, body: B, drained: Option<Bounds>) -> Self {
         Self::Rejected {
-            drain: drained.and_then(|bounds| Drain::new(body, bounds, &mut rejected)),
+            drain: match drained {
+                Some(bounds) => Drain::new(body, bounds, &mut rejected),
+                None => Drain::of_arrived(body, &rejected),
+            },
             rejected: Some(rejected),
         }
     }

@@ -130,10 +130,10 @@ use crate::{
 ///
 /// # Large request bodies
 ///
-/// The layer rejects a request without reading its body. On HTTP/1.x the unread content lies on the connection before the
-/// next request, so hyper closes the connection unless all of the content arrived with the head. The response has
-/// `Connection: close` for content of more than 8 KiB or in chunks, and for a client that sent `Expect: 100-continue`. A
-/// client that is still sending when the connection is closed may get an error in place of the response.
+/// The layer rejects a request without waiting for its body. On HTTP/1.x the unread content lies on the connection before the
+/// next request, so hyper closes the connection unless all of the content has arrived. The response has
+/// `Connection: close` for content that has not, is of more than 8 KiB or in chunks, and for a client that sent
+/// `Expect: 100-continue`. A client that is still sending when the connection is closed may get an error in place of the response.
 ///
 /// [`drain_body`](Self::drain_body) reads the body, within bounds, before the response is sent; the connection stays open.
 /// Beyond the bounds the response is sent at once, with `Connection: close`. A denied request then takes the traffic of its

@@ -194,6 +194,8 @@ async fn a_response_has_connection_close_if_the_server_closes_the_connection() {
     for (fields, body, kept) in [
         ("", 0, true),
         ("content-length: 100\r\n", 100, true),
+        ("content-length: 100\r\n", 0, false),
+        ("content-length: 100\r\n", 99, false),
         ("content-length: 100000\r\n", 1, false),
         ("transfer-encoding: chunked\r\n", 0, false),
         ("content-length: 100\r\nexpect: 100-continue\r\n", 0, false),
@@ -283,6 +285,38 @@ async fn a_body_that_cannot_keep_the_connection_is_not_read() {
         let request = Request::post("/").version(version);
         let response = reject(layer(), request.body(Unread(100)).expect("a good request")).await;
         assert!(!response.headers().contains_key(CONNECTION));
+    }
+}
+
+/// Without draining. A middleware may have put the body into another one, which does not end with its last frame.
+#[tokio::test]
+async fn small_content_keeps_the_connection_if_all_of_it_has_arrived() {
+    for (length, frames, kept) in [
+        (100, Some(100), true),
+        (100, Some(50), true),
+        (100, Some(60), false),
+        (100, None, false),
+        (0, None, true),
+    ] {
+        let request = Request::post("/").header("content-length", length);
+        let response = reject(denied(), request.body(Frames(frames)).expect("a good request")).await;
+        let closed = response.headers().contains_key(CONNECTION);
+        assert_eq!(closed, !kept, "frames of {frames:?}");
+    }
+}
+
+/// Without draining.
+#[tokio::test]
+async fn content_that_keeps_no_connection_is_not_read() {
+    let small = || Request::post("/").header("content-length", "100");
+    for (request, closed) in [
+        (small().version(Version::HTTP_2), false),
+        (small().header("expect", "100-continue"), true),
+        (small().header("transfer-encoding", "chunked"), true),
+        (Request::post("/").header("content-length", "8193"), true),
+    ] {
+        let response = reject(denied(), request.body(Unread(100)).expect("a good request")).await;
+        assert_eq!(response.headers().contains_key(CONNECTION), closed);
     }
 }
 
