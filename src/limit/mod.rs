@@ -166,8 +166,8 @@
 //! admits requests by them without a call. It adapts: a key that has used less than 8 units within that time is checked as without
 //! it. A hotter one is granted as many as it has used, and at most a quarter of what is left, so that near the limit Redis decides
 //! each request. Only admitted requests count for that: a caller that is only denied takes no units from other processes. What was not
-//! used when the time ends is returned; to a token bucket, as far as a [refund](TokenBucket#refunds) returns it. What a process that
-//! dies has taken stays counted until it expires.
+//! used when the time ends is returned; to a token bucket, as far as a [refund](TokenBucket#refunds) returns it. What was taken by a
+//! process that dies, or whose reply is lost, stays counted until it expires.
 //!
 //! The limit holds as without it, at each instant and for all processes together:
 //!

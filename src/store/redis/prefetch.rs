@@ -24,8 +24,8 @@ use super::{
 use crate::{
     Limit,
     store::{
-        Charge, ChargeState, Operation, Outcome, Outstanding, OwedKind, StoreError, StoreFuture, StoreId, StoreRequest,
-        StoreResponse,
+        Charge, ChargeState, ErrorKind, Operation, Outcome, Outstanding, OwedKind, StoreError, StoreFuture, StoreId,
+        StoreRequest, StoreResponse,
     },
     sync::{Mutex, MutexGuard},
 };
@@ -204,7 +204,14 @@ impl Prefetch {
             let asked_at = Instant::now();
             let response = send(store, request.clone()).await;
             let Some(grant) = prefetch.keep(hash, &request, response.as_ref().ok(), asked_at) else {
-                return owed.confirm();
+                return match &response {
+                    // Redis may have charged the units, and nothing returns them.
+                    Err(error) if error.kind() != ErrorKind::Refused => {
+                        owed.count_if_lost(None);
+                        owed.end(&response);
+                    }
+                    Ok(_) | Err(_) => owed.confirm(),
+                };
             };
             sleep_until(grant.ends_at).await;
             let unused = prefetch.end(hash, &grant);
@@ -784,6 +791,37 @@ mod tests {
         let (lost, scraped) = (numbers.next().expect("a number"), scraped.render());
         let counted = format!("tower_quota_lost_settlements_total {lost}\n");
         assert!(lost > 0 && scraped.contains(&counted), "{undrained}: {scraped}");
+    }
+
+    #[cfg(feature = "metrics")]
+    #[tokio::test(start_paused = true)]
+    async fn units_whose_reply_is_lost_stay_charged_and_are_counted_as_lost() {
+        for (refused, lost) in [(false, 1), (true, 0)] {
+            let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+            let _guard = metrics::set_default_local_recorder(&recorder);
+            let (network, started, limit, key) =
+                (Network::new(1, false), Instant::now(), &limits()[0], Key::from("hot"));
+            let store = store(&network);
+            assert!(send_one(&store, limit, 1, started).await.is_some());
+            let asked = heat(&Prefetch::default(), limit, 20).expect("it is hot");
+            match refused {
+                true => network.refuse(),
+                false => network.lose_replies(),
+            }
+            store.prefetch.ask(&store.queues, asked);
+            tokio::task::yield_now().await; // the units are asked for
+            let drained = store.drained(Duration::from_secs(60)).await;
+            assert_eq!(drained.is_err(), lost > 0, "{drained:?}");
+            let scraped = recorder.handle().render();
+            let counted = scraped.contains(&format!("tower_quota_lost_settlements_total {lost}\n"));
+            assert_eq!(counted, lost > 0, "{scraped}");
+
+            network.heal();
+            let charges = [Charge::new("p", limit, &key, 1)];
+            let peeked = store.decide(&[StoreRequest::new(Operation::Peek, &charges)]).await;
+            let remaining = peeked.expect("the network is good").outcomes()[0].states()[0].remaining;
+            assert_eq!(remaining < QUOTA - 1, lost > 0, "{remaining}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -142,6 +142,24 @@ impl Network {
         });
     }
 
+    /// From now on, the connection breaks after each call was executed.
+    #[cfg(feature = "metrics")]
+    pub(in crate::store::redis) fn lose_replies(&self) {
+        self.set_faults(Faults {
+            cut_after: 1_000,
+            ..Faults::default()
+        });
+    }
+
+    /// From now on, the server replies to each call with an error.
+    #[cfg(feature = "metrics")]
+    pub(in crate::store::redis) fn refuse(&self) {
+        self.set_faults(Faults {
+            error: 1_000,
+            ..Faults::default()
+        });
+    }
+
     pub(in crate::store::redis) fn heal(&self) {
         self.set_faults(Faults::default());
     }
