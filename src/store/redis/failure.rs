@@ -90,6 +90,11 @@ impl Failure {
         matches!(self, Self::Unreachable(cause) if cause.contains("refused"))
     }
 
+    /// Whether the certificate of the server is refused.
+    pub(super) fn is_of_certificate(&self) -> bool {
+        matches!(self, Self::Unreachable(cause) if cause.contains("ertificate"))
+    }
+
     /// Whether a cluster node has only some of the keys because their slot is being moved. Nothing was executed.
     pub(super) fn is_try_again(&self) -> bool {
         matches!(self, Self::Refused(error) if error.starts_with("TRYAGAIN"))

@@ -17,30 +17,41 @@ use super::{
 };
 use crate::store::{ErrorKind, StoreError};
 
-/// Runs each command of the script on each primary, all at the same time, and loads the scripts of checks. Of several failures it
+/// Runs each command of the script on each primary, all at the same time, and then loads the scripts of checks. Of several failures it
 /// returns a refusal first.
 pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
     let key = |tag| backend.key_format.trial_key(tag);
     if !backend.client.is_clustered() {
-        return match try_and_teach(backend, ScriptCall::trial(ONE_SERVER.map(key), None)).await {
+        let trial = ScriptCall::trial(ONE_SERVER.map(key), None);
+        return match run_trial_at(backend, &trial).await {
+            Ok(()) => teach(backend, &trial).await,
             // It is a node of a cluster, perhaps the only one.
             Err(Failure::Refused(error)) if error.starts_with("CROSSSLOT") => {
                 Err(Failure::Forbidden(Refusal::new(error)))
             }
-            tried => tried,
+            failed => failed,
         };
     }
     let tags = backend.client.hash_tags()?.into_iter();
-    all_or_refusal(tags.map(|(first, _)| async move {
+    let trials = tags.map(|(first, _)| {
         let key = key(first);
         let node = backend.client.node_of(slot_of(&key));
-        let tried = try_and_teach(backend, ScriptCall::trial([key], None)).await;
-        tried.map_err(|failure| match node.as_ref().and_then(|node| node.address()) {
-            Some(address) => failure.of(ReplyingServer::Node(address.into())),
-            None => failure,
-        })
-    }))
-    .await
+        let address = node.as_ref().and_then(|node| node.address());
+        let server = address.map(|address| ReplyingServer::Node(address.into()));
+        (ScriptCall::trial([key], None), server.unwrap_or(ReplyingServer::Redis))
+    });
+    let trials: Vec<_> = trials.collect();
+    let tried = trials.iter().map(|(trial, server)| async move {
+        let tried = run_trial_at(backend, trial).await;
+        tried.map_err(|failure| failure.of(server.clone()))
+    });
+    all_or_refusal(tried).await?;
+    // Only then: while a primary is dead, the trial is repeated.
+    let taught = trials.iter().map(|(trial, server)| async move {
+        let taught = teach(backend, trial).await;
+        taught.map_err(|failure| failure.of(server.clone()))
+    });
+    all_or_refusal(taught).await
 }
 
 /// Hash tags of keys in each quarter of the slots, which a node of a cluster refuses together.
@@ -54,11 +65,6 @@ async fn all_or_refusal<F: Future<Output = Result<(), Failure>>>(
     let mut tried = run_together(trials, is_refused).await;
     tried.sort_by_key(|tried| !is_refused(tried));
     tried.into_iter().collect()
-}
-
-async fn try_and_teach(backend: &Backend, call: ScriptCall) -> Result<(), Failure> {
-    run_trial_at(backend, &call).await?;
-    teach(backend, &call).await
 }
 
 async fn run_trial_at(backend: &Backend, call: &ScriptCall) -> Result<(), Failure> {
@@ -173,8 +179,14 @@ const SETTINGS: [(&str, &str); 2] = [
     ("cluster-require-full-coverage", "no"),
 ];
 
-/// The pauses between trials double from the first to the second of these.
-const TRIAL_PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
+/// The pauses between trials double from the first to the second of these, and to the third one after [`LONG_WAIT`].
+const TRIAL_PAUSES: [Duration; 3] = [
+    Duration::from_millis(2),
+    Duration::from_millis(100),
+    Duration::from_secs(1),
+];
+/// After this time trials are rare: each writes on every primary that replies, while one does not.
+const LONG_WAIT: Duration = Duration::from_secs(5);
 
 /// Waits until a trial succeeds, at most for the connect timeout. A refusal is an error at once.
 pub(super) async fn connected(
@@ -201,7 +213,7 @@ pub(super) async fn connected(
             let fix = if is_connected && matches!(last, Failure::Unreachable(_)) {
                 last = Failure::Unreachable("Redis is connected, and had not replied to all calls of the trial".into());
                 "`connect_timeout` sets a longer one"
-            } else if matches!(&last, Failure::Unreachable(cause) if cause.contains("ertificate")) {
+            } else if last.is_of_certificate() {
                 "its certificate is refused, and one of an own authority needs the file that `SSL_CERT_FILE` names"
             } else if server.starts_with("`rediss") && matches!(last, Failure::Timeout) {
                 "if the server has no TLS at this port, the URL begins with `redis`"
@@ -240,7 +252,8 @@ pub(super) fn explain(failure: Failure, backend: &Backend) -> StoreError {
 /// Tries until all is permitted, or the store is gone; fails with a refusal, and if its runtime has ended. `tried` is called before
 /// each trial, and with each other failure.
 async fn until_success(backend: &Weak<Backend>, mut tried: impl FnMut(Option<Failure>)) -> Result<(), Failure> {
-    let [mut pause, longest] = TRIAL_PAUSES;
+    let [mut pause, longest, rare] = TRIAL_PAUSES;
+    let started = Instant::now();
     loop {
         let Some(backend) = backend.upgrade() else {
             return Ok(());
@@ -254,6 +267,7 @@ async fn until_success(backend: &Weak<Backend>, mut tried: impl FnMut(Option<Fai
         }
         drop(backend);
         sleep(pause).await;
+        let longest = if started.elapsed() < LONG_WAIT { longest } else { rare };
         pause = longest.min(2 * pause);
     }
 }

@@ -449,6 +449,19 @@ async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
 }
 
 #[tokio::test]
+async fn while_a_primary_is_dead_the_trial_alone_is_repeated() {
+    let mut cluster = Cluster::start().await;
+    cluster.primaries[0].kill();
+    let alive = &cluster.primaries[1];
+    let url = format!("redis-cluster://127.0.0.1:{}", alive.port());
+    let _store = builder(ClientLibrary::RedisRs).url(&url).connect_lazy();
+    eventually("the trial is repeated", async || alive.script_calls().await > 10).await;
+    let memory = alive.cli(&["INFO", "memory"]);
+    let cached = memory.lines().find(|line| line.starts_with("number_of_cached_scripts"));
+    assert_eq!(cached.map(str::trim), Some("number_of_cached_scripts:1"));
+}
+
+#[tokio::test]
 async fn a_lookup_of_the_slots_that_is_refused_later_is_logged() {
     let (log, mut cluster) = (Log::capture(), Cluster::start().await);
     for node in cluster.primaries.iter().chain(&cluster.replicas) {
