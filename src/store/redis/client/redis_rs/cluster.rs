@@ -8,12 +8,12 @@ use redis::{Cmd, ConnectionInfo, Value};
 use tokio::{
     runtime::Handle,
     sync::Notify,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
     connection::{CONNECT_TIMEOUT, Endpoint, ServerConnections, at},
-    topology::{Address, MAX_HOST, SlotRange, slot_ranges},
+    topology::{Address, SlotRange, redirection, slot_ranges},
 };
 use crate::{
     store::{
@@ -51,6 +51,8 @@ struct ClusterState {
     health: Arc<Health>,
     /// The slot map may be out of date.
     outdated: Notify,
+    /// A node has replied that it is.
+    moved: Notify,
     /// Why the last reply to `CLUSTER SLOTS` was not used.
     slots_failure: Mutex<Option<Failure>>,
 }
@@ -73,8 +75,9 @@ struct ClusterNode {
     health: Arc<health::Node>,
 }
 
-/// The least pause between two lookups of the slots.
-const LOOKUP_PAUSE: Duration = Duration::from_millis(100);
+/// The shortest and the longest of the pauses between two lookups of the slots, which grow while the slots stay as they are, such as
+/// while a primary is dead.
+const LOOKUP_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 /// The time for a reply to `CLUSTER SLOTS`.
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
 /// The most redirections of a command: the slot may have moved twice.
@@ -97,6 +100,7 @@ impl Cluster {
             slots: Mutex::default(),
             health,
             outdated: Notify::new(),
+            moved: Notify::new(),
             slots_failure: Mutex::default(),
         });
         for seed in &shared.seeds {
@@ -145,12 +149,12 @@ impl Cluster {
             let Some((moved, address)) = redirection(&reply, &node.host) else {
                 // A node that has left the cluster replies so to each call, or the new node of the slot has no host.
                 if matches!(&reply, Value::ServerError(error) if ["CLUSTERDOWN", "MOVED"].contains(&error.code())) {
-                    self.shared.outdated.notify_one();
+                    self.shared.is_outdated();
                 }
                 return Ok(reply);
             };
             if moved {
-                self.shared.outdated.notify_one();
+                self.shared.is_outdated();
             }
             if !follows {
                 return Ok(reply);
@@ -219,23 +223,6 @@ impl ClusterNodes for Cluster {
     }
 }
 
-/// Whether a slot has moved, and the address of its node: `MOVED 3999 127.0.0.1:6381` or `ASK 3999 127.0.0.1:6381`. A redirection
-/// without a host means the host of the node that sent it.
-fn redirection(reply: &Value, sender: &str) -> Option<(bool, Address)> {
-    let Value::ServerError(error) = reply else { return None };
-    let moved = match error.code() {
-        "MOVED" => true,
-        "ASK" => false,
-        _ => return None,
-    };
-    let (_, address) = error.details()?.split_once(' ')?;
-    let (host, port) = address.rsplit_once(':')?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let host = if host.is_empty() { sender } else { host };
-    let port = port.parse().ok()?;
-    (host.len() <= MAX_HOST && host != "?").then(|| (moved, (host.to_owned(), port)))
-}
-
 impl ClusterState {
     fn node_at(&self, address: Address) -> Arc<ClusterNode> {
         let mut slots = lock(&self.slots);
@@ -244,6 +231,12 @@ impl ClusterState {
             .entry(address)
             .or_insert_with_key(|address| self.connect(address))
             .clone()
+    }
+
+    /// Has the slots looked up, of which a node has replied that they are others.
+    fn is_outdated(&self) {
+        self.outdated.notify_one();
+        self.moved.notify_one();
     }
 
     /// The node of a redirection. The slots are looked up, and the others are disconnected, if there are too many.
@@ -274,8 +267,9 @@ impl ClusterState {
     }
 
     /// Looks up the slots by `CLUSTER SLOTS`: from the nodes of the slot map that are connected, one after the other, until one
-    /// replies; then from those of the URL at once, and then from the others, which may all have been replaced.
-    async fn look_up_slots(&self) {
+    /// replies; then from those of the URL at once, and then from the others, which may all have been replaced. Returns whether the slot
+    /// map is another one.
+    async fn look_up_slots(&self) -> bool {
         let mut known: Vec<_> = lock(&self.slots).nodes.keys().cloned().collect();
         fastrand::shuffle(&mut known);
         for address in &known {
@@ -291,6 +285,7 @@ impl ClusterState {
                 return self.replace_slots(ranges);
             }
         }
+        false
     }
 
     /// Those from the first of these nodes that replies.
@@ -332,8 +327,8 @@ impl ClusterState {
         failure.unwrap_or_else(|| Failure::Unreachable("no node of the cluster has this slot".into()))
     }
 
-    /// Replaces the slot map, and disconnects the nodes without slots in the new one.
-    fn replace_slots(&self, ranges: Vec<SlotRange>) {
+    /// Replaces the slot map, and disconnects the nodes without slots in the new one. Returns whether it is another one.
+    fn replace_slots(&self, ranges: Vec<SlotRange>) -> bool {
         let mut slots = lock(&self.slots);
         let mut new = SlotMap::default();
         for range in ranges {
@@ -344,14 +339,21 @@ impl ClusterState {
             new.replicas.extend(range.replicas);
         }
         let nodes = new.nodes.values().map(|node| node.health.clone()).collect();
+        let is_changed = slots.owners().ne(new.owners());
         *slots = new;
         drop(slots);
         self.health.set_nodes(nodes);
         *lock(&self.slots_failure) = None;
+        is_changed
     }
 }
 
 impl SlotMap {
+    fn owners(&self) -> impl Iterator<Item = (u16, u16, *const ClusterNode)> {
+        let owners = self.ranges.iter();
+        owners.map(|(first, (last, primary))| (*first, *last, Arc::as_ptr(primary)))
+    }
+
     fn primary_of(&self, slot: u16) -> Option<Arc<ClusterNode>> {
         let (_, (last, primary)) = self.ranges.range(..=slot).next_back()?;
         (slot <= *last).then(|| primary.clone())
@@ -360,47 +362,45 @@ impl SlotMap {
 
 /// Looks up the slots at first, and whenever the slot map may be out of date.
 async fn keep_slots(shared: Arc<ClusterState>) {
+    let [shortest, longest] = LOOKUP_PAUSES;
+    let mut unchanged_since = Instant::now();
     loop {
-        shared.look_up_slots().await;
-        sleep(LOOKUP_PAUSE).await;
-        if !lock(&shared.slots).ranges.is_empty() {
+        let is_changed = shared.look_up_slots().await;
+        sleep(shortest).await;
+        let is_known = !lock(&shared.slots).ranges.is_empty();
+        if is_changed || !is_known {
+            unchanged_since = Instant::now();
+        }
+        let rest = lookup_pause(unchanged_since.elapsed()).saturating_sub(shortest);
+        if timeout(rest, shared.moved.notified()).await.is_ok() {
+            unchanged_since = Instant::now();
+        }
+        if is_known {
+            let waiting = Instant::now();
             shared.outdated.notified().await;
+            // All nodes replied until now.
+            if waiting.elapsed() > longest {
+                unchanged_since = Instant::now();
+            }
         }
     }
+}
+
+/// The pause after a lookup: after a failover, requests fail for a twentieth longer at most.
+fn lookup_pause(unchanged: Duration) -> Duration {
+    let [shortest, longest] = LOOKUP_PAUSES;
+    (unchanged / 20).clamp(shortest, longest)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn redirected(words: &str) -> Option<(bool, Address)> {
-        let reply = redis::parse_redis_value(format!("-{words}\r\n").as_bytes()).expect("a reply");
-        redirection(&reply, "same")
-    }
-
     #[test]
-    fn redirections_name_a_host_of_any_kind() {
-        for (words, moved, host, port) in [
-            ("MOVED 3999 127.0.0.1:6381", true, "127.0.0.1", 6_381),
-            ("ASK 3999 redis.internal:6381", false, "redis.internal", 6_381),
-            ("MOVED 3999 ::1:6381", true, "::1", 6_381),
-            ("MOVED 3999 [::1]:6381", true, "::1", 6_381),
-            ("MOVED 3999 :6381", true, "same", 6_381),
-        ] {
-            assert_eq!(redirected(words), Some((moved, (host.into(), port))), "{words}");
+    fn lookups_are_rare_while_the_slots_stay_as_they_are() {
+        for (unchanged, pause) in [(0, 100), (2_000, 100), (6_000, 300), (20_000, 1_000), (600_000, 1_000)] {
+            let [unchanged, pause] = [unchanged, pause].map(Duration::from_millis);
+            assert_eq!(lookup_pause(unchanged), pause);
         }
-        for words in [
-            "MOVED",
-            "MOVED 1",
-            "MOVED 1 a",
-            "MOVED 1 a:70000",
-            "MOVED 1 ?:6381",
-            "ASK 1 ?:6381",
-            "TRYAGAIN",
-            "ERR no",
-        ] {
-            assert_eq!(redirected(words), None, "{words}");
-        }
-        assert_eq!(redirected(&format!("ASK 1 {}:1", "a".repeat(254))), None);
     }
 }

@@ -112,7 +112,7 @@ pub(super) type Address = (String, u16);
 /// The most nodes of a slot map: the size up to which a cluster of Redis is specified.
 const MAX_NODES: usize = 1_000;
 /// The most bytes of the name of a host.
-pub(super) const MAX_HOST: usize = 253; // RFC 1035 §2.3.4, as text
+const MAX_HOST: usize = 253; // RFC 1035 §2.3.4, as text
 
 #[derive(Debug, PartialEq)]
 pub(super) struct SlotRange {
@@ -178,6 +178,23 @@ fn address(node: &Value, sender: &str) -> Option<Address> {
     // A node that has no port for these connections has the port 0.
     let port = u16::try_from(*port).ok().filter(|port| *port > 0)?;
     Some((host, port))
+}
+
+/// Whether a slot has moved, and the address of its node: `MOVED 3999 127.0.0.1:6381` or `ASK 3999 127.0.0.1:6381`. A redirection
+/// without a host means the host of the node that sent it.
+pub(super) fn redirection(reply: &Value, sender: &str) -> Option<(bool, Address)> {
+    let Value::ServerError(error) = reply else { return None };
+    let moved = match error.code() {
+        "MOVED" => true,
+        "ASK" => false,
+        _ => return None,
+    };
+    let (_, address) = error.details()?.split_once(' ')?;
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = if host.is_empty() { sender } else { host };
+    let port = port.parse().ok()?;
+    (host.len() <= MAX_HOST && host != "?").then(|| (moved, (host.to_owned(), port)))
 }
 
 #[cfg(test)]
@@ -274,5 +291,36 @@ mod tests {
             Some(500)
         );
         assert!(fault_of(&of(1_002)).contains("more than 1000 nodes"));
+    }
+
+    fn redirected(words: &str) -> Option<(bool, Address)> {
+        let reply = redis::parse_redis_value(format!("-{words}\r\n").as_bytes()).expect("a reply");
+        redirection(&reply, "same")
+    }
+
+    #[test]
+    fn redirections_name_a_host_of_any_kind() {
+        for (words, moved, host, port) in [
+            ("MOVED 3999 127.0.0.1:6381", true, "127.0.0.1", 6_381),
+            ("ASK 3999 redis.internal:6381", false, "redis.internal", 6_381),
+            ("MOVED 3999 ::1:6381", true, "::1", 6_381),
+            ("MOVED 3999 [::1]:6381", true, "::1", 6_381),
+            ("MOVED 3999 :6381", true, "same", 6_381),
+        ] {
+            assert_eq!(redirected(words), Some((moved, (host.into(), port))), "{words}");
+        }
+        for words in [
+            "MOVED",
+            "MOVED 1",
+            "MOVED 1 a",
+            "MOVED 1 a:70000",
+            "MOVED 1 ?:6381",
+            "ASK 1 ?:6381",
+            "TRYAGAIN",
+            "ERR no",
+        ] {
+            assert_eq!(redirected(words), None, "{words}");
+        }
+        assert_eq!(redirected(&format!("ASK 1 {}:1", "a".repeat(254))), None);
     }
 }
