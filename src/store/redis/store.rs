@@ -58,7 +58,7 @@ use crate::store::{
 ///
 /// `rediss` in place of `redis` means TLS (feature `tls`). The
 /// certificate of Redis must be signed by an authority of the system, or by one in the file that the environment variable
-/// `SSL_CERT_FILE` names.
+/// `SSL_CERT_FILE` names. They are read again: by redis-rs for each connection, and for one of fred after it has refused a certificate.
 ///
 /// Credentials that are rotated or expire are set with
 /// [`password_file`](crate::RedisStoreBuilder::password_file) and [`credentials`](crate::RedisStoreBuilder::credentials).
@@ -155,7 +155,8 @@ use crate::store::{
 /// 1 s after it stops to matter. Set the `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted
 /// key is a limit that is reset. A failover loses what the replica had not received yet, and as much may be admitted again.
 /// With Sentinel a planned one also loses what the old primary counts until the store has left it, about 2 s after `+switch-master`:
-/// the sentinels of the URL are queried once a second.
+/// the sentinels of the URL are queried once a second. It is left once more than half of these report the new primary and a connection
+/// to that is made, so the URL has to name all sentinels, at least three, and not an address behind which there are several.
 ///
 /// # Measurements
 ///

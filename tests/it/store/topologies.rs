@@ -1,13 +1,18 @@
 //! Connections to Redis through each client: TLS, sockets, credentials, pools, Sentinel, and connections that fall silent.
 
 use std::{
+    env,
     error::Error,
     fs, iter,
     time::{Duration, Instant},
 };
 
 use fred::{interfaces::ClientLike, types::config::ServerConfig};
-use tokio::{net::TcpListener, task::JoinSet, time::sleep};
+use tokio::{
+    net::TcpListener,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tower_quota::{
     ClientLibrary, Key, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
     store::{Charge, ErrorKind, Operation, Store, StoreRequest},
@@ -15,7 +20,7 @@ use tower_quota::{
 
 use crate::support::{
     Log, Proxy, Redis, Sentinel, Worker, connected, decide, each_client, eventually, free_port, less_patient,
-    lone_sentinel, patient, redis_key, timed, try_decide,
+    lone_sentinel, patient, redis_key, this_binary, timed, try_decide,
 };
 
 each_client! {
@@ -31,9 +36,12 @@ each_client! {
     a_server_that_closes_each_connection_is_not_flooded_with_attempts
     a_tls_connection_serves
     a_self_signed_certificate_is_not_trusted
+    an_authority_that_is_replaced_is_trusted
     sentinel_leads_to_the_new_primary
     a_planned_failover_is_followed_while_the_old_primary_accepts_writes
     the_primary_that_most_sentinels_report_is_connected_to
+    a_primary_that_works_is_left_only_for_one_that_can_be_used
+    a_new_primary_that_refuses_the_store_is_logged
     sentinel_and_redis_may_have_different_credentials
     a_sentinel_that_is_unreachable_is_skipped
     a_sentinel_that_hangs_is_skipped
@@ -309,17 +317,21 @@ async fn a_server_that_closes_each_connection_is_not_flooded_with_attempts(libra
 
 /// A server that speaks TLS alone, and its certificate.
 pub(super) fn tls() -> (Redis, u16) {
-    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
-    let redis = Redis::not_started();
-    fs::write(redis.path("certificate.pem"), certified.cert.pem()).expect("the certificate");
-    fs::write(redis.path("key.pem"), certified.signing_key.serialize_pem()).expect("the key");
-    let port = crate::support::free_port();
-    let mut redis = redis;
+    let mut redis = Redis::not_started();
+    certify(&redis);
+    let port = free_port();
     redis.set(&["--tls-port", &port.to_string(), "--tls-auth-clients", "no"]);
     redis.set(&["--tls-cert-file", "certificate.pem", "--tls-key-file", "key.pem"]);
     redis.set(&["--tls-ca-cert-file", "certificate.pem"]);
     redis.restart();
     (redis, port)
+}
+
+/// Gives a server that is not running a new certificate.
+fn certify(redis: &Redis) {
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    fs::write(redis.path("certificate.pem"), certified.cert.pem()).expect("the certificate");
+    fs::write(redis.path("key.pem"), certified.signing_key.serialize_pem()).expect("the key");
 }
 
 async fn a_tls_connection_serves(library: ClientLibrary) {
@@ -340,6 +352,47 @@ async fn a_self_signed_certificate_is_not_trusted(library: ClientLibrary) {
         .unwrap_err();
     assert!(in_full(&error).contains("ertificate"), "{}", in_full(&error));
     assert!(error.to_string().contains("`SSL_CERT_FILE`"), "{error}");
+}
+
+/// The client library of a process that trusts the certificates in the file `SSL_CERT_FILE`.
+const TRUSTING: &str = "TOWER_QUOTA_TRUSTING";
+
+async fn an_authority_that_is_replaced_is_trusted(library: ClientLibrary) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let status = this_binary("store::topologies::an_authority_is_replaced")
+        .env("SSL_CERT_FILE", folder.path().join("trusted.pem"))
+        .env(TRUSTING, format!("{library:?}"))
+        .status();
+    assert!(status.expect("this binary starts").success());
+}
+
+/// In another process.
+#[tokio::test]
+async fn an_authority_is_replaced() {
+    let Ok(library) = env::var(TRUSTING) else { return };
+    let library = match library.as_str() {
+        "Fred" => ClientLibrary::Fred,
+        _ => ClientLibrary::RedisRs,
+    };
+    let (mut redis, port) = tls();
+    let trust = |redis: &Redis| {
+        let trusted = env::var_os("SSL_CERT_FILE").expect("the test sets it");
+        fs::copy(redis.path("certificate.pem"), trusted).expect("the certificate")
+    };
+    trust(&redis);
+    let store = connected(patient().client_library(library), &format!("rediss://localhost:{port}")).await;
+    serves(&store).await;
+
+    redis.kill();
+    certify(&redis);
+    trust(&redis);
+    redis.restart();
+    serves(&store).await;
+    store.receive_wakes();
+    eventually("the store is subscribed", async || {
+        redis.wake_subscriptions().await == 1
+    })
+    .await;
 }
 
 async fn sentinel_leads_to_the_new_primary(library: ClientLibrary) {
@@ -414,6 +467,46 @@ async fn the_primary_that_most_sentinels_report_is_connected_to(library: ClientL
         .await;
         new.command::<()>("FLUSHALL", [""; 0]).await;
     }
+}
+
+/// Connects a store to a primary, of which the only sentinel then reports this one.
+async fn store_that_is_led(library: ClientLibrary, primary: &Redis, to: u16) -> (RedisStore, Proxy) {
+    let (current, other) = (lone_sentinel(primary.port()).await, lone_sentinel(to).await);
+    let proxy = Proxy::start(current).await;
+    let url = format!("redis-sentinel://127.0.0.1:{}?sentinelServiceName=main", proxy.port());
+    let store = connected(patient().client_library(library), &url).await;
+    proxy.go_to(other);
+    proxy.cut_before_the_next_answer();
+    (store, proxy)
+}
+
+async fn a_primary_that_works_is_left_only_for_one_that_can_be_used(library: ClientLibrary) {
+    const ATTEMPTS: u32 = 3;
+
+    let redis = Redis::start();
+    let gone = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = gone.local_addr().expect("a bound port").port();
+    let (store, _proxy) = store_that_is_led(library, &redis, port).await;
+    let mut attempts = 0;
+    eventually("the other one is connected to in vain", async || {
+        decide(&store, Operation::Check, &limit(), "k", 1).await;
+        // It closes the connection.
+        attempts += u32::from(timeout(Duration::from_millis(10), gone.accept()).await.is_ok());
+        attempts == ATTEMPTS
+    })
+    .await;
+}
+
+async fn a_new_primary_that_refuses_the_store_is_logged(library: ClientLibrary) {
+    let log = Log::capture();
+    let (redis, other) = (Redis::start(), Redis::start());
+    other.command::<()>("CONFIG", ["SET", "requirepass", "another"]).await;
+    let (store, _proxy) = store_that_is_led(library, &redis, other.port()).await;
+    eventually("it is logged", async || {
+        log.text().contains("the new primary refuses the store")
+    })
+    .await;
+    decide(&store, Operation::Check, &limit(), "k", 1).await;
 }
 
 async fn sentinel_and_redis_may_have_different_credentials(library: ClientLibrary) {

@@ -1,8 +1,14 @@
 //! Connections to a server, which are replaced when they are lost, and are used in turn.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    fmt::Display,
+    future::{pending, poll_fn},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
 };
 
 use tokio::sync::watch;
@@ -118,6 +124,55 @@ impl<C: Clone + Send + Sync + 'static> ManagedConnection<C> {
         });
         let _ = settled.await; // an error means that the store is dropped
     }
+}
+
+/// Waits until the connection to this server is lost, or one to another primary is made, on which the sentinels agree from now on.
+/// A primary that works is left for no other one that cannot be used: the address may be out of date.
+pub(super) async fn successor<A, C, F>(
+    server: Option<&A>,
+    lost: impl Future<Output = ()>,
+    agreed: Option<watch::Receiver<Option<A>>>,
+    connect: impl Fn(A) -> F,
+) -> Option<C>
+where
+    A: Clone + Display + PartialEq,
+    F: Future<Output = Result<C, Failure>>,
+{
+    let mut lost = pin!(lost);
+    let mut replaced = pin!(async {
+        let Some(mut agreed) = agreed else {
+            return pending().await;
+        };
+        agreed.mark_unchanged();
+        let mut refusing = None;
+        while agreed.changed().await.is_ok() {
+            let Some(primary) = agreed.borrow_and_update().clone() else {
+                continue;
+            };
+            if Some(&primary) == server {
+                continue;
+            }
+            match connect(primary.clone()).await {
+                Ok(successor) => return successor,
+                Err(failure @ Failure::Forbidden(_)) if refusing.as_ref() != Some(&primary) => {
+                    let (server, error) = (&*primary.to_string(), &*failure.cause());
+                    tracing::warn!(
+                        server,
+                        error,
+                        "the new primary refuses the store, which stays at the old one"
+                    );
+                    refusing = Some(primary);
+                }
+                Err(_) => {}
+            }
+        }
+        pending().await
+    });
+    poll_fn(|cx| match lost.as_mut().poll(cx) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => replaced.as_mut().poll(cx).map(Some),
+    })
+    .await
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use fred::{
     error::{Error, ErrorKind},
     interfaces::{ClientLike, EventInterface},
     types::{
-        Builder, ClusterHash, CustomCommand, Resp3Frame, Value,
-        config::{Config, Options, Server, ServerConfig, TcpConfig, UnresponsiveConfig},
+        ClusterHash, CustomCommand, Resp3Frame, Value,
+        config::{Server, ServerConfig},
     },
 };
 use tokio::{
@@ -28,21 +28,22 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
+#[cfg(feature = "tls")]
+use super::settings::read_authorities;
 use super::{
     super::{
         PING_TIMEOUT,
-        connections::{ConnectionState, ManagedConnection},
+        connections::{ConnectionState, ManagedConnection, successor},
     },
-    connect_failure,
+    CONNECT_TIMEOUT, call_failure, connect_failure,
+    settings::{like, rotate_sentinels, send_once},
 };
 use crate::{
-    ConfigError,
     store::redis::{
         backend::Deadline,
         credentials::{Authenticator, Credentials},
         failure::{Failure, shortened},
         task::{AbortOnDrop, OnDrop, spawn_on},
-        url::FRED_IN_A_CLUSTER,
     },
     sync::lock,
 };
@@ -69,15 +70,15 @@ enum Keeper {
     Application(Client, Mutex<ConnectErrors>),
 }
 
-/// A client and its connection, unless the client is one of the application. fred reports a lost connection as connected.
-type ConnectedClient = (Client, Option<Route>);
+/// A client and the task that has its connection, unless the client is one of the application. fred reports a lost connection as
+/// connected.
+type ConnectedClient = (Client, Option<AbortHandle>);
 
-#[derive(Clone)]
-pub(super) struct Route {
-    /// The task of fred that has the connection, and ends with it.
-    task: AbortHandle,
-    server: Option<Server>,
-}
+/// The task of fred that has a connection, and ends with it.
+pub(super) type RoutingTask = AbortOnDrop<Result<(), Error>>;
+
+/// The primary on which the sentinels agreed last.
+pub(super) type AgreedPrimary = watch::Receiver<Option<Server>>;
 
 /// The errors of a client while it connects.
 struct ConnectErrors {
@@ -104,9 +105,14 @@ impl ConnectErrors {
 }
 
 impl Connection {
-    /// A client that the store keeps connected.
-    pub(super) fn open(client: Client, authenticator: Option<Arc<Authenticator>>, pause: fn() -> Duration) -> Self {
-        let keep = move |state, authenticator| keep_connected(client, state, authenticator, pause);
+    /// A client that the store keeps connected, with Sentinel to the primary on which the sentinels agree.
+    pub(super) fn open(
+        client: Client,
+        agreed: Option<AgreedPrimary>,
+        authenticator: Option<Arc<Authenticator>>,
+        pause: fn() -> Duration,
+    ) -> Self {
+        let keep = move |state, authenticator| keep_connected(client, agreed, state, authenticator, pause);
         Self::new(Keeper::Store(ManagedConnection::open(
             authenticator,
             keep,
@@ -147,40 +153,26 @@ impl Connection {
 
     /// Sends `PING` after a call without a reply, and reconnects if that has no reply either.
     pub(super) fn check(&self) {
-        self.spawn_once(|client, route| async move {
+        self.spawn_once(|client, routing| async move {
             let (deadline, pong) = (Deadline::new(PING_TIMEOUT), ping(&client));
             // Any reply will do, also that this user has no permission, and so does the error of a connection that is lost.
             // Without one, the commands that wait for the connection are dropped: they must not be sent later.
             if deadline.wait(pong).await.is_none() {
-                reconnect(&client, route).await;
+                reconnect(&client, routing).await;
             }
         });
     }
 
     pub(super) fn reconnect(&self) {
-        self.spawn_once(|client, route| async move { reconnect(&client, route).await });
-    }
-
-    /// Connects again if the server is not this primary.
-    pub(super) fn follow(&self, primary: &Server) {
-        if let Ok((
-            _,
-            Some(Route {
-                server: Some(server), ..
-            }),
-        )) = self.connected()
-            && server != *primary
-        {
-            self.reconnect();
-        }
+        self.spawn_once(|client, routing| async move { reconnect(&client, routing).await });
     }
 
     /// Spawns a task unless one runs.
     fn spawn_once<F: Future<Output = ()> + Send>(
         &self,
-        task: impl FnOnce(Client, Option<Route>) -> F + Send + 'static,
+        task: impl FnOnce(Client, Option<AbortHandle>) -> F + Send + 'static,
     ) {
-        let Ok((client, route)) = self.connected() else {
+        let Ok((client, routing)) = self.connected() else {
             return;
         };
         if self.suspect.swap(true, Ordering::AcqRel) {
@@ -193,7 +185,7 @@ impl Connection {
         // It ends with the task, which may end early: with its runtime.
         let suspected = OnDrop::new(move || suspect.store(false, Ordering::Release));
         spawn_on(&self.runtime, async move {
-            task(client, route).await;
+            task(client, routing).await;
             sleep(CHECK_PAUSE).await;
             drop(suspected);
         });
@@ -209,18 +201,51 @@ pub(super) async fn ping(client: &Client) -> Result<Resp3Frame, Error> {
 
 /// Sets up a connection again. While the routing task of fred waits to write, it executes no command, such as one to reconnect, so
 /// it is aborted, unless it is one of the application. fred logs a warning for each.
-async fn reconnect(client: &Client, route: Option<Route>) {
-    match route {
-        Some(route) => route.task.abort(),
+async fn reconnect(client: &Client, routing: Option<AbortHandle>) {
+    match routing {
+        Some(routing) => routing.abort(),
         None => {
             let _ = timeout(PING_TIMEOUT, client.force_reconnection()).await;
         }
     }
 }
 
+/// A client that is connected.
+pub(super) struct Connected {
+    pub(super) client: Client,
+    server: Option<Server>,
+    pub(super) routing: RoutingTask,
+}
+
+/// Connects a client. Without the task of its connection, fred would keep what it connects.
+pub(super) async fn connect(client: Client) -> Result<Connected, Error> {
+    let mut connected = client.reconnect_rx();
+    let mut routing = AbortOnDrop(client.connect());
+    let server = while_running(&mut routing, connected.recv()).await?.ok();
+    Ok(Connected {
+        client,
+        server,
+        routing,
+    })
+}
+
+/// Waits for a future, or for the end of the connection.
+pub(super) async fn while_running<T>(routing: &mut RoutingTask, future: impl Future<Output = T>) -> Result<T, Error> {
+    let mut future = pin!(future);
+    let ended = poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Ok(output)),
+        Poll::Pending => Pin::new(&mut routing.0).poll(cx).map(Err),
+    });
+    ended.await.map_err(|ended| match ended {
+        Ok(Err(error)) => error,
+        Ok(Ok(())) | Err(_) => Error::new(ErrorKind::Canceled, "the connection was lost"),
+    })
+}
+
 /// Keeps a client connected, until the connection is dropped: the first attempt is made at once.
 async fn keep_connected(
     mut client: Client,
+    agreed: Option<AgreedPrimary>,
     state: watch::Sender<ConnectionState<ConnectedClient>>,
     authenticator: Option<Arc<Authenticator>>,
     pause: fn() -> Duration,
@@ -230,59 +255,64 @@ async fn keep_connected(
             authenticator.tried(failure);
         }
     };
+    let publish = |Connected { client, routing, .. }: &Connected| {
+        let connected = (client.clone(), Some(routing.0.abort_handle()));
+        state.send_replace(ConnectionState::Connected(connected));
+    };
     loop {
         let started = Instant::now();
-        let mut connected = client.reconnect_rx();
-        let mut routing = AbortOnDrop(client.connect());
-
-        let mut connected = pin!(connected.recv());
-        let mut was_connected = false;
-        let ended = poll_fn(|cx| {
-            if !was_connected && let Poll::Ready(server) = connected.as_mut().poll(cx) {
-                was_connected = true;
-                tried(None);
-                let route = Route {
-                    task: routing.0.abort_handle(),
-                    server: server.ok(),
-                };
-                state.send_replace(ConnectionState::Connected((client.clone(), Some(route))));
-            }
-            Pin::new(&mut routing.0).poll(cx)
-        })
-        .await;
-        state.send_replace(match &ended {
-            Ok(Err(error)) if !was_connected => {
-                let failure = connect_failure(error);
-                tried(Some(&failure));
-                ConnectionState::Failed(failure)
-            }
-            Ok(_) | Err(_) => ConnectionState::Connecting,
-        });
-        match ended {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) => return,
-            Ok(Err(_)) | Err(_) => {}
-        }
-
-        // A client that was connected would ask the sentinels that the last one reported instead of those of the URL.
         let mut config = client.client_config();
+        match connect(client.clone()).await {
+            Ok(mut connected) => {
+                tried(None);
+                publish(&connected);
+                loop {
+                    let Connected { server, routing, .. } = &mut connected;
+                    let lost = async { drop((&mut routing.0).await) };
+                    let connect = |primary| connect_to_primary(&client, primary);
+                    let Some(next) = successor(server.as_ref(), lost, agreed.clone(), connect).await else {
+                        break;
+                    };
+                    publish(&next);
+                    connected = next;
+                }
+                state.send_replace(ConnectionState::Connecting);
+            }
+            Err(error) => {
+                let failure = connect_failure(&error);
+                tried(Some(&failure));
+                #[cfg(feature = "tls")]
+                if failure.is_of_certificate() || *error.kind() == ErrorKind::Sentinel {
+                    read_authorities(&mut config).await;
+                }
+                state.send_replace(ConnectionState::Failed(failure));
+                if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) {
+                    return;
+                }
+            }
+        }
+        // A client that was connected would ask the sentinels that the last one reported instead of those of the URL.
         rotate_sentinels(&mut config, 1);
-        client = Client::new(
-            config,
-            Some(client.perf_config()),
-            Some(client.connection_config().clone()),
-            None,
-        );
+        client = like(&client, config);
         sleep_until(started + pause()).await;
     }
 }
 
-/// Changes which sentinel is asked first. fred asks no other one if that accepts the connection and does not reply, or reports a
-/// server that is no longer the primary.
-pub(super) fn rotate_sentinels(config: &mut Config, by: usize) {
-    if let ServerConfig::Sentinel { hosts, .. } = &mut config.server {
-        let by = by % hosts.len().max(1);
-        hosts.rotate_left(by);
+/// Connects to the primary that the sentinels report, if it is one.
+async fn connect_to_primary(client: &Client, primary: Server) -> Result<Connected, Failure> {
+    let mut config = client.client_config();
+    config.server = ServerConfig::Centralized { server: primary };
+    let connecting = timeout(CONNECT_TIMEOUT, connect(like(client, config)));
+    let connected = connecting.await.map_err(|_| Failure::Timeout)?;
+    let connected = connected.map_err(|error| connect_failure(&error))?;
+    let deadline = Deadline::new(PING_TIMEOUT);
+    let command = CustomCommand::new_static("ROLE", ClusterHash::Random, false);
+    let role = connected.client.with_options(&send_once(deadline));
+    let role = deadline.wait(role.custom(command, Vec::<Value>::new())).await;
+    let role: Vec<Value> = role.ok_or(Failure::Timeout)?.map_err(call_failure)?;
+    match role.first().and_then(Value::as_bytes) {
+        Some(b"master") => Ok(connected),
+        Some(_) | None => Err(Failure::Unreachable("the server is not a primary".into())),
     }
 }
 
@@ -295,74 +325,5 @@ async fn authenticate_again((client, _): ConnectedClient, credentials: Credentia
         Some(Ok(Resp3Frame::SimpleError { data, .. })) => Err(shortened(data)),
         Some(Ok(_)) => Ok(()),
         Some(Err(_)) | None => Err("Redis does not reply".to_owned()),
-    }
-}
-
-/// How much longer than the deadline fred may keep a command. A stall of this process for less than that is not a failure.
-const MAX_STALL: Duration = Duration::from_secs(10);
-
-/// Builds a client for a limiter. By default, a client of fred waits long, and sends a command three times.
-pub(super) fn build(config: Config) -> Result<Client, Error> {
-    const UNBOUNDED: usize = 0; // a bounded queue ends the routing task of fred when it is full
-
-    Builder::from_config(config)
-        .with_connection_config(|connection| {
-            connection.connection_timeout = Duration::from_secs(1);
-            connection.internal_command_timeout = Duration::from_secs(1);
-            connection.max_command_attempts = 1;
-            connection.max_redirections = 0;
-            connection.max_command_buffer_len = UNBOUNDED;
-            // To the check of fred, a stall of this process is a Redis that does not reply.
-            connection.unresponsive = UnresponsiveConfig::default();
-            connection.tcp = TcpConfig {
-                nodelay: Some(true),
-                ..TcpConfig::default()
-            };
-        })
-        .build()
-}
-
-/// Refuses a client that cannot serve a limiter, and names the setting to change.
-pub(super) fn check_settings(client: &Client) -> Result<(), ConfigError> {
-    let connection = client.connection_config();
-
-    if client.is_clustered() {
-        return Err(ConfigError::new(format!(
-            "this fred client is clustered, and {FRED_IN_A_CLUSTER}; use the URL `redis-cluster://..` with the feature \
-             `cluster`"
-        )));
-    }
-    if client.client_reconnect_policy().is_none() {
-        return Err(ConfigError::new(
-            "this fred client has no reconnect policy, so it ends with its first disconnect; build it with \
-             `.set_policy(ReconnectPolicy::new_constant(0, 150))`",
-        ));
-    }
-    if connection.max_command_attempts != 1 {
-        return Err(ConfigError::new(
-            "this fred client sends a command again after a reconnect, which would count a request twice; build it with \
-             `.with_connection_config(|config| config.max_command_attempts = 1)`",
-        ));
-    }
-    if connection.max_command_buffer_len != 0 {
-        return Err(ConfigError::new(
-            "this fred client has a bounded queue, which ends it for good when it is full during a disconnect; build it \
-             with `.with_connection_config(|config| config.max_command_buffer_len = 0)`",
-        ));
-    }
-
-    if connection.tcp.nodelay != Some(true) {
-        tracing::warn!("this fred client delays small writes; set `config.tcp.nodelay = Some(true)`");
-    }
-    Ok(())
-}
-
-/// Options for a command that is written once, and only if there is a connection.
-pub(super) fn send_once(deadline: Deadline) -> Options {
-    Options {
-        max_attempts: Some(1),
-        fail_fast: true,
-        timeout: Some(deadline.duration() + MAX_STALL),
-        ..Options::default()
     }
 }

@@ -1,14 +1,8 @@
 mod connection;
 mod sentinels;
+mod settings;
 
-use std::{
-    borrow::Cow,
-    future::poll_fn,
-    pin::{Pin, pin},
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{borrow::Cow, pin::Pin, sync::Arc, time::Duration};
 
 use fred::{
     bytes_utils::Str,
@@ -28,8 +22,9 @@ use tokio::{
 };
 
 use self::{
-    connection::{Connection, build, check_settings, ping, rotate_sentinels, send_once},
+    connection::{Connected, Connection, RoutingTask, connect, ping, while_running},
     sentinels::Sentinels,
+    settings::{build, check_settings, rotate_sentinels, send_once},
 };
 use super::{attempt_interval, connections::InTurn, while_answered};
 use crate::{
@@ -44,7 +39,7 @@ use crate::{
             failure::{Failure, is_of_replica, shortened, shortened_bytes},
             reply::RawReply,
             script::EvalCommand,
-            task::{AbortOnDrop, DetachOnDrop, OnDrop},
+            task::{DetachOnDrop, OnDrop},
             wakes::Event,
         },
     },
@@ -52,10 +47,10 @@ use crate::{
 
 /// Runs scripts through fred.
 pub(in crate::store::redis) struct FredClient {
-    connections: Arc<InTurn<Connection>>,
+    connections: InTurn<Connection>,
     sentinels: Option<Sentinels>,
     /// That of each client.
-    config: Config,
+    config: Box<Config>,
     settings: ConnectionSettings,
     pub(in crate::store::redis) health: Arc<Health>,
 }
@@ -73,15 +68,17 @@ impl FredClient {
         }
         // The first database needs no `SELECT`, and no permission for it.
         config.database = config.database.filter(|database| *database > 0);
+        let sentinels = Sentinels::watch(&config);
         let connections = (0..settings.number).map(|_| {
             let authenticator = settings.authenticator();
             let client = build(with_provider(&config, authenticator.as_ref()));
             let client = client.map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
-            Ok(Connection::open(client, authenticator, attempt_interval))
+            let agreed = sentinels.as_ref().map(Sentinels::agreed);
+            Ok(Connection::open(client, agreed, authenticator, attempt_interval))
         });
         let connections = connections.collect::<Result<Vec<_>, ConfigError>>()?;
         let mut client = Self::new(connections, config, settings);
-        client.sentinels = Sentinels::watch(&client.config, &client.connections);
+        client.sentinels = sentinels;
         Ok(client)
     }
 
@@ -100,10 +97,10 @@ impl FredClient {
 
     fn new(connections: impl IntoIterator<Item = Connection>, config: Config, settings: &ConnectionSettings) -> Self {
         Self {
-            connections: Arc::new(InTurn::new(connections)),
+            connections: InTurn::new(connections),
             sentinels: None,
             health: Health::of_server(address(&config)),
-            config,
+            config: Box::new(config),
             settings: settings.clone(),
         }
     }
@@ -209,20 +206,31 @@ impl FredClient {
         channel: &str,
         authenticator: Option<&Arc<Authenticator>>,
     ) -> Result<(Client, broadcast::Receiver<Message>, RoutingTask), Failure> {
-        let client = subscriber(with_provider(&self.config, authenticator)).map_err(call_failure)?;
+        let config = with_provider(&self.config, authenticator);
+        #[cfg(feature = "tls")]
+        let config = self.with_authorities(config);
+        let client = subscriber(config).map_err(call_failure)?;
         let messages = client.message_rx();
-        let mut connected = client.reconnect_rx();
-        // It ends with this function unless it succeeds: without its task, fred would keep what it connects.
-        let mut connection = AbortOnDrop(client.connect());
-        let connecting = timeout(CONNECT_TIMEOUT, while_running(&mut connection, connected.recv())).await;
-        let connecting = connecting.unwrap_or(Err(Failure::Timeout));
+        let connecting = timeout(CONNECT_TIMEOUT, connect(client)).await;
+        let connecting = connecting.map_or(Err(Failure::Timeout), |connected| {
+            connected.map_err(|error| connect_failure(&error))
+        });
         if let Some(authenticator) = authenticator {
             authenticator.tried(connecting.as_ref().err());
         }
-        let _ = connecting?;
+        let Connected { client, routing, .. } = connecting?;
         let subscribing = timeout(SUBSCRIBE_TIMEOUT, client.subscribe(channel)).await;
         subscribing.map_err(|_| Failure::Timeout)?.map_err(call_failure)?;
-        Ok((client, messages, connection))
+        Ok((client, messages, routing))
+    }
+
+    /// The configuration with the authorities that the other connections trust, which may have been read again.
+    #[cfg(feature = "tls")]
+    fn with_authorities(&self, mut config: Config) -> Config {
+        if let Ok((_, client)) = self.connection() {
+            config.tls = client.client_config().tls;
+        }
+        config
     }
 }
 
@@ -268,22 +276,6 @@ fn subscriber(mut config: Config) -> Result<Client, Error> {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time for the reply to `SUBSCRIBE`.
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The task of fred that has a connection.
-type RoutingTask = AbortOnDrop<Result<(), Error>>;
-
-/// Waits for a future, or for the end of the connection.
-async fn while_running<T>(connection: &mut RoutingTask, future: impl Future<Output = T>) -> Result<T, Failure> {
-    let mut future = pin!(future);
-    let ended = poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Ok(output)),
-        Poll::Pending => Pin::new(&mut connection.0).poll(cx).map(Err),
-    });
-    ended.await.map_err(|ended| match ended {
-        Ok(Err(error)) => connect_failure(&error),
-        Ok(Ok(())) | Err(_) => lost(),
-    })
-}
 
 /// Passes on messages until the connection is lost.
 async fn pass_on(

@@ -7,11 +7,12 @@ use fred::{
         config::{Config, Server, ServerConfig},
     },
 };
-use tokio::time::sleep;
+use tokio::{sync::watch, time::sleep};
 
 use super::{
     super::{SENTINEL_PAUSE, SENTINEL_TIMEOUT, agreed, connections::InTurn},
-    connection::{Connection, build, send_once},
+    connection::{AgreedPrimary, Connection},
+    settings::{build, send_once},
 };
 use crate::store::redis::{
     acl::ReplyingServer,
@@ -23,13 +24,14 @@ use crate::store::redis::{
 /// The sentinels of the URL, each with a connection, which are queried once a second.
 pub(super) struct Sentinels {
     connections: Arc<InTurn<Connection>>,
+    agreed: AgreedPrimary,
     _watching: AbortOnDrop<()>,
 }
 
 impl Sentinels {
-    /// Connects these clients again when the sentinels agree on another primary: fred queries them only when it connects. For about
-    /// ten seconds after a planned failover, the old primary accepts writes, which are lost.
-    pub(super) fn watch(config: &Config, clients: &Arc<InTurn<Connection>>) -> Option<Self> {
+    /// Queries all of them: fred does so only when it connects. For about ten seconds after a planned failover, the old primary accepts
+    /// writes, which are lost.
+    pub(super) fn watch(config: &Config) -> Option<Self> {
         let ServerConfig::Sentinel {
             hosts,
             service_name,
@@ -49,24 +51,33 @@ impl Sentinels {
                 database: None,
                 ..config.clone()
             };
-            Some(Connection::open(build(of_sentinel).ok()?, None, || SENTINEL_PAUSE))
+            Some(Connection::open(build(of_sentinel).ok()?, None, None, || {
+                SENTINEL_PAUSE
+            }))
         });
         let connections = Arc::new(InTurn::new(connections));
-        let (sentinels, service, clients) = (connections.clone(), service_name.clone(), clients.clone());
+        let (sentinels, service) = (connections.clone(), service_name.clone());
+        let (sender, agreed_primary) = watch::channel(None);
         let watching = tokio::spawn(async move {
             loop {
                 sleep(SENTINEL_PAUSE).await;
                 let queries = sentinels.all.iter().map(|sentinel| query(sentinel, &service));
                 let reported = run_together(queries, |_| false).await;
                 if let Some(primary) = agreed(reported) {
-                    clients.all.iter().for_each(|client| client.follow(&primary));
+                    sender.send_replace(Some(primary));
                 }
             }
         });
         Some(Self {
             connections,
+            agreed: agreed_primary,
             _watching: AbortOnDrop(watching),
         })
+    }
+
+    /// The primary that more than half of them report.
+    pub(super) fn agreed(&self) -> AgreedPrimary {
+        self.agreed.clone()
     }
 
     /// Why none of them is connected.

@@ -1,13 +1,10 @@
 use std::{
     convert::Infallible,
-    future::{pending, poll_fn},
     io,
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 
@@ -16,6 +13,7 @@ use redis::{
     PushKind, RedisError, Value, aio::MultiplexedConnection,
 };
 use tokio::{
+    net::TcpStream,
     sync::{Notify, watch},
     time::{Instant, sleep_until, timeout},
 };
@@ -23,7 +21,7 @@ use tokio::{
 use super::{
     super::{
         PING_TIMEOUT, attempt_interval,
-        connections::{ConnectionState, InTurn, ManagedConnection},
+        connections::{ConnectionState, InTurn, ManagedConnection, successor},
     },
     connect_failure, error_text,
     topology::Sentinels,
@@ -111,9 +109,11 @@ async fn keep_connected(
     authenticator: Option<Arc<Authenticator>>,
     state: watch::Sender<ConnectionState<Connection>>,
 ) {
+    let attempts = Attempts::default();
     loop {
         let started = Instant::now();
-        let connected = timeout(CONNECT_TIMEOUT, endpoint.connect(authenticator.as_deref())).await;
+        let connecting = endpoint.connect(authenticator.as_deref(), &attempts);
+        let connected = timeout(CONNECT_TIMEOUT, connecting).await;
         match connected.unwrap_or_else(|_| Err(connect_failure(&io::Error::from(io::ErrorKind::TimedOut).into()))) {
             Ok(connection) => {
                 let mut connected = Some(connection);
@@ -128,6 +128,34 @@ async fn keep_connected(
             }
         }
         sleep_until(started + attempt_interval()).await;
+    }
+}
+
+/// Whether the last attempt to connect to a server has failed.
+#[derive(Default)]
+pub(super) struct Attempts {
+    has_failed: AtomicBool,
+}
+
+impl Attempts {
+    /// Connects. With TLS, redis-rs reads all certificates of the system on this thread before it connects, so after a failure it first
+    /// has to be shown that the server listens.
+    pub(super) async fn connect<T, F>(
+        &self,
+        server: ConnectionInfo,
+        connect: impl FnOnce(ConnectionInfo) -> F,
+    ) -> Result<T, RedisError>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        // The attempt may be dropped.
+        let has_failed = self.has_failed.swap(true, Ordering::Relaxed);
+        if has_failed && let ConnectionAddr::TcpTls { host, port, .. } = server.addr() {
+            TcpStream::connect((&**host, *port)).await?;
+        }
+        let connected = connect(server).await?;
+        self.has_failed.store(false, Ordering::Relaxed);
+        Ok(connected)
     }
 }
 
@@ -235,8 +263,9 @@ impl Endpoint {
         }
     }
 
-    async fn connect(&self, authenticator: Option<&Authenticator>) -> Result<Connection, Failure> {
-        authenticated(self.server().await?, authenticator, Self::connect_to).await
+    async fn connect(&self, authenticator: Option<&Authenticator>, attempts: &Attempts) -> Result<Connection, Failure> {
+        let connect = |server| attempts.connect(server, Self::connect_to);
+        authenticated(self.server().await?, authenticator, connect).await
     }
 
     /// Whether the database is not the first one.
@@ -254,34 +283,21 @@ impl Endpoint {
         }
     }
 
-    /// Waits until the connection is lost, or one to another server is made, on which the sentinels agree.
+    /// Waits until the connection is lost, or one to another primary is made.
     async fn successor(&self, connection: Connection, authenticator: Option<&Authenticator>) -> Option<Connection> {
+        let (template, agreed) = match self {
+            Self::Server(server) => (server, None),
+            Self::SentinelPrimary(sentinels) => (sentinels.settings(), Some(sentinels.agreed())),
+        };
+        let connect = |primary| async move {
+            let primary = template.clone().set_addr(primary);
+            let connecting = authenticated(primary, authenticator, Self::connect_to);
+            timeout(CONNECT_TIMEOUT, connecting)
+                .await
+                .unwrap_or(Err(Failure::Timeout))
+        };
         let server = connection.server.clone();
-        let mut lost = pin!(connection.lost());
-        let mut replaced = pin!(async {
-            let Self::SentinelPrimary(sentinels) = self else {
-                return pending().await;
-            };
-            let mut reports = sentinels.reports();
-            loop {
-                if reports.changed().await.is_err() {
-                    return pending().await;
-                }
-                let primary = reports.borrow_and_update().clone();
-                let Some(primary) = primary.filter(|primary| *primary.addr() != *server) else {
-                    continue;
-                };
-                let connecting = authenticated(primary, authenticator, Self::connect_to);
-                if let Ok(Ok(successor)) = timeout(CONNECT_TIMEOUT, connecting).await {
-                    return successor;
-                }
-            }
-        });
-        poll_fn(|cx| match lost.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => replaced.as_mut().poll(cx).map(Some),
-        })
-        .await
+        successor(Some(&*server), connection.lost(), agreed, connect).await
     }
 
     async fn connect_to(server: ConnectionInfo) -> Result<Connection, RedisError> {
@@ -374,7 +390,36 @@ pub(super) fn at(template: &ConnectionInfo, host: String, port: u16) -> Connecti
 #[cfg(test)]
 #[cfg(feature = "tls")]
 mod tests {
+    use std::future::ready;
+
+    use tokio::net::TcpListener;
+
     use super::*;
+
+    #[tokio::test]
+    async fn after_a_failure_a_server_with_tls_is_connected_to_only_if_it_listens() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("a bound port");
+        let is_tried = async |attempts: &Attempts, scheme: &str| {
+            let (server, mut is_tried) = (parse(format!("{scheme}://{address}")), false);
+            let connect = |_| {
+                is_tried = true;
+                ready(Err::<(), _>(RedisError::from(io::Error::from(
+                    io::ErrorKind::InvalidData,
+                ))))
+            };
+            let connected = attempts.connect(server.expect("a good URL"), connect).await;
+            assert!(connected.is_err());
+            is_tried
+        };
+        let (with_tls, without) = (Attempts::default(), Attempts::default());
+        for _ in 0..2 {
+            assert!(is_tried(&with_tls, "rediss").await && is_tried(&without, "redis").await);
+        }
+        drop(listener);
+        assert!(!is_tried(&with_tls, "rediss").await && is_tried(&without, "redis").await);
+        assert!(is_tried(&Attempts::default(), "rediss").await, "the first attempt");
+    }
 
     #[test]
     fn a_node_is_connected_to_with_the_encryption_of_the_template() {

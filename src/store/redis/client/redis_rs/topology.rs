@@ -1,29 +1,44 @@
 //! The servers of a service, as sentinels or the nodes of a cluster report them.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, io};
 
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisError, Value, aio::MultiplexedConnection};
-use tokio::{sync::watch, time::sleep};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value,
+    aio::MultiplexedConnection,
+};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 use super::{
     super::{SENTINEL_PAUSE, SENTINEL_TIMEOUT, agreed, connections::InTurn},
-    connection::at,
+    connection::{Attempts, at},
     error_text,
 };
 use crate::store::redis::{failure::Failure, key_format::SLOTS, task::run_together};
 
 /// The sentinels, which report the address of the primary.
 pub(super) struct Sentinels {
-    sentinels: InTurn<ConnectionInfo>,
+    sentinels: InTurn<Sentinel>,
     service: String,
     /// The settings of connections to the primary.
     template: ConnectionInfo,
     /// The primary that most of them reported last.
-    agreed: watch::Sender<Option<ConnectionInfo>>,
+    agreed: watch::Sender<Option<ConnectionAddr>>,
+}
+
+struct Sentinel {
+    server: ConnectionInfo,
+    attempts: Attempts,
 }
 
 impl Sentinels {
     pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, template: ConnectionInfo) -> Self {
+        let sentinels = sentinels.into_iter().map(|server| Sentinel {
+            server,
+            attempts: Attempts::default(),
+        });
         Self {
             sentinels: InTurn::new(sentinels),
             service,
@@ -45,7 +60,7 @@ impl Sentinels {
     pub(super) async fn primary(&self) -> Result<ConnectionInfo, RedisError> {
         let mut last_error = RedisError::from((ErrorKind::EmptySentinelList, "the URL has no sentinel"));
         for sentinel in self.sentinels.iter_from_next() {
-            let reported = match connect(sentinel).await {
+            let reported = match sentinel.connect().await {
                 Ok(mut connection) => self.query(&mut connection).await,
                 Err(error) => Err(error),
             };
@@ -67,7 +82,7 @@ impl Sentinels {
             let queries = sentinels.map(|(sentinel, connection)| async move {
                 let mut open = match connection.take() {
                     Some(open) => open,
-                    None => connect(sentinel).await.ok()?,
+                    None => sentinel.connect().await.ok()?,
                 };
                 let reported = self.query(&mut open).await.ok()?;
                 // Without a reply it is closed.
@@ -76,13 +91,14 @@ impl Sentinels {
             });
             let reported = run_together(queries, |_| false).await;
             if let Some((host, port)) = agreed(reported) {
-                self.agreed.send_replace(Some(at(&self.template, host, port)));
+                let primary = at(&self.template, host, port);
+                self.agreed.send_replace(Some(primary.addr().clone()));
             }
         }
     }
 
-    /// Each report, from now on, of a primary on which the sentinels agree.
-    pub(super) fn reports(&self) -> watch::Receiver<Option<ConnectionInfo>> {
+    /// The primary on which the sentinels agree.
+    pub(super) fn agreed(&self) -> watch::Receiver<Option<ConnectionAddr>> {
         self.agreed.subscribe()
     }
 
@@ -99,12 +115,18 @@ impl Sentinels {
     }
 }
 
-async fn connect(sentinel: &ConnectionInfo) -> Result<MultiplexedConnection, RedisError> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(SENTINEL_TIMEOUT))
-        .set_response_timeout(Some(SENTINEL_TIMEOUT));
-    let client = Client::open(sentinel.clone())?;
-    client.get_multiplexed_async_connection_with_config(&config).await
+impl Sentinel {
+    async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
+        let connecting = self.attempts.connect(self.server.clone(), |server| async {
+            let config = AsyncConnectionConfig::new()
+                .set_connection_timeout(None)
+                .set_response_timeout(Some(SENTINEL_TIMEOUT));
+            let client = Client::open(server)?;
+            client.get_multiplexed_async_connection_with_config(&config).await
+        });
+        let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        timeout(SENTINEL_TIMEOUT, connecting).await.unwrap_or_else(timed_out)
+    }
 }
 
 pub(super) type Address = (String, u16);
