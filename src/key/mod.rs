@@ -97,7 +97,7 @@ pub(crate) use self::{form::KeyForm, key::Secret};
 #[cfg(feature = "serde")]
 pub(crate) use self::{
     header::STANDARD_METHODS,
-    nested_path::{rests_of_path, routed_path},
+    nested_path::RoutedPaths,
     normalize::{Form, Forms, PathBytes, any_spelling, decoded, has_dot_segment, normal_forms, trimmed},
     text::{KeySpec, Registered, one_or_several},
 };

@@ -1,69 +1,94 @@
-//! The path of a request within routers, which remove prefixes, and services, which set other paths.
+//! The paths of a request within routers, which remove prefixes, and services, which set other paths.
 
 use std::borrow::Cow;
 
 use http::request::Parts;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
+#[cfg(feature = "axum")]
+use {
+    ::axum::extract::{NestedPath, OriginalUri},
+    smallvec::smallvec,
+};
 
 /// The path of a request, with the prefix of a nested router.
 pub(crate) fn whole_path(parts: &Parts) -> &str {
-    original_path(parts).unwrap_or_else(|| parts.uri.path())
-}
-
-/// The path that the request had, unless another one was set since.
-fn original_path(parts: &Parts) -> Option<&str> {
-    #[cfg(feature = "axum")]
-    if let Some(::axum::extract::OriginalUri(original)) = parts.extensions.get() {
-        // A router of axum leaves the end of the path. Any other path was set since, such as by a proxy that calls another server.
-        let [path, original_path] = [parts.uri.path(), original.path()].map(|path| path.trim_end_matches('/'));
-        return (original_path.ends_with(path) && is_of_host(parts, original)).then(|| original.path());
-    }
-    let _ = parts;
-    None
-}
-
-#[cfg(feature = "axum")]
-fn is_of_host(parts: &Parts, original: &http::Uri) -> bool {
-    [original.authority(), None].contains(&parts.uri.authority())
-}
-
-/// The [whole path](whole_path), where one that a service has set within a nested router has the prefix of that.
-pub(crate) fn routed_path(parts: &Parts) -> Cow<'_, str> {
-    if let Some(original) = original_path(parts) {
-        return original.into();
-    }
     let path = parts.uri.path();
     #[cfg(feature = "axum")]
-    if let Some(::axum::extract::OriginalUri(original)) = parts.extensions.get()
-        && let Some(nested) = parts.extensions.get::<::axum::extract::NestedPath>()
-        && is_of_host(parts, original)
+    if let Some(original) = original_path(parts)
+        && removed(original, path).is_some()
     {
-        return format!("{}{path}", with_values(nested, segments(original.path()))).into();
+        return original;
     }
-    path.into()
+    path
 }
 
-/// The paths that services may have left of the whole one, unless it is a nested router that has left it. In a nested service, the
-/// prefix of that comes before what is left.
-pub(crate) fn rests_of_path(parts: &Parts) -> SmallVec<[Cow<'_, str>; 2]> {
-    let path = parts.uri.path();
-    let [whole, rest] = [whole_path(parts), path].map(|path| path.trim_end_matches('/'));
-    let Some(removed) = whole.strip_suffix(rest).filter(|removed| !removed.is_empty()) else {
-        return SmallVec::new();
-    };
-    #[cfg(feature = "axum")]
-    if let Some(nested) = parts.extensions.get::<::axum::extract::NestedPath>() {
-        let [in_prefix, in_removed] = [nested.as_str(), removed].map(|path| segments(path).count());
-        // The service is within the router, or around it.
-        let begins = [0, in_removed.saturating_sub(in_prefix)];
-        let begins = begins.into_iter().filter(|_| in_prefix != in_removed);
-        let rests = begins.map(|begin| format!("{}{path}", with_values(nested, segments(removed).skip(begin))).into());
-        let mut rests: SmallVec<_> = rests.collect();
-        rests.dedup();
-        return rests;
+/// The path that the request had, unless a URI of another host was set since, such as by a proxy that calls another server.
+#[cfg(feature = "axum")]
+fn original_path(parts: &Parts) -> Option<&str> {
+    let OriginalUri(original) = parts.extensions.get()?;
+    let is_of_host = [original.authority(), None].contains(&parts.uri.authority());
+    is_of_host.then(|| original.path())
+}
+
+/// What routers of axum have removed, which leave the end of a path. Any other path was set since.
+#[cfg(feature = "axum")]
+fn removed<'a>(original: &'a str, path: &str) -> Option<&'a str> {
+    original.trim_end_matches('/').strip_suffix(path.trim_end_matches('/'))
+}
+
+/// The paths that routes are compared with.
+pub(crate) struct RoutedPaths<'a> {
+    /// The whole path. One that a service has set within a nested router has the prefix of that.
+    pub(crate) whole: Cow<'a, str>,
+    /// What services may have left of the whole path. In a nested service, the prefix of that comes before what is left.
+    pub(crate) rests: SmallVec<[Cow<'a, str>; 2]>,
+    /// Whether a service may have set the whole path, so that it needs no prefix.
+    pub(crate) is_set: bool,
+}
+
+impl<'a> RoutedPaths<'a> {
+    pub(crate) fn of(parts: &'a Parts) -> Self {
+        let alone = |path: &'a str| Self {
+            whole: path.into(),
+            rests: SmallVec::new(),
+            is_set: false,
+        };
+        let path = parts.uri.path();
+        #[cfg(feature = "axum")]
+        if let Some(original) = original_path(parts) {
+            let nested = parts.extensions.get::<NestedPath>().map(NestedPath::as_str);
+            return match (removed(original, path), nested) {
+                (Some(removed), Some(nested)) => Self {
+                    rests: rests(removed, nested, path),
+                    ..alone(original)
+                },
+                (Some(""), None) => alone(original),
+                (Some(_), None) => Self {
+                    rests: smallvec![path.into()],
+                    ..alone(original)
+                },
+                (None, Some(nested)) => Self {
+                    whole: with_prefix(nested, segments(original), path).into(),
+                    rests: smallvec![path.into()],
+                    is_set: true,
+                },
+                (None, None) => alone(path),
+            };
+        }
+        alone(path)
     }
-    let _ = removed;
-    smallvec![path.into()]
+}
+
+/// What services around a nested router, or within it, may have left, unless the router alone has removed all of this.
+#[cfg(feature = "axum")]
+fn rests<'a>(removed: &str, nested: &str, path: &str) -> SmallVec<[Cow<'a, str>; 2]> {
+    let [in_prefix, in_removed] = [nested, removed].map(|path| segments(path).count());
+    let begins = [0, in_removed.saturating_sub(in_prefix)];
+    let begins = begins.into_iter().filter(|_| in_prefix != in_removed);
+    let rests = begins.map(|begin| with_prefix(nested, segments(removed).skip(begin), path).into());
+    let mut rests: SmallVec<_> = rests.collect();
+    rests.dedup();
+    rests
 }
 
 #[cfg(feature = "axum")]
@@ -71,13 +96,13 @@ fn segments(path: &str) -> impl Iterator<Item = &str> {
     path.trim_end_matches('/').split('/').skip(1)
 }
 
-/// The prefix of a nested router, with these segments of a path in place of its parameters.
+/// The path after the prefix of a nested router, with these segments in place of the parameters of the prefix.
 #[cfg(feature = "axum")]
-fn with_values<'a>(nested: &'a ::axum::extract::NestedPath, values: impl Iterator<Item = &'a str>) -> String {
-    let mut values = values;
-    let segments = segments(nested.as_str()).map(|segment| match values.next() {
+fn with_prefix<'a>(nested: &'a str, mut values: impl Iterator<Item = &'a str>, path: &str) -> String {
+    let segments = segments(nested).map(|segment| match values.next() {
         Some(value) if segment.contains('{') => value,
         _ => segment,
     });
-    segments.flat_map(|segment| ["/", segment]).collect()
+    let prefix: String = segments.flat_map(|segment| ["/", segment]).collect();
+    prefix + path
 }

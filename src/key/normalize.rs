@@ -1,6 +1,6 @@
 //! Spellings of paths: one that keys have, and those that a service may take for the same path.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
 use smallvec::{SmallVec, smallvec};
 
@@ -47,26 +47,30 @@ pub(crate) fn any_normal_form(path: &str, mut is_such: impl FnMut(&[u8]) -> bool
 
 /// The normal forms of a path, unless there are too many to look at.
 pub(crate) fn normal_forms(path: &str) -> Option<Forms> {
-    let mut forms = Forms::new();
-    let are_too_many = any_normal_form(path, |form| {
-        forms.push(PathBytes::from_slice(form));
-        false
-    });
-    (!are_too_many).then_some(forms)
+    if is_normal(path.as_bytes()) {
+        return Some(smallvec![PathBytes::from_slice(path.as_bytes())]);
+    }
+    reachable_forms(path)
 }
 
-/// The same of a path that is not normal. Those of the last one are kept, since all policies of a request look at its path.
+/// The same of a path of a request that is not normal. Those of the last ones are kept, since all policies look at its paths.
 fn several_forms(path: &str) -> Option<Rc<Forms>> {
     thread_local! {
-        static LAST: RefCell<(Box<str>, Option<Rc<Forms>>)> = RefCell::default();
+        static LAST: RefCell<VecDeque<(Box<str>, Option<Rc<Forms>>)>> = RefCell::default();
     }
-    LAST.with_borrow_mut(|(last, forms)| {
-        if **last != *path {
-            (*last, *forms) = (path.into(), reachable_forms(path).map(Rc::new));
+    LAST.with_borrow_mut(|last| {
+        if let Some((_, forms)) = last.iter().find(|(known, _)| **known == *path) {
+            return forms.clone();
         }
-        forms.clone()
+        let forms = reachable_forms(path).map(Rc::new);
+        last.truncate(MOST_KEPT - 1);
+        last.push_front((path.into(), forms.clone()));
+        forms
     })
 }
+
+/// A path, and what services may have left of it.
+const MOST_KEPT: usize = 3;
 
 fn reachable_forms(path: &str) -> Option<Forms> {
     let first = with_marks(path);
@@ -466,9 +470,15 @@ mod tests {
     #[test]
     fn the_policies_of_a_request_share_the_forms_of_its_path() {
         let forms = |path| several_forms(path).expect("few forms");
+        // The first one of a thread too.
+        assert_eq!(forms("")[..], [PathBytes::from_slice(b"/")]);
         let first = forms("/a%2Fb/../c");
+        let others = ["/b%2Fb/../c", "/b%2Fb/../d"].map(forms);
+        assert_ne!(others[0], others[1]);
         assert!(Rc::ptr_eq(&first, &forms("/a%2Fb/../c")));
-        assert_ne!(first, forms("/a%2Fb/../d"));
+        // Few are kept.
+        let _ = ["/1;", "/2;", "/3;"].map(forms);
+        assert!(!Rc::ptr_eq(&first, &forms("/a%2Fb/../c")));
         assert_eq!(first, forms("/a%2Fb/../c"));
     }
 

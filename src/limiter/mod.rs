@@ -54,8 +54,9 @@ pub struct Limiter {
 impl Limiter {
     /// A limiter that counts in this store for one policy, or for several that are decided together.
     ///
-    /// Of several, a request is counted by all or, if one denies it, by none. An empty list, such as that of `Limiter::new::<()>(store, [])`, admits everything. [`request`](Self::request)
-    /// gives single policies keys of their own, such as an account and an address.
+    /// Of several, a request is counted by all or, if one denies it, by none. An empty list, such as that of
+    /// `Limiter::new::<()>(store, [])`, admits everything. [`request`](Self::request) gives single policies keys of their own, such as
+    /// an account and an address.
     ///
     /// # Panics
     ///

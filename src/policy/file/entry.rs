@@ -61,14 +61,13 @@ impl<'de> Deserialize<'de> for PolicyEntry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // The derived function, which `remote` makes inherent.
         let entry = Self::deserialize(deserializer)?;
-        let plans = entry.plans().map_err(D::Error::custom)?;
+        entry.plans().map_err(D::Error::custom)?;
         if entry.mode == Some(Mode::Observe) && entry.enforce_share.is_some() {
             return Err(D::Error::custom(
                 "the policy observes all keys, so that none is enforced by `enforce-share`; leave out `mode` or the share",
             ));
         }
-        let mut limits = plans.iter().flat_map(|(_, by_plan)| by_plan.values());
-        if entry.ban.is_some() && !entry.limit.is_counted() && !limits.any(Limit::is_counted) {
+        if entry.ban.is_some() && !entry.limits().any(Limit::is_counted) {
             return Err(D::Error::custom(format_args!(
                 "a `ban` begins by denials of a limit that counts, and `{}` counts nothing; leave it out",
                 entry.limit
@@ -90,18 +89,27 @@ impl PolicyEntry {
         if (self.mode, self.enforce_share) == (None, None) {
             (self.mode, self.enforce_share) = (common.mode, common.enforce_share);
         }
-        let counts = self.limit.is_counted();
+        let wait = self.wait.or(common.wait);
+        let waits = wait.is_some_and(|Length(longest)| !longest.is_zero());
+        // Units are not taken ahead beside bans.
+        let takes_ahead = self.limits().any(|limit| limit.prefetch_time().is_some());
         Self {
             formerly: self.formerly.or_else(|| common.formerly.clone()),
             key: self.key.or_else(|| common.key.clone()),
             cost: self.cost.or(common.cost),
             failure_mode: self.failure_mode.or(common.failure_mode),
-            wait: self.wait.or(common.wait),
-            max_waiting: self.max_waiting.or(common.max_waiting),
-            ban: self.ban.or(common.ban.filter(|_| counts)),
+            wait,
+            max_waiting: self.max_waiting.or(common.max_waiting.filter(|_| waits)),
+            ban: self.ban.or(common.ban.filter(|_| !takes_ahead)),
             enabled: self.enabled.or(common.enabled),
             ..self
         }
+    }
+
+    /// The limits of its plans, and of requests without one.
+    fn limits(&self) -> impl Iterator<Item = &Limit> {
+        let of_plans = self.plans.iter().flat_map(|Unique(by_plan)| by_plan.values());
+        of_plans.chain([&self.limit])
     }
 
     /// The keys that the policy is enforced for.

@@ -150,9 +150,11 @@ use crate::{ConfigError, key};
 /// sets, since a client that can send it chooses its limit.
 ///
 /// What differs by more than the limit is a table of `plans` at the top: its policies take the place of those of the same names
-/// for requests of that plan. What they do not set is as in the policy outside of the plans. [`layer`](Self::layer),
-/// [`plans`](Self::plans) and [`unkeyed_plans`](Self::unkeyed_plans) return the policies of all plans. Requests without a plan, or
-/// with one that the file does not have, are of the plan `default`: the policies outside of plans, if no table has that name.
+/// for requests of that plan. What they do not set is as in the policy outside of the plans, but for its own `plan` and `plans`,
+/// a `ban` where the limit of the plan takes units ahead, `max-waiting` where nothing waits, and `mode` and `enforce-share` where the
+/// plan has one of these two. [`layer`](Self::layer), [`plans`](Self::plans) and [`unkeyed_plans`](Self::unkeyed_plans) return the
+/// policies of all plans. Requests without a plan, or with one that the file does not have, are of the plan `default`: the policies
+/// outside of plans, if no table has that name.
 ///
 /// # Routes
 ///
@@ -173,10 +175,11 @@ use crate::{ConfigError, key};
 /// more than 64 forms, or with several and 32 KiB in them, is taken for a match: such a request is counted, blocked, and never
 /// skipped. In `[skip]`, escapes are written as sent: `/caf%C3%A9`.
 ///
-/// In a nested router of axum, and in a service that is nested in one, the path is the whole one, with the prefix, which is also put
-/// before another path that a service sets there. Where another service within a router has removed a prefix, as middleware makes
-/// `/login` of `/en/login`, and axum has not matched the whole path, the one that is left is compared too: a policy or `[block]`
-/// for either applies, `others` are those of neither, and `[skip]` is for the whole path.
+/// In a nested router of axum, and in a service that is nested in one, the path is the whole one, with the prefix. Where another
+/// service within a router has removed a prefix, as middleware makes `/login` of `/en/login`, and axum has not matched the whole
+/// path, the one that is left is compared too; where a service in a nested router has set another path, this is, with the prefix and
+/// without it. A policy or `[block]` for either applies, and `others` are those of neither. `[skip]` is for the whole path, and for
+/// both that may be the whole one.
 ///
 /// # Skipped and blocked requests
 ///

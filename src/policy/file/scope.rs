@@ -1,9 +1,8 @@
 use http::{Method, request::Parts, uri::PathAndQuery};
-use smallvec::SmallVec;
 
 use crate::{
     key,
-    key::{Form, Forms, PathBytes},
+    key::{Form, Forms, PathBytes, RoutedPaths},
 };
 
 /// The routes and methods that a policy in a file is for.
@@ -83,27 +82,24 @@ impl Scope {
         };
         let holds = |form, path: &[u8]| self.holds(Spelled { form, path, ..request });
         let is_for = |path: &str| key::any_spelling(path, holds);
-        let path = &*key::routed_path(parts);
-        match rule {
-            Spelling::Both => !key::any_spelling(path, |form, path| !holds(form, path)),
-            Spelling::Either => {
-                let path_bytes = path.as_bytes();
-                let is_routed = |matched| {
-                    Spelled {
-                        path: path_bytes,
-                        ..request
-                    }
-                    .is_matched_by(matched)
-                };
-                let rests = match matched.as_ref().is_some_and(is_routed) {
-                    true => SmallVec::new(),
-                    false => key::rests_of_path(parts),
-                };
-                match self.routes {
-                    Routes::Others(_) => is_for(path) && rests.iter().all(|rest| is_for(rest)),
-                    Routes::All | Routes::These(_) => is_for(path) || rests.iter().any(|rest| is_for(rest)),
-                }
+        let RoutedPaths { whole, rests, is_set } = RoutedPaths::of(parts);
+        let written = whole.as_bytes();
+        let is_routed = |matched| {
+            Spelled {
+                path: written,
+                ..request
             }
+            .is_matched_by(matched)
+        };
+        let compares_rests = match rule {
+            Spelling::Both => is_set,
+            Spelling::Either => !matched.as_ref().is_some_and(is_routed),
+        };
+        let mut paths = [&whole].into_iter().chain(rests.iter().filter(|_| compares_rests));
+        match (rule, &self.routes) {
+            (Spelling::Both, _) => paths.all(|path| !key::any_spelling(path, |form, path| !holds(form, path))),
+            (Spelling::Either, Routes::Others(_)) => paths.all(|path| is_for(path)),
+            (Spelling::Either, Routes::All | Routes::These(_)) => paths.any(|path| is_for(path)),
         }
     }
 

@@ -69,6 +69,9 @@ impl<'a> Url<'a> {
             Some((credentials, host)) => (Some(credentials), host),
             None => (None, authority),
         };
+        if tls && kind == ServerKind::UnixSocket {
+            return Err(ConfigError::new("a Unix socket has no TLS: `redis+unix:///path`"));
+        }
         // Without TLS built in, fred would connect in plain text.
         if tls && cfg!(not(feature = "tls")) {
             return Err(ConfigError::new(format!(
@@ -123,10 +126,7 @@ impl<'a> Url<'a> {
             ));
         }
         if self.kind == ServerKind::UnixSocket {
-            return match self.tls {
-                true => Err(ConfigError::new("a Unix socket has no TLS: `redis+unix:///path`")),
-                false => Ok(()),
-            };
+            return Ok(());
         }
         if self.host.is_empty() || self.host.starts_with(':') {
             return Err(ConfigError::new(

@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, convert::Infallible};
 use axum::{
     Router,
     body::Body,
+    extract::OriginalUri,
     routing::{MethodRouter, any},
 };
 use http::{HeaderValue, Request, Response, Uri};
@@ -618,6 +619,34 @@ async fn a_path_that_a_service_sets_is_blocked_like_the_plain_one() {
         ("/acme/login", &["/acme/login;x", "/acme;x/login"], &|layer| {
             Router::new().nest_service("/{tenant}", around(layer).map_request(without_parameters))
         }),
+        // A whole path that is set again, and one for another server.
+        ("/api/admin", &["/api/admin", "/api/Admin"], &|layer| {
+            let normalized = around(layer).map_request(|request: Request<Body>| {
+                let original = request
+                    .extensions()
+                    .get::<OriginalUri>()
+                    .expect("that of a router")
+                    .0
+                    .path();
+                let path = original.to_lowercase();
+                with_path(request, &path)
+            });
+            Router::new().nest_service("/api", normalized)
+        }),
+        ("/v1/chat", &["/internal/ask"], &|layer| {
+            let called = around(layer).map_request(|request| with_path(request, "/v1/chat"));
+            Router::new().nest_service("/internal", called)
+        }),
+        // A prefix that a service adds.
+        ("/api/login", &["/login"], &|layer| {
+            let nested = Router::new().nest_service("/api", around(layer));
+            fallback(BoxCloneSyncService::new(nested.map_request(
+                |request: Request<Body>| {
+                    let path = format!("/api{}", request.uri().path());
+                    with_path(request, &path)
+                },
+            )))
+        }),
         // References to other hosts.
         (
             "/admin",
@@ -641,18 +670,52 @@ async fn a_path_that_a_service_sets_is_blocked_like_the_plain_one() {
     }
 }
 
-/// What is skipped is the whole path.
+/// What is skipped is the whole path, and a path that a service sets is not known to be.
 #[tokio::test]
 async fn a_path_that_a_service_sets_in_a_nested_router_is_not_skipped_as_another_one() {
-    let policies =
-        Policies::from_toml("skip.routes = '/health'\n[policies.all]\nlimit = '1000/h'\nkey = 'constant:all'");
-    let layer = policies
-        .expect("policies")
-        .layer(MemoryStore::new(), ["all"])
-        .expect("a policy");
-    let limited = layer.layer(Router::new().fallback(handler("any")));
-    let app = Router::new().nest_service("/api", limited.map_request(without_parameters));
-    for path in ["/api/health", "/api/health;x"] {
-        assert!(send(&app, get(path)).await.headers.contains_key("ratelimit"), "{path}");
+    let uri = |text: &str| Some(text.parse::<Uri>().expect("a URI"));
+    for (skipped, set, paths) in [
+        ("/health", None, &[("/api/health", false), ("/api/health;x", false)][..]),
+        ("/api/health", None, &[("/api/health", true), ("/api/health;x", false)]),
+        // The URI of a client within a handler, of this host and of another one.
+        ("/api/{*rest}", uri("/v1/chat"), &[("/api/ask", false)]),
+        ("/v1/chat", uri("/v1/chat"), &[("/api/ask", false)]),
+        ("/v1/chat", uri("http://elsewhere/v1/chat"), &[("/api/ask", true)]),
+    ] {
+        let file = format!("skip.routes = '{skipped}'\n[policies.all]\nlimit = '1000/h'\nkey = 'constant:all'");
+        let policies = Policies::from_toml(&file).expect("policies");
+        let layer = policies.layer(MemoryStore::new(), ["all"]).expect("a policy");
+        let limited = layer.layer(Router::new().fallback(handler("any")));
+        let sets = move |request: Request<Body>| {
+            let mut request = without_parameters(request);
+            if let Some(set) = &set {
+                *request.uri_mut() = set.clone();
+            }
+            request
+        };
+        let app = Router::new().nest_service("/api", limited.map_request(sets));
+        for (path, is_skipped) in paths {
+            let reply = send(&app, get(path)).await;
+            assert_eq!(
+                !reply.headers.contains_key("ratelimit"),
+                *is_skipped,
+                "{skipped}: {path}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_service_leaves_of_a_path_that_axum_has_matched_is_not_compared() {
+    let file = "[policies.login]\nroutes = '/login'\nlimit = '1000/h'\nkey = 'constant:all'";
+    let policies = Policies::from_toml(file).expect(file);
+    let limited = policies.layer(MemoryStore::new(), ["login"]).expect("a policy");
+    let stripped = limited
+        .layer(Router::new().fallback(handler("any")))
+        .map_request(without_prefix);
+    for (route, is_counted) in [("/en/{page}", false), ("/{*rest}", true)] {
+        let app = Router::new().route_service(route, stripped.clone());
+        let reply = send(&app, get("/en/login")).await;
+        assert_eq!(reply.headers.contains_key("ratelimit"), is_counted, "{route}");
     }
 }

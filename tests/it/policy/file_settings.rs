@@ -364,25 +364,69 @@ async fn what_a_plan_does_not_set_is_as_outside_of_plans() {
             "{common}: {own}"
         );
     }
+}
 
-    for (own, expected) in [("", StatusCode::OK), ("wait = '0s'", StatusCode::TOO_MANY_REQUESTS)] {
-        let file = format!(
-            "plan = 'header:plan'\n[policies.api]\nlimit = '3/h'\nkey = 'constant:all'\nwait = '2h'\n\
-             [plans.pro.api]\nlimit = '2/h'\n{own}"
-        );
-        let policies = Policies::from_toml(&file).expect(&file);
-        let app = all_routes(policies.layer(MemoryStore::new(), ["api"]).expect(&file));
-        let request = || get("/login").header("plan", "pro");
-        let _ = (send(&app, request()).await, send(&app, request()).await);
-        assert_eq!(send(&app, request()).await.status, expected, "{own}");
+/// The application with plans by a header, and a policy with these settings outside of plans and in one with two an hour.
+fn app_of_plans(common: &str, own: &str) -> Router {
+    let file = format!(
+        "plan = 'header:plan'\n[policies.api]\nlimit = '3/h'\nkey = 'constant:all'\n{common}\n\
+         [plans.pro.api]\nlimit = '2/h'\n{own}"
+    );
+    let layer = Policies::from_toml(&file)
+        .expect(&file)
+        .layer(MemoryStore::new(), ["api"]);
+    all_routes(layer.expect(&file))
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_a_plan_wait_as_outside_of_plans_unless_it_says_otherwise() {
+    let (ok, denied) = (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS);
+    for (common, own, expected) in [
+        ("wait = '2h'", "", [ok, ok, ok, ok]),
+        ("wait = '2h'", "wait = '0s'", [ok, ok, denied, denied]),
+        ("wait = '2h'\nmax-waiting = 1", "", [ok, ok, ok, denied]),
+        ("wait = '2h'\nmax-waiting = 1", "max-waiting = 9", [ok; 4]),
+        ("wait = '2h'\nmax-waiting = 1", "wait = '0s'", [ok, ok, denied, denied]),
+    ] {
+        let app = app_of_plans(common, own);
+        let request = async || send(&app, get("/login").header("plan", "pro")).await.status;
+        let (a, b, c, d) = tokio::join!(request(), request(), request(), request());
+        let mut statuses = [a, b, c, d];
+        statuses.sort();
+        assert_eq!(statuses, expected, "{common}: {own}");
     }
 }
 
+#[tokio::test]
+async fn a_policy_of_a_plan_is_for_the_requests_that_it_is_for_outside_of_plans() {
+    for (common, own, [get_login, post_login, get_user]) in [
+        ("", "", [true; 3]),
+        ("routes = '/login'", "", [true, true, false]),
+        ("methods = 'POST'", "", [false, true, false]),
+        ("routes = '/login'\nmethods = 'POST'", "", [false, true, false]),
+        ("routes = '/login'", "routes = '/users/{id}'", [false, false, true]),
+    ] {
+        let app = app_of_plans(common, own);
+        for (method, path, is_counted) in [
+            (Method::GET, "/login", get_login),
+            (Method::POST, "/login", post_login),
+            (Method::GET, "/users/42", get_user),
+        ] {
+            let request = get(path).method(&method).header("plan", "pro");
+            let is_met = send(&app, request).await.headers.contains_key("ratelimit");
+            assert_eq!(is_met, is_counted, "{common}, {own}: {method} {path}");
+        }
+    }
+}
+
+/// Units are taken ahead of nothing that bans.
 #[test]
-fn a_ban_outside_of_plans_is_not_for_a_plan_without_a_count() {
-    let file =
-        "[policies.api]\nlimit = '1/h'\nban = { after = 1, within = '1h' }\n[plans.staff.api]\nlimit = 'unlimited'";
-    assert!(Policies::from_toml(file).expect(file).unkeyed_plans(["api"]).is_ok());
+fn a_ban_outside_of_plans_is_not_for_a_plan_that_takes_units_ahead() {
+    let _ = app_of_plans("ban = { after = 1, within = '1h' }", "");
+    let file = "plan = 'header:plan'\n[policies.api]\nlimit = '3/h'\nkey = 'ip'\nban = { after = 10, within = '1h' }\n\
+                [plans.pro.api]\nlimit = '1000/s prefetch 50ms'";
+    let policies = Policies::from_toml(file).expect(file);
+    assert!(policies.layer(MemoryStore::new(), ["api"]).is_ok());
 }
 
 #[tokio::test]
