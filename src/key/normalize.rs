@@ -55,8 +55,9 @@ pub(crate) fn normal_forms(path: &str) -> Option<Forms> {
 
 /// The same of a path of a request that is not normal. Those of the last ones are kept, since all policies look at its paths.
 fn several_forms(path: &str) -> Option<Rc<Forms>> {
+    type Found = (Box<str>, Option<Rc<Forms>>);
     thread_local! {
-        static LAST: RefCell<VecDeque<(Box<str>, Option<Rc<Forms>>)>> = RefCell::default();
+        static LAST: RefCell<VecDeque<Found>> = RefCell::default();
     }
     LAST.with_borrow_mut(|last| {
         if let Some((_, forms)) = last.iter().find(|(known, _)| **known == *path) {
