@@ -69,15 +69,6 @@ impl<'a> Url<'a> {
             Some((credentials, host)) => (Some(credentials), host),
             None => (None, authority),
         };
-        if tls && kind == ServerKind::UnixSocket {
-            return Err(ConfigError::new("a Unix socket has no TLS: `redis+unix:///path`"));
-        }
-        // Without TLS built in, fred would connect in plain text.
-        if tls && cfg!(not(feature = "tls")) {
-            return Err(ConfigError::new(format!(
-                "`{scheme}://` means TLS: turn on the feature `tls`"
-            )));
-        }
         if fragment == "insecure" {
             return Err(ConfigError::new(
                 "`#insecure` would trust any server; the certificate of Redis is always verified",
@@ -94,6 +85,12 @@ impl<'a> Url<'a> {
         };
         url.validate_credentials(has_provider)?;
         url.validate_server()?;
+        // Without TLS built in, fred would connect in plain text.
+        if tls && cfg!(not(feature = "tls")) {
+            return Err(ConfigError::new(format!(
+                "`{scheme}://` means TLS: turn on the feature `tls`"
+            )));
+        }
         #[cfg(feature = "tls")]
         if tls {
             prepare_tls()?;
@@ -126,7 +123,10 @@ impl<'a> Url<'a> {
             ));
         }
         if self.kind == ServerKind::UnixSocket {
-            return Ok(());
+            return match self.tls {
+                true => Err(ConfigError::new("a Unix socket has no TLS: `redis+unix:///path`")),
+                false => Ok(()),
+            };
         }
         if self.host.is_empty() || self.host.starts_with(':') {
             return Err(ConfigError::new(
