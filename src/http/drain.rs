@@ -30,6 +30,8 @@ pin_project! {
         left: u64,
         // Boxed, so that requests that are not drained move fewer bytes. None if nothing is waited for.
         deadline: Option<Pin<Box<Sleep>>>,
+        // Whether there was a frame since the server ran, which hands over one after the other.
+        has_frame: bool,
     }
 }
 
@@ -44,6 +46,7 @@ impl<B: Body> Drain<B> {
             body,
             left: bytes,
             deadline: Some(Box::pin(sleep(time))),
+            has_frame: false,
         })
     }
 
@@ -54,6 +57,7 @@ impl<B: Body> Drain<B> {
             body,
             left,
             deadline: None,
+            has_frame: false,
         })
     }
 }
@@ -75,10 +79,14 @@ impl<B: Body> Future for Drain<B> {
                 Poll::Pending => {
                     if let Some(deadline) = this.deadline {
                         ready!(deadline.as_mut().poll(cx));
+                    } else if std::mem::take(this.has_frame) {
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
                     }
                     return Poll::Ready(Content::Begun);
                 }
             };
+            *this.has_frame = true;
             // An empty frame costs a byte, so that a body of such frames has an end.
             let length = frame.data_ref().map_or(0, Buf::remaining).max(1) as u64;
             match this.left.checked_sub(length) {

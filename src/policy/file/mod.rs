@@ -177,9 +177,9 @@ use crate::{ConfigError, key};
 ///
 /// In a nested router of axum, and in a service that is nested in one, the path is the whole one, with the prefix. Where another
 /// service within a router has removed a prefix, as middleware makes `/login` of `/en/login`, and axum has not matched the whole
-/// path, the one that is left is compared too; where a service in a nested router has set another path, this is, with the prefix and
-/// without it. A policy or `[block]` for either applies, and `others` are those of neither. `[skip]` is for the whole path, and for
-/// both that may be the whole one.
+/// path, the one that is left is compared too. Where a service in a nested router has set another path, it is compared with the prefix
+/// and without it. A policy or `[block]` for either path applies, and `others` are those of neither. `[skip]` is for the whole path,
+/// and if a service has set it, for both.
 ///
 /// # Skipped and blocked requests
 ///

@@ -58,7 +58,7 @@ use crate::store::{
 ///
 /// `rediss` in place of `redis` means TLS (feature `tls`). The
 /// certificate of Redis must be signed by an authority of the system, or by one in the file that the environment variable
-/// `SSL_CERT_FILE` names. They are read again: by redis-rs for each connection, and for one of fred after it has refused a certificate.
+/// `SSL_CERT_FILE` names. redis-rs reads the authorities for each connection, fred again when it has refused a certificate.
 ///
 /// Credentials that are rotated or expire are set with
 /// [`password_file`](crate::RedisStoreBuilder::password_file) and [`credentials`](crate::RedisStoreBuilder::credentials).

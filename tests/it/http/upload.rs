@@ -194,6 +194,8 @@ async fn a_response_has_connection_close_if_the_server_closes_the_connection() {
     for (fields, body, kept) in [
         ("", 0, true),
         ("content-length: 100\r\n", 100, true),
+        // More than a server reads at once, with the head.
+        ("content-length: 8180\r\n", 8_180, true),
         ("content-length: 100\r\n", 0, false),
         ("content-length: 100\r\n", 99, false),
         ("content-length: 100000\r\n", 1, false),

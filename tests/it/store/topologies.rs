@@ -503,7 +503,7 @@ async fn a_new_primary_that_refuses_the_store_is_logged(library: ClientLibrary) 
     other.command::<()>("CONFIG", ["SET", "requirepass", "another"]).await;
     let (store, _proxy) = store_that_is_led(library, &redis, other.port()).await;
     eventually("it is logged", async || {
-        log.text().contains("the new primary refuses the store")
+        log.text().contains("the new primary cannot be used")
     })
     .await;
     decide(&store, Operation::Check, &limit(), "k", 1).await;

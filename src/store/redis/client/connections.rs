@@ -144,7 +144,7 @@ where
             return pending().await;
         };
         agreed.mark_unchanged();
-        let mut refusing = None;
+        let mut failing = None;
         while agreed.changed().await.is_ok() {
             let Some(primary) = agreed.borrow_and_update().clone() else {
                 continue;
@@ -154,16 +154,23 @@ where
             }
             match connect(primary.clone()).await {
                 Ok(successor) => return successor,
-                Err(failure @ Failure::Forbidden(_)) if refusing.as_ref() != Some(&primary) => {
-                    let (server, error) = (&*primary.to_string(), &*failure.cause());
-                    tracing::warn!(
-                        server,
-                        error,
-                        "the new primary refuses the store, which stays at the old one"
-                    );
-                    refusing = Some(primary);
+                Err(failure) => {
+                    let times = match failing {
+                        Some((failed, times)) if failed == primary => times + 1,
+                        Some(_) | None => 1,
+                    };
+                    // It may be about to become one.
+                    let logged_at = if matches!(failure, Failure::Forbidden(_)) { 1 } else { 3 };
+                    if times == logged_at {
+                        let (server, error) = (&*primary.to_string(), &*failure.cause());
+                        tracing::warn!(
+                            server,
+                            error,
+                            "the new primary cannot be used, so the store stays at the old one"
+                        );
+                    }
+                    failing = Some((primary, times));
                 }
-                Err(_) => {}
             }
         }
         pending().await

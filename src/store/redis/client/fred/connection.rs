@@ -281,11 +281,11 @@ async fn keep_connected(
             Err(error) => {
                 let failure = connect_failure(&error);
                 tried(Some(&failure));
+                state.send_replace(ConnectionState::Failed(failure.clone()));
                 #[cfg(feature = "tls")]
                 if failure.is_of_certificate() || *error.kind() == ErrorKind::Sentinel {
                     read_authorities(&mut config).await;
                 }
-                state.send_replace(ConnectionState::Failed(failure));
                 if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) {
                     return;
                 }
@@ -302,9 +302,18 @@ async fn keep_connected(
 async fn connect_to_primary(client: &Client, primary: Server) -> Result<Connected, Failure> {
     let mut config = client.client_config();
     config.server = ServerConfig::Centralized { server: primary };
-    let connecting = timeout(CONNECT_TIMEOUT, connect(like(client, config)));
-    let connected = connecting.await.map_err(|_| Failure::Timeout)?;
-    let connected = connected.map_err(|error| connect_failure(&error))?;
+    let connecting = async |config| match timeout(CONNECT_TIMEOUT, connect(like(client, config))).await {
+        Ok(connected) => connected.map_err(|error| connect_failure(&error)),
+        Err(_) => Err(Failure::Timeout),
+    };
+    let connected = match connecting(config.clone()).await {
+        #[cfg(feature = "tls")]
+        Err(failure) if failure.is_of_certificate() => {
+            read_authorities(&mut config).await;
+            connecting(config).await?
+        }
+        connected => connected?,
+    };
     let deadline = Deadline::new(PING_TIMEOUT);
     let command = CustomCommand::new_static("ROLE", ClusterHash::Random, false);
     let role = connected.client.with_options(&send_once(deadline));

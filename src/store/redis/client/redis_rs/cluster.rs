@@ -148,8 +148,10 @@ impl Cluster {
             unanswered.disarm();
             let Some((moved, address)) = redirection(&reply, &node.host) else {
                 // A node that has left the cluster replies so to each call, or the new node of the slot has no host.
-                if matches!(&reply, Value::ServerError(error) if ["CLUSTERDOWN", "MOVED"].contains(&error.code())) {
-                    self.shared.is_outdated();
+                match &reply {
+                    Value::ServerError(error) if error.code() == "MOVED" => self.shared.is_outdated(),
+                    Value::ServerError(error) if error.code() == "CLUSTERDOWN" => self.shared.outdated.notify_one(),
+                    _ => {}
                 }
                 return Ok(reply);
             };

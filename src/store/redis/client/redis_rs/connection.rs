@@ -289,9 +289,11 @@ impl Endpoint {
             Self::Server(server) => (server, None),
             Self::SentinelPrimary(sentinels) => (sentinels.settings(), Some(sentinels.agreed())),
         };
+        let attempts = &Attempts::default();
         let connect = |primary| async move {
             let primary = template.clone().set_addr(primary);
-            let connecting = authenticated(primary, authenticator, Self::connect_to);
+            let connect = |server| attempts.connect(server, Self::connect_to);
+            let connecting = authenticated(primary, authenticator, connect);
             timeout(CONNECT_TIMEOUT, connecting)
                 .await
                 .unwrap_or(Err(Failure::Timeout))
