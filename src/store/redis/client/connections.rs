@@ -143,7 +143,7 @@ where
         let Some(mut agreed) = agreed else {
             return pending().await;
         };
-        agreed.mark_unchanged();
+        drop(agreed.borrow_and_update());
         let mut failing = None;
         while agreed.changed().await.is_ok() {
             let Some(primary) = agreed.borrow_and_update().clone() else {
