@@ -359,11 +359,13 @@ const TRUSTING: &str = "TOWER_QUOTA_TRUSTING";
 
 async fn an_authority_that_is_replaced_is_trusted(library: ClientLibrary) {
     let folder = tempfile::tempdir().expect("a folder");
-    let status = this_binary("store::topologies::an_authority_is_replaced")
+    let output = this_binary("store::topologies::an_authority_is_replaced")
         .env("SSL_CERT_FILE", folder.path().join("trusted.pem"))
         .env(TRUSTING, format!("{library:?}"))
-        .status();
-    assert!(status.expect("this binary starts").success());
+        .output()
+        .expect("this binary starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
 /// In another process.
