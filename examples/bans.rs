@@ -65,6 +65,13 @@ pub(crate) fn app() -> Router {
         .ban(Ban::after(2, 60 * MINUTE).first(10 * MINUTE).longest(60 * MINUTE));
     let limiter = Limiter::new(store.clone(), logins.clone());
     let layer = RateLimitLayer::new(store, logins.refund_if(|completion| completion.is_success()));
+    // The page of another site may send forms with the browser of its visitor, and would ban the visitor.
+    let layer = layer.block(|parts| {
+        parts
+            .headers
+            .get("sec-fetch-site")
+            .is_some_and(|site| site == "cross-site")
+    });
 
     // For support, behind its own authentication.
     let lift = async move |Path(address): Path<IpAddr>| match limiter.reset(Key::ip(address)).await {

@@ -9,9 +9,10 @@
 //! listening on 127.0.0.1:8081
 //! ```
 //!
-//! The name of a policy is the domain and the keys of a descriptor, and the key is its values: `shop.remote_address` is the limit
-//! of `{"remote_address": "203.0.113.7"}` in the domain `shop`. Of a `generic_key`, which the configuration of Envoy has and no
-//! client chooses, the value is in the name. `examples/envoy/envoy.yaml` is a configuration of Envoy for it, and
+//! The name of a policy is the domain and the keys of a descriptor, in lower case, and the key is its values:
+//! `shop.remote_address` is the limit of `{"remote_address": "203.0.113.7"}` in the domain `shop`. A policy with a value in its
+//! name is of this value, such as `shop.database.users` beside `shop.database`. Of a `generic_key`, which the configuration of Envoy
+//! has and no client chooses, the name has the value only. `examples/envoy/envoy.yaml` is a configuration of Envoy for it, and
 //! `examples/envoy/Dockerfile` makes an image.
 //!
 //! Hits that do not fit are not counted. So limits of hits that have happened, as Envoy reports them at the end of a stream
@@ -89,7 +90,7 @@ impl<S: Store + Clone> RateLimits<S> {
         descriptor: &RateLimitDescriptor,
         hits: u64,
     ) -> Result<Option<Decision>, Status> {
-        let limiter = self.limiter(policy_name(domain, descriptor));
+        let limiter = self.limiter(policy_name(domain, descriptor, &self.policies.names()));
         match limiter.map_err(|error| Status::failed_precondition(error.to_string()))? {
             Some(limiter) => Ok(Some(limiter.request(key(descriptor)).cost(hits).check().await?)),
             None => Ok(None),
@@ -107,6 +108,9 @@ impl<S: Store + Clone> RateLimitService for RateLimits<S> {
         let mut decisions = Vec::new();
         if request.descriptors.iter().any(|descriptor| descriptor.is_negative_hits) {
             return Err(Status::unimplemented("hits are not given back"));
+        }
+        if request.descriptors.iter().any(|descriptor| descriptor.limit.is_some()) {
+            return Err(Status::unimplemented("limits are those of the file"));
         }
         for descriptor in &request.descriptors {
             let hits = match &descriptor.hits_addend {
@@ -144,13 +148,25 @@ async fn refund(decisions: &[Option<Decision>]) {
     }
 }
 
-/// The domain and the keys of the entries, such as `shop.remote_address`.
-fn policy_name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
-    let words = descriptor.entries.iter().map(|entry| match entry.key.as_str() {
-        "generic_key" => entry.value.as_str(),
-        key => key,
-    });
-    [domain].into_iter().chain(words).collect::<Vec<_>>().join(".")
+/// The domain and the keys of the entries, such as `shop.remote_address`, each with its value if one of the names begins so.
+fn policy_name(domain: &str, descriptor: &RateLimitDescriptor, names: &[String]) -> String {
+    descriptor.entries.iter().fold(domain.to_owned(), |name, entry| {
+        let [key, value] = [&entry.key, &entry.value].map(|text| text.to_lowercase());
+        if key == "generic_key" {
+            return format!("{name}.{value}");
+        }
+        let with_key = format!("{name}.{key}");
+        let with_value = format!("{with_key}.{value}");
+        let begins = |name: &String| {
+            let rest = name.strip_prefix(&with_value);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        // A client that chooses a value with a dot would choose among the keys that follow.
+        match !value.contains('.') && names.iter().any(begins) {
+            true => with_value,
+            false => with_key,
+        }
+    })
 }
 
 /// The values of the entries; of the address of an IPv6 client its /64 network.

@@ -51,7 +51,7 @@ end
 -- Writes the first nine numbers, and the entry that has ended with this change.
 local function save(charge, log, ended)
   local key, til, others = charge.key, log.newest + charge.x, log.count - 1 - log.first
-  local keeps = til <= log.expires and log.expires <= til + SLACK
+  local keeps = til <= log.expires and log.expires <= til + SLACK and (now % CHANCE > 0 or call('PTTL', key) ~= -1)
   log.expires = keeps and log.expires or til + SLACK - (til + SLACK) % 1000
   if others > log.room then
     local entries = ended or ''

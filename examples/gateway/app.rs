@@ -1,20 +1,21 @@
 //! The routes of the gateway, and their limits.
 
-use std::{convert::Infallible, iter, mem, time::Duration};
+use std::{convert::Infallible, iter, mem, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json, Router,
     body::Body,
-    extract::Request,
+    extract::{Request, State},
     http::{
         HeaderMap, HeaderValue, Response, StatusCode,
-        header::{AUTHORIZATION, CONTENT_TYPE},
+        header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE},
         request::Parts,
     },
-    middleware::{Next, from_fn},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::IntoResponse,
     routing::{get, post},
 };
+use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
@@ -59,7 +60,12 @@ struct Completion {
 fn plans() -> Plans {
     let plan = |requests, tokens, streams| {
         let account = || key::extension("account", |account: &Account| account.id);
-        let requested = |parts: &Parts| parts.extensions.get::<Completion>().map_or(1, |body| body.max_tokens);
+        let requested = |parts: &Parts| {
+            parts
+                .extensions
+                .get::<Completion>()
+                .map_or(1, |body| body.max_tokens.max(1))
+        };
         [
             Policy::new("requests", SlidingLog::per_minute(requests)).key(account()),
             Policy::new("tokens", SlidingLog::per_minute(tokens))
@@ -111,6 +117,23 @@ pub(crate) fn gateway(store: impl Store, stopped: watch::Receiver<()>) -> Gatewa
         )
         .layer(from_fn(authenticate));
     Gateway { customers, operators }
+}
+
+/// The routes for the user `operator` with this password. An address of their own is no authentication: any page that is open in the
+/// browser of an operator can send requests to it.
+pub(crate) fn behind_password(routes: Router, password: &str) -> Router {
+    let credentials = format!("Basic {}", STANDARD.encode(format!("operator:{password}")));
+    let credentials: Arc<str> = credentials.into();
+    routes.layer(from_fn_with_state(credentials, require_operator))
+}
+
+async fn require_operator(State(credentials): State<Arc<str>>, request: Request, next: Next) -> Response<Body> {
+    let given = request.headers().get(AUTHORIZATION);
+    if given.is_some_and(|given| *given == *credentials) {
+        return next.run(request).await;
+    }
+    let challenge = [(WWW_AUTHENTICATE, r#"Basic realm="operators""#)];
+    (StatusCode::UNAUTHORIZED, challenge).into_response()
 }
 
 async fn authenticate(mut request: Request, next: Next) -> Response<Body> {

@@ -41,7 +41,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (running, stopped) = watch::channel(());
     let app::Gateway { customers, operators } = app::gateway(store.clone(), stopped);
     if let Ok(addr) = env::var("OPERATORS_ADDR") {
+        let password = env::var("OPERATORS_PASSWORD").map_err(|_| "`OPERATORS_ADDR` needs `OPERATORS_PASSWORD`")?;
         let operators = operators.route("/metrics", get(async move || metrics.render()));
+        let operators = app::behind_password(operators, &password);
         let listener = TcpListener::bind(&addr).await?;
         tokio::spawn(async { axum::serve(listener, operators).await });
     }

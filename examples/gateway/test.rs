@@ -224,10 +224,19 @@ async fn a_reset_is_rounded_up() {
 async fn operators_have_a_page_and_customers_have_not() {
     let (_running, stopped) = watch::channel(());
     let app::Gateway { customers, operators } = app::gateway(MemoryStore::new(), stopped);
-    for (routes, status) in [(operators, 200), (customers, 401)] {
-        let request = Request::get("/").body(Body::empty()).expect("a request");
-        let Ok(response) = routes.oneshot(request).await;
-        assert_eq!(response.status(), status);
+    let operators = app::behind_password(operators, "change-me");
+    for (routes, credentials, status) in [
+        (&operators, "Basic b3BlcmF0b3I6Y2hhbmdlLW1l", 200),
+        (&operators, "Basic b3BlcmF0b3I6Y2hhbmdlLW1", 401),
+        (&operators, "", 401),
+        (&customers, "Basic b3BlcmF0b3I6Y2hhbmdlLW1l", 401),
+    ] {
+        let request = Request::get("/").header("authorization", credentials);
+        let Ok(response) = routes
+            .clone()
+            .oneshot(request.body(Body::empty()).expect("a request"))
+            .await;
+        assert_eq!(response.status(), status, "{credentials}");
     }
 }
 

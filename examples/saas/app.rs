@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use axum::{
     Extension, Json, Router,
-    extract::{FromRequest, Request, State},
+    extract::{DefaultBodyLimit, FromRequest, Request, State},
     http::{HeaderMap, StatusCode, header, request::Parts},
     middleware::{Next, from_fn},
     response::{IntoResponse, Response, Result},
@@ -86,12 +86,16 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
         .layer(&webhooks)
         .policies(&policies)
         .show_keys(true)
+        .actor(|parts| Some(parts.extensions.get::<User>()?.id.to_string()))
         .router_behind_authentication();
     let overrides = post(set_override).with_state(services.clone());
     let admin = admin.route("/overrides", overrides).layer(from_fn(require_staff));
 
     let behind_login = Router::new()
-        .route("/orders", post(order).layer(orders))
+        .route(
+            "/orders",
+            post(order).layer((orders, DefaultBodyLimit::max(LARGEST_ORDER))),
+        )
         .route("/mails", post(async || "sent\n").layer(mails))
         .nest("/admin", admin.with_state(()))
         .layer(from_fn(authenticate));
@@ -145,11 +149,20 @@ async fn require_staff(user: Extension<User>, request: Request, next: Next) -> R
     }
 }
 
-/// Accepts an order, which the server of the tenant receives as an event.
+/// Accepts an order, which the server of the tenant receives as an event, unless too many wait for that server.
 async fn order(State(services): State<Services>, user: Extension<User>, order: String) -> StatusCode {
-    tokio::spawn(services.webhooks.deliver(user.tenant, order));
+    let Ok(place) = services.webhooks.place(user.tenant) else {
+        return StatusCode::SERVICE_UNAVAILABLE;
+    };
+    tokio::spawn(async move {
+        services.webhooks.deliver(user.tenant, order).await;
+        drop(place);
+    });
     StatusCode::CREATED
 }
+
+/// In bytes. Each is in memory until it is delivered.
+const LARGEST_ORDER: usize = 16 << 10;
 
 /// Another limit of orders for one tenant.
 #[derive(Deserialize)]

@@ -505,6 +505,26 @@ async fn events_that_the_limit_holds_back_are_sent_at_last() {
     assert_eq!(received.load(Ordering::Relaxed), EVENTS);
 }
 
+#[tokio::test]
+async fn what_a_tenant_can_keep_in_memory_is_bounded() {
+    let policy = Policy::new("webhooks", SlidingLog::per_second(10));
+    let webhooks = calling(Router::new(), policy, &[(10, "/")]);
+    let mut places: Vec<_> = (0..100).map(|_| webhooks.place(10).expect("a place")).collect();
+    assert!(webhooks.place(10).is_err());
+    assert!(
+        webhooks.place(20).is_ok_and(|place| place.is_none()),
+        "it has no receiver"
+    );
+    places.pop();
+    assert!(webhooks.place(10).is_ok());
+
+    let service = Service::start().await;
+    let ada = service.session("ada", "lovelace").await;
+    let large = "x".repeat((16 << 10) + 1);
+    assert_eq!(ada.post(0, "/orders", &*large).await.status, 413);
+    assert_eq!(ada.post(0, "/orders", &large[1..]).await.status, 201);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_connection_of_a_response_is_free_while_its_pause_lasts() {
     let bodies = Arc::new(Mutex::new(Vec::new()));

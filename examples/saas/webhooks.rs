@@ -8,7 +8,10 @@ use axum::{
     http::{Request, Response, Uri},
 };
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
-use tokio::time::sleep;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError},
+    time::sleep,
+};
 use tower::{Layer, Service, ServiceExt, timeout::Timeout};
 use tower_quota::{Ban, Decision, Policy, RateLimit, RateLimitLayer, key};
 
@@ -17,6 +20,8 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// A receiver that has not responded by then is called again.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 10;
+/// The events of a tenant that are not delivered yet, which a receiver could otherwise let grow without a bound.
+const MOST_EVENTS: usize = 100;
 
 /// The URL of each tenant.
 pub(crate) type Receivers = HashMap<u64, Uri>;
@@ -33,9 +38,14 @@ pub(crate) fn policy(unkeyed: Policy<()>) -> Policy {
         .ban(Ban::by_hand().longest(LONGEST_PAUSE))
 }
 
+struct Receiver {
+    url: Uri,
+    places: Arc<Semaphore>,
+}
+
 #[derive(Clone)]
 pub(crate) struct Webhooks<C = Client<HttpConnector, Body>> {
-    receivers: Arc<Receivers>,
+    receivers: Arc<HashMap<u64, Receiver>>,
     client: RateLimit<Timeout<C>>,
 }
 
@@ -47,22 +57,34 @@ where
     pub(crate) fn new(limit: &RateLimitLayer, client: C, receivers: Receivers) -> Self {
         // Inside of the limit: the time in its line does not count.
         let client = Timeout::new(client, TIMEOUT);
+        let receivers = receivers.into_iter().map(|(tenant, url)| {
+            let places = Arc::new(Semaphore::new(MOST_EVENTS));
+            (tenant, Receiver { url, places })
+        });
         Self {
-            receivers: Arc::new(receivers),
+            receivers: Arc::new(receivers.collect()),
             client: limit.clone().response_extensions(true).layer(client),
         }
+    }
+
+    /// A place for an event, which is held until it is delivered. An error if all are taken.
+    pub(crate) fn place(&self, tenant: u64) -> Result<Option<OwnedSemaphorePermit>, TryAcquireError> {
+        let receiver = self.receivers.get(&tenant);
+        receiver
+            .map(|receiver| receiver.places.clone().try_acquire_owned())
+            .transpose()
     }
 
     /// Sends an event until the receiver accepts it, at most ten times, and waits as long as the limit and, within bounds, the
     /// receiver require. A queue on a disk would keep it.
     pub(crate) async fn deliver(self, tenant: u64, event: String) {
-        let Some(receiver) = self.receivers.get(&tenant) else {
+        let Some(Receiver { url, .. }) = self.receivers.get(&tenant) else {
             return;
         };
         let mut attempts = 0;
         while attempts < ATTEMPTS {
             let pause = {
-                let request = Request::post(receiver)
+                let request = Request::post(url)
                     .extension(Tenant(tenant))
                     .body(Body::from(event.clone()));
                 let response = self.client.clone().oneshot(request.expect("a URL with a host")).await;
@@ -80,6 +102,6 @@ where
             }; // the connection of the response is free again
             sleep(pause.min(LONGEST_PAUSE)).await;
         }
-        eprintln!("{receiver} does not accept {event}");
+        eprintln!("{url} does not accept {event}");
     }
 }

@@ -234,7 +234,7 @@ function policyCard(policy) {
     terms([
       ["Keys", policy.key],
       ["Limit", limit ?? `chosen for each request${known && ": "}${known}`],
-      ["Error", policy.other_limit && `another layer or limiter has the name with ${policy.other_limit}: each request counts for both`],
+      ["Error", policy.other_limit && `another layer or limiter has the name with ${policy.other_limit}`],
       ["Window", limit && limits[0]?.window_seconds ? duration(limits[0].window_seconds) : null],
       ["Cost", policy.cost === null ? "computed" : policy.cost === 1 ? null : policy.cost],
       ["Bans", policy.ban],

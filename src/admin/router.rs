@@ -167,7 +167,12 @@ async fn perform(shared: &Admin, request: Request, line: &mut AuditLine) -> Resu
     let selected = Selected::find(shared, &input, path == "/end-override")?;
     line.subject = shared.names.hash(&selected.key);
     match path.as_str() {
-        "/reset" => subject::reset(&selected).await?,
+        "/reset" => {
+            if subject::reset(&selected).await? {
+                line.outcome = DONE;
+            }
+            subject::require_limits(&selected)?;
+        }
         _ => subject::set_override(&selected, new_limit.transpose()?, &line.actor).await?,
     }
     // Also if its counts cannot be read now, or the client leaves meanwhile.
@@ -203,7 +208,7 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-pElmLbLXkRYTda7zDiNAB3bfO0PmgCzfohlmEx6u8Sg='; \
+     script-src 'sha256-u0AzQ3duIlbMXJP03q/Hbewhuc5W032AcfwTVYcY7KY='; \
      style-src 'sha256-4YBbFefwxl7e5zE87VfNQ3zrTqw7Dlh4Y52hNWgTFok='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

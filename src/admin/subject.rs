@@ -40,8 +40,8 @@ pub(super) async fn peek(selected: &Selected) -> Result<Vec<Value>, AdminError> 
     Ok(counts)
 }
 
-/// Removes all counts of a key of a policy in a store, and its bans.
-pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
+/// Removes all counts of a key of a policy in a store, and its bans. Returns whether there is anything to reset.
+pub(super) async fn reset(selected: &Selected) -> Result<bool, AdminError> {
     let key = &selected.key;
     // Limits of one shape share the counts of a key.
     let mut done = Vec::new();
@@ -58,13 +58,18 @@ pub(super) async fn reset(selected: &Selected) -> Result<(), AdminError> {
         }
     }
     result?;
-    if selected.sharing().all(|policy| policy.limits.is_empty()) {
-        return Err(AdminError::new(
+    Ok(!done.is_empty())
+}
+
+/// The error that no limit is known of which counts could be reset.
+pub(super) fn require_limits(selected: &Selected) -> Result<(), AdminError> {
+    match selected.sharing().any(|policy| !policy.limits.is_empty()) {
+        true => Ok(()),
+        false => Err(AdminError::new(
             StatusCode::CONFLICT,
             "only bans are reset: no limit of this policy is known, since no request has chosen one in this process yet",
-        ));
+        )),
     }
-    Ok(())
 }
 
 /// Sets the limit of a key of a policy in a store for so long, in the name of an operator, or ends its override without a limit.

@@ -116,8 +116,8 @@ impl CheckContext {
         let error = |policy: &PolicyContext| {
             let (name, limit, other) = (&policy.limit.name, &policy.limit.limit, self.other_limit(policy)?);
             Some(ConfigError::new(format!(
-                "the policy `{name}` is `{limit}` here, and `{other}` in another layer or limiter on this store, so that each request \
-                 counts for both; give one of them another name, or both the same limit"
+                "the policy `{name}` is `{limit}` here, and `{other}` in another layer or limiter on this store, so that a request \
+                 counts for both, or a caller has both if they count apart; give one of them another name, or both the same limit"
             )))
         };
         self.policies.iter().find_map(error)

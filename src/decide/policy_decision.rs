@@ -308,10 +308,14 @@ impl PolicyDecision {
         (self.charge.cost > limit.quota()).then_some(Denial::CostAboveLimit)
     }
 
-    /// Whether it denies the request without a call of the store, which cannot count it.
+    /// Whether it denies the request without a call of the store, which counts no limit that denies all, and takes a larger cost for
+    /// the largest one.
     #[inline]
     pub(crate) fn denies_at_once(&self) -> bool {
-        self.charge.cost > MAX_QUOTA || matches!(self.named().limit, Limit::DenyAll)
+        match self.named().limit {
+            Limit::DenyAll => true,
+            ref limit => self.charge.cost > MAX_QUOTA && limit.quota() == MAX_QUOTA,
+        }
     }
 }
 

@@ -255,8 +255,7 @@ impl Grouping {
         if text == "unix" {
             return Some([Key::unix_peer(), Key::unix_peer()]);
         }
-        let address = text.parse::<IpAddr>().ok().map(IpNet::from);
-        let network = address.or_else(|| text.parse().ok())?;
+        let network = parse_network(text)?;
         Some([network.network(), network.broadcast()].map(|address| self.key(self.canonical(address))))
     }
 
@@ -277,6 +276,17 @@ impl Grouping {
             }
         }
     }
+}
+
+/// A network, or one address. The standard library parses the address, since others take `010.0.0.0`, which some programs read as
+/// octal (CVE-2021-29922).
+pub(super) fn parse_network(text: &str) -> Option<IpNet> {
+    let Some((address, length)) = text.split_once('/') else {
+        return text.parse::<IpAddr>().ok().map(IpNet::from);
+    };
+    let is_number = length == "0" || length.starts_with(|digit| matches!(digit, '1'..='9'));
+    let length = length.parse().ok().filter(|_| is_number)?;
+    IpNet::new(address.parse().ok()?, length).ok()
 }
 
 /// Conditions on addresses.

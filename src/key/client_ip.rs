@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName, header::FORWARDED};
 use ipnet::IpNet;
 
 use super::{
-    address::{Client, Grouping, Peer},
+    address::{Client, Grouping, Peer, parse_network},
     forwarded,
     ip::Ip,
 };
@@ -111,6 +111,11 @@ impl ClientIp {
     // Networks are text, as configuration has them, so that no crate for networks is part of the public API.
     pub fn trusted<N: AsRef<str>>(mut self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
         self.0.given = parse_networks(networks)?;
+        if self.0.given.is_empty() {
+            return Err(ConfigError::new(
+                "no network is trusted, so the header would never be read; name those of the proxies",
+            ));
+        }
         self.0.group_by(&Grouping::default())?;
         Ok(Ip::behind(self.0))
     }
@@ -275,8 +280,7 @@ pub(super) fn are_forwarding(headers: &HeaderMap) -> bool {
 pub(super) fn parse_networks<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Vec<IpNet>, ConfigError> {
     let networks = networks.into_iter().map(|text| {
         let text = text.as_ref();
-        let address = || text.parse::<IpAddr>().map(IpNet::from);
-        let network: IpNet = text.parse().or_else(|_| address()).map_err(|_| {
+        let network = parse_network(text).ok_or_else(|| {
             ConfigError::new(format!(
                 "`{text}` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`"
             ))
@@ -309,6 +313,12 @@ mod tests {
             "::ffff:0:0/96",
             "64:ff9b::/96",
             "10.0.0.0/33",
+            // Octal for some programs (CVE-2021-29922).
+            "010.0.0.0/8",
+            "::ffff:010.0.0.0/104",
+            "10.0.0.0/08",
+            "10.0.0.0/+8",
+            "10.0.0.0/",
             "ten",
             "",
         ] {
@@ -318,6 +328,12 @@ mod tests {
                 "{text}: {error}"
             );
         }
+    }
+
+    #[test]
+    fn no_network_at_all_cannot_be_trusted() {
+        let error = client_ip(ClientIpSource::XForwardedFor).trusted([""; 0]);
+        assert!(error.is_err_and(|error| error.to_string().contains("would never be read")));
     }
 
     #[test]

@@ -193,7 +193,20 @@ fn escaped(text: &str) -> Option<(char, usize)> {
 
 /// Whether a character is written as itself, and not by the escapes of its bytes. U+FFFD stands for bytes that are no text.
 fn is_shown(character: char) -> bool {
+    // Default_Ignorable_Code_Point (UAX #44), as far as it is printed, and the empty pattern of Braille.
+    let is_invisible = matches!(
+        character,
+        '\u{34f}'
+            | '\u{115f}'..='\u{1160}'
+            | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{2800}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}'
+            | '\u{ffa0}'
+    );
+    let is_text = !character.is_ascii() && character != char::REPLACEMENT_CHARACTER && !is_invisible;
     // A character that combines with one before it is printed too.
     let after_another = format!("a{character}");
-    !character.is_ascii() && character != char::REPLACEMENT_CHARACTER && after_another.escape_debug().count() == 2
+    is_text && after_another.escape_debug().count() == 2
 }

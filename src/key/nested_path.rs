@@ -58,10 +58,16 @@ impl<'a> RoutedPaths<'a> {
         if let Some(original) = original_path(parts) {
             let nested = parts.extensions.get::<NestedPath>().map(NestedPath::as_str);
             return match (removed(original, path), nested) {
-                (Some(removed), Some(nested)) => Self {
-                    rests: rests(removed, nested, path),
-                    ..alone(original)
-                },
+                (Some(removed), Some(nested)) => {
+                    let is_set = is_set(removed, nested);
+                    let mut rests = rests(removed, nested, path);
+                    rests.extend(is_set.then(|| path.into()));
+                    Self {
+                        rests,
+                        is_set,
+                        ..alone(original)
+                    }
+                }
                 (Some(""), None) => alone(original),
                 (Some(_), None) => Self {
                     rests: smallvec![path.into()],
@@ -89,6 +95,25 @@ fn rests<'a>(removed: &str, nested: &str, path: &str) -> SmallVec<[Cow<'a, str>;
     let mut rests: SmallVec<_> = rests.collect();
     rests.dedup();
     rests
+}
+
+/// Whether a service within a nested router may have set the path, with which that of the client ends: the router removes its prefix
+/// last.
+#[cfg(feature = "axum")]
+fn is_set(removed: &str, nested: &str) -> bool {
+    let mut prefix = nested
+        .trim_end_matches('/')
+        .rsplit('/')
+        .filter(|segment| !segment.is_empty());
+    let mut removed = removed
+        .trim_end_matches('/')
+        .rsplit('/')
+        .filter(|segment| !segment.is_empty());
+    prefix.any(|segment| {
+        removed
+            .next()
+            .is_some_and(|value| value != segment && !segment.contains('{'))
+    })
 }
 
 #[cfg(feature = "axum")]

@@ -2,9 +2,8 @@
 
 use std::{fmt, net::IpAddr};
 
-use ipnet::IpNet;
-
 use super::{
+    address::parse_network,
     form::{Component, KeyForm, Value, bytes, shown},
     header::is_readable_credential,
     key::Key,
@@ -336,8 +335,8 @@ fn address(value: &str) -> Result<String, ConfigError> {
     let address = value
         .parse::<IpAddr>()
         .map(|address| address.to_canonical().to_string());
-    let network = || value.parse::<IpNet>().map(|network| network.trunc().to_string());
-    address.or_else(|_| network()).map_err(|_| {
+    let network = || parse_network(value).map(|network| network.trunc().to_string());
+    address.ok().or_else(network).ok_or_else(|| {
         ConfigError::new(format!(
             "`{value}` is not an address; the key of one is written like `ip=203.0.113.7`, and of IPv6 the network by which \
              addresses are counted, like `ip=2001:db8:1:2::/64`"
@@ -396,6 +395,9 @@ mod tests {
             Key::header("x-user", b"\xE6\x9D"),
             Key::header("x-user", b"\xFF\xC3\xA9"),
             Key::from("a|b^{c}\u{202E}\u{FFFD}\n"),
+            Key::from(
+                "\u{34f}\u{115f}\u{1160}\u{17b4}\u{17b5}\u{180b}\u{180f}\u{2800}\u{3164}\u{fe00}\u{fe0f}\u{ffa0}",
+            ),
         ] {
             assert_eq!(key.readable().replace('é', "^C3^A9"), key.as_str());
         }

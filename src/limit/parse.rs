@@ -1,5 +1,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
+#[cfg(feature = "calendar")]
+use super::calendar::Calendar;
 use super::{
     concurrency::Concurrency,
     fixed_window::FixedWindow,
@@ -29,7 +31,7 @@ impl FromStr for Limit {
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let text = text.trim();
-        if text.split(',').filter(|part| part.contains('/')).count() > 1 {
+        if text.split([',', ';']).filter(|part| part.contains('/')).count() > 1 {
             return Err(fault(
                 format_args!("`{text}` is several limits; a policy has one, and a layer has several policies"),
                 LOG,
@@ -148,8 +150,9 @@ fn fixed_window(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError>
 
 #[cfg(feature = "calendar")]
 fn calendar(rate: &Rate<'_>, zone: &str) -> Result<FixedWindow, ConfigError> {
-    let calendar = rate.calendar()?;
-    FixedWindow::calendar(rate.quota, calendar, zone).map_err(invalid(CALENDAR))
+    // Another word is not judged by the window.
+    let of_zone = |calendar| FixedWindow::calendar(rate.quota, calendar, zone).map_err(invalid(CALENDAR));
+    of_zone(Calendar::Month).and_then(|_| of_zone(rate.calendar()?))
 }
 
 #[cfg(not(feature = "calendar"))]
@@ -540,6 +543,8 @@ mod tests {
             ("fixed-window 3/month", "calendar"),
             ("fixed-window 3/month Europe/Atlantis", "Europe/Atlantis"),
             ("fixed-window 3/min Europe/Berlin", ""),
+            ("10/s nodelay", "`nodelay` is not a "),
+            ("100/min; 1000/h", "several limits"),
             ("fixed-window 3/2days Europe/Berlin", ""),
             ("token-bucket 10/s burst 0", "at least 1"),
             ("token-bucket 10/s 30", "`30` is not a setting of `token-bucket`"),

@@ -167,6 +167,8 @@ impl<K> Policy<K> {
     /// * By a name that the request contains, such as the account of a login form, anyone can ban the account of another by
     ///   sending wrong passwords for it. Use a key of name and address together, as `(key::ip(), key::header(..))`.
     /// * By a [header](fn@crate::key::header) that the client chooses, a caller is free of its ban with another value.
+    /// * A page of another site makes the browser of its visitor send a form, and bans the visitor's address. Refuse requests with
+    ///   `Sec-Fetch-Site: cross-site` before they are counted, by [`block`](crate::RateLimitLayer::block) or an earlier layer.
     /// * A source address that can be spoofed, as that of UDP, bans its owner. TCP and QUIC have verified it.
     ///
     /// # What it costs

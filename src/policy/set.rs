@@ -189,8 +189,13 @@ pub(crate) fn validate_for_limiter(policy: &Policy) -> Result<(), ConfigError> {
     let settings = policy.all_settings();
     let for_requests = "leave it out, and call the limiter for the requests that the policy is for";
     let (setting, instead) = if policy.policy_limit.choose.is_some() {
+        let is_of_file = !policy.policy_limit.of_plans.is_empty();
         (
-            "`Policy::with_limit_fn`",
+            if is_of_file {
+                "`plans`"
+            } else {
+                "`Policy::with_limit_fn`"
+            },
             "make a limiter of `Plans`, and use `.request(key).plan(..)`",
         )
     } else if matches!(settings.cost, Some(Cost::Computed(_))) {

@@ -8,7 +8,10 @@ use std::{fs, future::pending, time::Duration};
 
 use envoy_types::pb::{
     envoy::{
-        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        extensions::common::ratelimit::v3::{
+            RateLimitDescriptor,
+            rate_limit_descriptor::{Entry, RateLimitOverride},
+        },
         service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse,
             rate_limit_response::{Code, rate_limit::Unit},
@@ -247,6 +250,44 @@ async fn limits_follow_the_file() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     fs::remove_dir_all(folder).expect("the folder");
+}
+
+/// As in the first example of the configuration of Envoy's own service.
+#[tokio::test]
+async fn a_value_may_have_a_limit_of_its_own() {
+    let file = std::env::temp_dir().join(format!("tower-quota-envoy-values-{}.toml", std::process::id()));
+    let limits = "policies.\"db.database\".limit = '1/month UTC'\npolicies.\"db.database.users\".limit = '3/s'\n\
+                  policies.\"db.database.users.role\".limit = '4/s'";
+    fs::write(&file, limits).expect("a file");
+    let mut client = client(file.to_str().expect("text"), MemoryStore::new()).await;
+    let mut limit = async |entries: &[(&str, &str)]| {
+        let request = RateLimitRequest {
+            domain: "db".into(),
+            ..request([descriptor(entries)])
+        };
+        let response = call(&mut client, request).await;
+        response.statuses[0]
+            .current_limit
+            .as_ref()
+            .map(|limit| limit.requests_per_unit)
+    };
+    assert_eq!(limit(&[("database", "users")]).await, Some(3));
+    assert_eq!(limit(&[("DATABASE", "Users")]).await, Some(3));
+    assert_eq!(limit(&[("database", "user")]).await, Some(1));
+    assert_eq!(limit(&[("database", "users"), ("role", "reader")]).await, Some(4));
+    // The value of a client is no part of a name with further keys.
+    assert_eq!(limit(&[("database", "users.role")]).await, Some(1));
+    fs::remove_file(file).expect("the file");
+}
+
+/// A limit that a filter computes for a request may be stricter than that of the file.
+#[tokio::test]
+async fn a_limit_of_the_request_is_not_ignored() {
+    let mut client = client(LIMITS, MemoryStore::new()).await;
+    let mut request = request([descriptor(&ADDRESS)]);
+    request.descriptors[0].limit = Some(RateLimitOverride::default());
+    let error = client.should_rate_limit(request).await.expect_err("it has no effect");
+    assert_eq!(error.code(), StatusCode::Unimplemented);
 }
 
 /// Envoy keeps its connections open.

@@ -59,7 +59,7 @@ pub(super) fn shortened(message: Cow<'static, str>) -> Cow<'static, str> {
         };
         length > MAX_MESSAGE
     });
-    let short = message[..cut.map_or(message.len(), |(at, _)| at)].trim();
+    let short = message[..cut.map_or(message.len(), |(at, _)| at)].trim_matches(' ');
     match short.len() == message.len() {
         true => message,
         false => short.to_owned().into(),

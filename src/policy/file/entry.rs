@@ -46,15 +46,23 @@ pub(super) struct PolicyEntry {
     pub(super) cost: Option<u64>,
     #[serde(default, deserialize_with = "failure_mode")]
     pub(super) failure_mode: Option<FailureMode>,
+    #[serde(default, deserialize_with = "not_null")]
     pub(super) wait: Option<Length>,
     #[serde(default, deserialize_with = "max_waiting")]
     pub(super) max_waiting: Option<u64>,
+    #[serde(default, deserialize_with = "not_null")]
     mode: Option<Mode>,
     #[serde(default, deserialize_with = "enforce_share")]
     enforce_share: Option<EnforcedShare>,
     #[serde(default, deserialize_with = "ban")]
     pub(super) ban: Option<Ban>,
+    #[serde(default, deserialize_with = "not_null")]
     pub(super) enabled: Option<bool>,
+}
+
+/// A value of JSON that is `null`, as by a template without a value, is an error.
+fn not_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
 }
 
 impl<'de> Deserialize<'de> for PolicyEntry {
@@ -89,10 +97,10 @@ impl PolicyEntry {
         if (self.mode, self.enforce_share) == (None, None) {
             (self.mode, self.enforce_share) = (common.mode, common.enforce_share);
         }
-        let wait = self.wait.or(common.wait);
-        let waits = wait.is_some_and(|Length(longest)| !longest.is_zero());
-        // Units are not taken ahead beside bans.
+        // Units are not taken ahead beside waits and bans.
         let takes_ahead = self.limits().any(|limit| limit.prefetch_time().is_some());
+        let wait = self.wait.or(common.wait.filter(|_| !takes_ahead));
+        let waits = wait.is_some_and(|Length(longest)| !longest.is_zero());
         Self {
             formerly: self.formerly.or_else(|| common.formerly.clone()),
             key: self.key.or_else(|| common.key.clone()),

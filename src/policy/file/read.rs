@@ -101,6 +101,8 @@ impl Config {
     }
 
     fn from_json(text: &str) -> Result<Self, ConfigError> {
+        // RFC 8259 §8.1 permits to ignore the byte order mark, which some editors write.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         serde_json::from_str(text).map_err(|error| ConfigError::new(error.to_string()))
     }
 

@@ -95,7 +95,7 @@ const CONSTANTS: [(&str, u64); 20] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
-    // How many denials of a key there are, on average, for one that looks whether the key has lost its expiry.
+    // How many checks of a key there are, on average, for one that looks whether the key has lost its expiry.
     ("CHANCE", 16),
     ("EXACT", MAX_EXACT),
     ("FEW", FEW),

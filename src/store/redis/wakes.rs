@@ -28,8 +28,6 @@ pub(super) struct Subscription(Mutex<Option<AbortOnDrop<()>>>);
 pub(super) enum Event<'a> {
     /// Messages are received from now on.
     Subscribed,
-    /// Redis refuses messages of this process.
-    Refused(Failure),
     Message(&'a [u8]),
 }
 
@@ -55,7 +53,7 @@ const UNLOGGED_FAILURES: u32 = 10;
 
 async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
     let (failed, is_logged) = (AtomicU32::new(0), AtomicBool::new(false));
-    // One failure is logged.
+    // One failure is logged until messages are received.
     let log = |failure: &Failure| {
         if !is_logged.swap(true, Ordering::Relaxed) {
             let error = &*failure.cause();
@@ -68,9 +66,9 @@ async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
     let receive = |event: Event<'_>| match event {
         Event::Subscribed => {
             failed.store(0, Ordering::Relaxed);
+            is_logged.store(false, Ordering::Relaxed);
             wake_all();
         }
-        Event::Refused(failure) => log(&failure),
         Event::Message(number) => {
             let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
             if let Some(number) = number {
@@ -82,7 +80,7 @@ async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
         let Some(backend) = backend.upgrade() else { return };
         let failure = backend.client.receive_messages(&channel, &receive).await;
         drop(backend);
-        let is_refused = matches!(failure, Failure::Forbidden(_) | Failure::Refused(_));
+        let is_refused = !(failure.is_no_reply() || failure.is_passing());
         if failed.fetch_add(1, Ordering::Relaxed) + 1 >= UNLOGGED_FAILURES || is_refused {
             log(&failure);
         }

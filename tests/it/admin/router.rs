@@ -23,7 +23,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Broken, Counted, Received, Redis, connected, eventually, get, get_from, less_patient, patient, send, this_binary,
+    Broken, Counted, Log, Received, Redis, connected, eventually, get, get_from, less_patient, patient, send,
+    this_binary,
 };
 
 pub(super) const MINUTE: Duration = Duration::from_secs(60);
@@ -1141,10 +1142,12 @@ async fn a_reset_ends_bans_where_no_limit_was_chosen_yet() {
     let hourly = async || send(&app(&elsewhere), get_from("203.0.113.7", "/?hourly")).await.status;
     assert_eq!(hourly().await, StatusCode::TOO_MANY_REQUESTS, "it is banned");
 
+    let log = Log::capture();
     let refused = Operator::of(&here).reset("api", "ip=203.0.113.7").await;
     assert_eq!(refused.status, StatusCode::CONFLICT);
     let error = refused.json()["error"].to_string();
     assert!(error.contains("only bans are reset"), "{error}");
+    assert!(log.text().contains("outcome=\"done\""), "{}", log.text());
     assert_eq!(hourly().await, StatusCode::OK);
 }
 

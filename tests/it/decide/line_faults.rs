@@ -30,8 +30,7 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Broken, Counted, Gated, Log, Proxy, Redis, connected, each_client, each_store, eventually, free_port,
-    lone_sentinel, patient,
+    Broken, Counted, Gated, Log, Proxy, Redis, connected, each_client, each_store, eventually, lone_sentinel, patient,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -53,7 +52,8 @@ each_store! { with crate::support::Unclocked:
 
 each_client! {
     a_subscription_whose_server_has_vanished_is_replaced
-    a_subscription_that_never_succeeds_is_logged
+    a_subscription_that_fails_is_logged_once_for_each_outage
+    a_subscription_that_redis_refuses_is_logged
 }
 
 async fn acquire(limiter: &Limiter, cost: u64) -> Denial {
@@ -585,16 +585,48 @@ async fn a_subscription_whose_server_has_vanished_is_replaced(library: ClientLib
     .await;
 }
 
-async fn a_subscription_that_never_succeeds_is_logged(library: ClientLibrary) {
+async fn a_subscription_that_fails_is_logged_once_for_each_outage(library: ClientLibrary) {
     let log = Log::capture_everything();
-    let url = format!("redis://127.0.0.1:{}", free_port());
-    let store = patient().client_library(library).url(&url).connect_lazy();
+    let mut redis = Redis::not_started();
+    let store = patient().client_library(library).url(&redis.url()).connect_lazy();
     let store = store.expect("Redis may come later");
     store.receive_wakes();
-    eventually("it is logged", async || {
-        log.text().contains("no messages wake requests")
-    })
-    .await;
+    for outage in 1..=2 {
+        eventually("it is logged", async || {
+            log.text().matches("no messages wake requests").count() == outage
+        })
+        .await;
+        redis.restart();
+        eventually("it is subscribed", async || redis.wake_subscriptions().await == 1).await;
+        redis.kill();
+    }
+}
+
+async fn a_subscription_that_redis_refuses_is_logged(library: ClientLibrary) {
+    let redis = Redis::start();
+    for refused in ["-subscribe", "-publish", "resetchannels"] {
+        let rule = [
+            "SETUSER",
+            "limiter",
+            "reset",
+            "on",
+            ">password",
+            "~*",
+            "&*",
+            "+@all",
+            refused,
+        ];
+        redis.command::<()>("ACL", rule).await;
+        let url = redis.url().replace("://", "://limiter:password@");
+        let log = Log::capture();
+        let store = connected(patient().client_library(library), &url).await;
+        store.receive_wakes();
+        eventually(refused, async || {
+            let text = log.text();
+            text.contains("no messages wake requests") && text.contains("NOPERM")
+        })
+        .await;
+    }
 }
 
 /// Credentials of a user without a password, which fred awaits without a bound before it asks a sentinel.

@@ -9,7 +9,7 @@ use axum::{
     extract::OriginalUri,
     routing::{MethodRouter, any},
 };
-use http::{HeaderValue, Request, Response, Uri};
+use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{
@@ -717,5 +717,31 @@ async fn what_a_service_leaves_of_a_path_that_axum_has_matched_is_not_compared()
         let app = Router::new().route_service(route, stripped.clone());
         let reply = send(&app, get("/en/login")).await;
         assert_eq!(reply.headers.contains_key("ratelimit"), is_counted, "{route}");
+    }
+}
+
+/// The path that a service sets is the end of the path of the client too, so that a router may have left it.
+#[tokio::test]
+async fn a_path_that_a_service_sets_is_compared_though_the_path_of_the_client_ends_with_it() {
+    for (lists, expected) in [
+        ("block.routes = '/v1/chat'", StatusCode::FORBIDDEN),
+        ("skip.routes = '/internal/{*rest}'", StatusCode::OK),
+        ("skip.routes = ['/internal/{*rest}', '/v1/chat']", StatusCode::OK),
+    ] {
+        let file = format!("{lists}\n[policies.all]\nlimit = '1000/h'\nkey = 'constant:all'");
+        let policies = Policies::from_toml(&file).expect(&file);
+        let limited = policies.layer(MemoryStore::new(), ["all"]).expect("a policy");
+        let limited = limited.layer(Router::new().fallback(handler("any")));
+        let sets = limited.map_request(|mut request: Request<Body>| {
+            *request.uri_mut() = "/v1/chat".parse().expect("a path");
+            request
+        });
+        let app = Router::new().nest_service("/internal", sets);
+        for path in ["/internal/ask", "/internal/ask/v1/chat", "/internal/a/b/v1/chat/"] {
+            let reply = send(&app, get(path)).await;
+            assert_eq!(reply.status, expected, "{lists}: {path}");
+            let is_counted = expected == StatusCode::OK && !lists.contains("chat");
+            assert_eq!(reply.headers.contains_key("ratelimit"), is_counted, "{lists}: {path}");
+        }
     }
 }

@@ -571,7 +571,7 @@ async fn a_call_without_a_key_is_refused_in_grpc() {
 
 #[tokio::test]
 async fn gr_11_and_gr_13_a_message_arrives_as_it_was_written() {
-    for message in ["50% used", "a\r\nx-evil: 1", "schön"] {
+    for message in ["50% used", "a\r\nx-evil: 1", "schön", "\n", "\ta\n\n"] {
         let key = key::from_fn(move |_: &http::request::Parts| Err::<Key, _>(KeyError::malformed(message)));
         let policy = Policy::new("default", SlidingLog::per_minute(100)).key(key);
         let status = status_from(RateLimitLayer::new(Clock::new().memory_store(), policy)).await;

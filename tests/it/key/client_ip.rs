@@ -14,6 +14,7 @@ use tower_quota::{
 use crate::support::{Log, get_from};
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Vectors {
     profiles: BTreeMap<String, Profile>,
     grouping: Grouping,

@@ -469,24 +469,27 @@ async fn a_cost_above_the_limit_is_denied_with_the_state_of_each_policy(store: A
         let limiter = Limiter::new(store.clone(), policies);
         let key = format!("k{position}");
         for left in [5, 4] {
-            let decision = limiter
-                .request(&*key)
-                .cost_of(&format!("small{position}"), 6)
-                .check()
-                .await;
-            let never = decision.expect("the store answers");
-            assert!(!never.is_allowed(), "{limit:?}");
-            assert_eq!(never.retry_after(), None, "{limit:?}");
-            let states: Vec<_> = never
-                .policies()
-                .map(|policy| (policy.denial(), policy.remaining()))
-                .collect();
-            assert_eq!(
-                states,
-                [(Some(Denial::CostAboveLimit), left), (None, left)],
-                "{limit:?}"
-            );
-            assert!(never.take_receipt().is_empty());
+            // The last ones are above what a store counts.
+            for cost in [6, 1_000_000_000_000_000, u64::MAX] {
+                let decision = limiter
+                    .request(&*key)
+                    .cost_of(&format!("small{position}"), cost)
+                    .check()
+                    .await;
+                let never = decision.expect("the store answers");
+                assert!(!never.is_allowed(), "{limit:?}");
+                assert_eq!(never.retry_after(), None, "{limit:?}");
+                let states: Vec<_> = never
+                    .policies()
+                    .map(|policy| (policy.denial(), policy.remaining()))
+                    .collect();
+                assert_eq!(
+                    states,
+                    [(Some(Denial::CostAboveLimit), left), (None, left)],
+                    "{limit:?}"
+                );
+                assert!(never.take_receipt().is_empty());
+            }
             if left == 5 {
                 let decision = limiter.check(&*key).await.expect("the store answers");
                 assert!(decision.is_allowed(), "{limit:?}");

@@ -366,6 +366,49 @@ async fn what_a_plan_does_not_set_is_as_outside_of_plans() {
     }
 }
 
+#[test]
+fn a_plan_that_takes_units_ahead_inherits_no_wait() {
+    for common in [
+        "wait = '2s'",
+        "wait = '2s'\nmax-waiting = 5",
+        "ban = { after = 1, within = '1h' }",
+    ] {
+        let file = format!(
+            "plan = 'header:plan'\n[policies.api]\nlimit = '10/s'\nkey = 'constant:all'\n{common}\n\
+             [plans.pro.api]\nlimit = '1000/s prefetch 50ms'"
+        );
+        let layer = Policies::from_toml(&file).and_then(|policies| policies.layer(MemoryStore::new(), ["api"]));
+        assert!(layer.is_ok(), "{common}: {:?}", layer.err());
+    }
+}
+
+#[test]
+fn a_setting_that_is_null_is_an_error() {
+    for setting in ["cost", "enabled", "failure-mode", "max-waiting", "mode", "wait"] {
+        let json = format!(r#"{{"policies": {{"api": {{"limit": "5/min", "key": "ip", "{setting}": null}}}}}}"#);
+        assert!(Policies::from_json(&json).is_err(), "{setting}");
+        assert!(Policies::from_json(&json.replace(&format!(", \"{setting}\": null"), "")).is_ok());
+    }
+}
+
+#[test]
+fn a_byte_order_mark_before_a_file_is_ignored() {
+    let json = r#"{"policies": {"api": {"limit": "5/min", "key": "ip"}}}"#;
+    let toml = "policies.api = { limit = '5/min', key = 'ip' }";
+    assert_eq!(
+        Policies::from_json(&format!("\u{feff}{json}"))
+            .expect("policies")
+            .names(),
+        ["api"]
+    );
+    assert_eq!(
+        Policies::from_toml(&format!("\u{feff}{toml}"))
+            .expect("policies")
+            .names(),
+        ["api"]
+    );
+}
+
 /// The application with plans by a header, and a policy with these settings outside of plans and in one with two an hour.
 fn app_of_plans(common: &str, own: &str) -> Router {
     let file = format!(

@@ -50,6 +50,25 @@ async fn a_thousand_checks_at_once_are_a_few_calls() {
     assert!(calls <= 50, "{calls} calls");
 }
 
+/// RD-01 of `tests/vectors/redis.md`.
+#[tokio::test]
+async fn each_of_the_checks_of_one_key_that_are_in_flight_is_counted() {
+    const CHECKS: usize = 20_000;
+    let redis = Redis::start();
+    let store = store(&redis).await;
+    let limits = [
+        Limit::from(SlidingLog::per_hour(30_000)),
+        SlidingLog::per_hour(30_000).precision(100).into(),
+        FixedWindow::per_hour(30_000).into(),
+    ];
+    for limit in limits {
+        let outcomes = check_at_once(&store, &limit, (0..CHECKS).map(|_| "one".to_owned())).await;
+        assert!(outcomes.iter().all(|(is_admitted, _)| *is_admitted), "{limit}");
+        let left = decide(&store, Operation::Peek, &limit, "one", 1).await;
+        assert_eq!(left.states()[0].remaining, 10_000, "{limit}");
+    }
+}
+
 #[tokio::test]
 async fn a_check_of_a_calendar_window_is_one_call() {
     let redis = Redis::start();

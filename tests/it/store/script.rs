@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fred::types::Value;
 use tower_quota::{
-    Ban, Concurrency, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingCounter, SlidingLog,
+    Ban, Concurrency, Decision, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingCounter, SlidingLog,
     store::{Charge, Operation, Store, StoreRequest},
 };
 
@@ -274,10 +274,10 @@ async fn a_check_alone_in_its_call_is_answered_as_in_company() {
     }
 }
 
-/// Denies until these keys have an expiry: one denial of some looks for it, so that the others cost less.
-async fn deny_until_all_expire(redis: &Redis, keys: &[impl AsRef<str>], mut deny: impl AsyncFnMut()) {
+/// Checks until these keys have an expiry: one check of some looks for it, so that the others cost less.
+async fn check_until_all_expire(redis: &Redis, keys: &[impl AsRef<str>], mut check: impl AsyncFnMut()) {
     for _ in 0..1_000 {
-        deny().await;
+        check().await;
         let mut lost = 0;
         for key in keys {
             lost += i32::from(redis.command::<i64>("PTTL", [key.as_ref()]).await == -1);
@@ -286,7 +286,7 @@ async fn deny_until_all_expire(redis: &Redis, keys: &[impl AsRef<str>], mut deny
             return;
         }
     }
-    panic!("no denial has looked for the expiry");
+    panic!("no check has looked for the expiry");
 }
 
 #[tokio::test]
@@ -300,7 +300,7 @@ async fn a_key_that_has_lost_its_expiry_has_one_again_once_checks_are_denied() {
                 for key in keys {
                     redis.command::<()>("PERSIST", [*key]).await;
                 }
-                deny_until_all_expire(&redis, keys, async || {
+                check_until_all_expire(&redis, keys, async || {
                     let admitted: i64 = if by_driver {
                         let replies = call(&redis, limit, &[("check 1 1", keys)]).await;
                         replies.iter().map(RequestReply::admitted).sum()
@@ -319,6 +319,33 @@ async fn a_key_that_has_lost_its_expiry_has_one_again_once_checks_are_denied() {
                 }
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_has_lost_its_expiry_has_one_again_once_checks_are_admitted() {
+    let redis = Redis::start();
+    let store = connected(patient().deny_cache(false), &redis.url()).await;
+    for limit in [
+        "sliding-log 5000/min",
+        "sliding-log 5000/min precision 100",
+        "sliding-counter 5000/min",
+        "fixed-window 5000/min",
+        "token-bucket 5000/min",
+        "concurrency 5000 lease 60s",
+    ] {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        let limiter = Limiter::new(store.clone(), Policy::new("p", limit.parse::<Limit>().expect(limit)));
+        let mut held = vec![limiter.check("k").await.expect("Redis replies")];
+        let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+        redis.command::<()>("PERSIST", [&keys[0]]).await;
+        check_until_all_expire(&redis, &keys, async || {
+            held.push(limiter.check("k").await.expect("Redis replies"));
+        })
+        .await;
+        assert!(held.iter().all(Decision::is_allowed), "{limit}");
+        let left: i64 = redis.command("PTTL", [&keys[0]]).await;
+        assert!((1..=122_000).contains(&left), "{limit}: {left}");
     }
 }
 
@@ -465,7 +492,7 @@ async fn a_ban_and_slots_that_have_lost_their_expiry_have_one_again_once_checks_
         redis.command::<()>("PERSIST", [key]).await;
     }
 
-    deny_until_all_expire(&redis, &keys, async || {
+    check_until_all_expire(&redis, &keys, async || {
         for limiter in [&banned, &slots] {
             assert!(!limiter.check("k").await.expect("Redis replies").is_allowed());
         }

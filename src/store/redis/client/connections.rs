@@ -155,13 +155,13 @@ where
             match connect(primary.clone()).await {
                 Ok(successor) => return successor,
                 Err(failure) => {
-                    let times = match failing {
-                        Some((failed, times)) if failed == primary => times + 1,
-                        Some(_) | None => 1,
+                    let (times, is_logged) = match failing {
+                        Some((failed, times, is_logged)) if failed == primary => (times + 1, is_logged),
+                        Some(_) | None => (1, false),
                     };
-                    // It may be about to become one.
-                    let logged_at = if matches!(failure, Failure::Forbidden(_)) { 1 } else { 3 };
-                    if times == logged_at {
+                    // One that does not answer yet may be about to.
+                    let is_due = times >= 3 || matches!(failure, Failure::Forbidden(_));
+                    if is_due && !is_logged {
                         let (server, error) = (&*primary.to_string(), &*failure.cause());
                         tracing::warn!(
                             server,
@@ -169,7 +169,7 @@ where
                             "the new primary cannot be used, so the store stays at the old one"
                         );
                     }
-                    failing = Some((primary, times));
+                    failing = Some((primary, times, is_due || is_logged));
                 }
             }
         }
@@ -184,8 +184,63 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        cell::RefCell,
+        fs::File,
+        future::{pending, ready},
+        io::{Read, Seek},
+    };
+
     use super::*;
     use crate::store::redis::acl::Refusal;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_primary_that_cannot_be_used_is_logged_once_however_its_failures_change() {
+        let refused = Failure::Forbidden(Refusal::new("WRONGPASS"));
+        for (failures, expected) in [
+            (&[Failure::Timeout, Failure::Timeout][..], 0),
+            (
+                &[Failure::Timeout, Failure::Timeout, Failure::Timeout, refused.clone()],
+                1,
+            ),
+            (
+                &[refused.clone(), refused.clone(), Failure::Timeout, Failure::Timeout],
+                1,
+            ),
+            (&[Failure::Timeout, refused.clone(), refused.clone()], 1),
+        ] {
+            let mut log = tempfile::tempfile().expect("a file");
+            let copy: Arc<File> = Arc::new(log.try_clone().expect("the same file"));
+            let subscriber = tracing_subscriber::fmt().with_writer(copy).finish();
+            let _guard = tracing::subscriber::set_default(subscriber);
+            let (reports, agreed) = watch::channel(None);
+            let left = RefCell::new(failures.iter());
+            let (tried, mut attempts) = watch::channel(0);
+            let connect = |_| {
+                tried.send_modify(|attempts| *attempts += 1);
+                let failure = left.borrow_mut().next().expect("as many as reports");
+                ready(Err::<(), _>(failure.clone()))
+            };
+            let reporting = async {
+                for _ in failures {
+                    reports.send_replace(Some("new:6379"));
+                    attempts.changed().await.expect("it is tried");
+                }
+                // The last failure follows its attempt.
+                tokio::task::yield_now().await;
+            };
+            tokio::select! {
+                biased; // what is reported before is no news
+                _ = successor(Some(&"old:6379"), pending(), Some(agreed), connect) => unreachable!(),
+                () = reporting => {}
+            }
+            let mut text = String::new();
+            log.rewind()
+                .and_then(|()| log.read_to_string(&mut text))
+                .expect("the log");
+            assert_eq!(text.matches("cannot be used").count(), expected, "{failures:?}: {text}");
+        }
+    }
 
     #[test]
     fn a_refusal_precedes_what_else_connections_lack() {

@@ -50,6 +50,9 @@ use crate::{
 
 /// The time for a reply to `AUTH` on a connection that is authenticated again.
 const AUTH_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause before the authorities of the system, which are hundreds of certificates, are read again.
+#[cfg(feature = "tls")]
+const AUTHORITIES_PAUSE: Duration = Duration::from_secs(2);
 /// The pause before a connection is checked again.
 const CHECK_PAUSE: Duration = Duration::from_millis(200);
 
@@ -259,6 +262,8 @@ async fn keep_connected(
         let connected = (client.clone(), Some(routing.0.abort_handle()));
         state.send_replace(ConnectionState::Connected(connected));
     };
+    #[cfg(feature = "tls")]
+    let mut read_at = Instant::now();
     loop {
         let started = Instant::now();
         let mut config = client.client_config();
@@ -283,8 +288,11 @@ async fn keep_connected(
                 tried(Some(&failure));
                 state.send_replace(ConnectionState::Failed(failure.clone()));
                 #[cfg(feature = "tls")]
-                if failure.is_of_certificate() || *error.kind() == ErrorKind::Sentinel {
+                if (failure.is_of_certificate() || *error.kind() == ErrorKind::Sentinel)
+                    && read_at.elapsed() >= AUTHORITIES_PAUSE
+                {
                     read_authorities(&mut config).await;
+                    read_at = Instant::now();
                 }
                 if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) {
                     return;

@@ -10,7 +10,7 @@ use fred::{
     error::{Error, ErrorKind},
     interfaces::{ClientLike, EventInterface, PubsubInterface},
     types::{
-        ClusterHash, CustomCommand, Message, Resp3Frame, Value,
+        ClusterHash, CustomCommand, Message, Resp3Frame, RespVersion, Value,
         config::{Config, CredentialProvider, Server, ServerConfig},
     },
 };
@@ -184,15 +184,6 @@ impl FredClient {
         match self.subscribed(channel, authenticator.as_ref()).await {
             Ok((client, messages, connection)) => {
                 receive(Event::Subscribed);
-                // The script publishes with the permissions of the other connections.
-                if let Ok((_, publisher)) = self.connection() {
-                    let publish = CustomCommand::new_static("PUBLISH", ClusterHash::Random, false);
-                    let publisher = publisher.with_options(&send_once(Deadline::new(SUBSCRIBE_TIMEOUT)));
-                    let published = publisher.custom_raw(publish, vec![channel, ""]).await;
-                    if let Ok(Resp3Frame::SimpleError { data, .. }) = published {
-                        receive(Event::Refused(Failure::of_call(data)));
-                    }
-                }
                 let due = authenticator.and_then(|authenticator| authenticator.due());
                 while_answered(due, pass_on(messages, connection, receive), || ping(&client)).await
             }
@@ -210,7 +201,7 @@ impl FredClient {
         #[cfg(feature = "tls")]
         let config = self.with_authorities(config);
         let client = subscriber(config).map_err(call_failure)?;
-        let messages = client.message_rx();
+        let mut messages = client.message_rx();
         let connecting = timeout(CONNECT_TIMEOUT, connect(client)).await;
         let connecting = connecting.map_or(Err(Failure::Timeout), |connected| {
             connected.map_err(|error| connect_failure(&error))
@@ -221,6 +212,7 @@ impl FredClient {
         let Connected { client, routing, .. } = connecting?;
         let subscribing = timeout(SUBSCRIBE_TIMEOUT, client.subscribe(channel)).await;
         subscribing.map_err(|_| Failure::Timeout)?.map_err(call_failure)?;
+        await_message(&client, channel, &mut messages).await?;
         Ok((client, messages, routing))
     }
 
@@ -269,6 +261,7 @@ impl CredentialProvider for Provider {
 fn subscriber(mut config: Config) -> Result<Client, Error> {
     rotate_sentinels(&mut config, fastrand::usize(..));
     config.fail_fast = true; // without a reconnect policy, fred would make no attempt
+    config.version = RespVersion::RESP3; // by which a client that is subscribed may publish
     build(config)
 }
 
@@ -276,6 +269,25 @@ fn subscriber(mut config: Config) -> Result<Client, Error> {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time for the reply to `SUBSCRIBE`.
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Publishes a message and awaits it: for fred a subscription succeeds once it is written, and an error of Redis is the reply to the
+/// next command.
+async fn await_message(
+    client: &Client,
+    channel: &str,
+    messages: &mut broadcast::Receiver<Message>,
+) -> Result<(), Failure> {
+    let publish = CustomCommand::new_static("PUBLISH", ClusterHash::Random, false);
+    let publisher = client.with_options(&send_once(Deadline::new(SUBSCRIBE_TIMEOUT)));
+    let published = publisher.custom_raw(publish, vec![channel, ""]).await;
+    if let Resp3Frame::SimpleError { data, .. } = published.map_err(call_failure)? {
+        return Err(Failure::of_call(data));
+    }
+    match timeout(SUBSCRIBE_TIMEOUT, messages.recv()).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Failure::Protocol("Redis delivers no message")),
+    }
+}
 
 /// Passes on messages until the connection is lost.
 async fn pass_on(

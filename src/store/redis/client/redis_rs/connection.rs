@@ -1,6 +1,7 @@
 use std::{
     convert::Infallible,
     io,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,7 +14,7 @@ use redis::{
     PushKind, RedisError, Value, aio::MultiplexedConnection,
 };
 use tokio::{
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     sync::{Notify, watch},
     time::{Instant, sleep_until, timeout},
 };
@@ -151,12 +152,19 @@ impl Attempts {
         // The attempt may be dropped.
         let has_failed = self.has_failed.swap(true, Ordering::Relaxed);
         if has_failed && let ConnectionAddr::TcpTls { host, port, .. } = server.addr() {
-            TcpStream::connect((&**host, *port)).await?;
+            find_listening(lookup_host((&**host, *port)).await?).await?;
         }
         let connected = connect(server).await?;
         self.has_failed.store(false, Ordering::Relaxed);
         Ok(connected)
     }
+}
+
+/// Waits until one of these addresses accepts a connection, all of which redis-rs tries at once: the first may not answer.
+async fn find_listening(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
+    let mut tried = run_together(addresses.map(TcpStream::connect), Result::is_ok).await;
+    let last = tried.pop().unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
+    last.map(drop)
 }
 
 #[derive(Clone)]
@@ -394,7 +402,7 @@ pub(super) fn at(template: &ConnectionInfo, host: String, port: u16) -> Connecti
 mod tests {
     use std::future::ready;
 
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
 
@@ -421,6 +429,28 @@ mod tests {
         drop(listener);
         assert!(!is_tried(&with_tls, "rediss").await && is_tried(&without, "redis").await);
         assert!(is_tried(&Attempts::default(), "rediss").await, "the first attempt");
+    }
+
+    #[tokio::test]
+    async fn a_server_listens_where_the_first_of_its_addresses_does_not_answer() {
+        let silent = TcpSocket::new_v4().expect("a socket");
+        silent
+            .bind("127.0.0.1:0".parse().expect("an address"))
+            .expect("a free port");
+        let unanswered = silent.local_addr().expect("a bound port");
+        let _silent = silent.listen(1).expect("it listens");
+        // Connections that the server does not accept, until it does not answer another one.
+        let mut waiting = Vec::new();
+        while let Ok(connected) = timeout(CONNECT_TIMEOUT / 4, TcpStream::connect(unanswered)).await {
+            waiting.push(connected);
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let answered = listener.local_addr().expect("a bound port");
+        let found = timeout(CONNECT_TIMEOUT, find_listening([unanswered, answered].into_iter())).await;
+        assert!(found.expect("it does not wait for the first").is_ok());
+        drop(listener);
+        assert!(find_listening([answered, answered].into_iter()).await.is_err());
+        assert!(find_listening([].into_iter()).await.is_err());
     }
 
     #[test]

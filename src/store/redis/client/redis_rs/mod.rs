@@ -162,16 +162,13 @@ impl RedisRsClient {
             Err(_) => return Failure::Timeout,
         };
         let due = authenticator.and_then(|authenticator| authenticator.due());
-        receive(Event::Subscribed);
-        // The script publishes with the permissions of the other connections.
+        // The script publishes with the permissions of this user.
         let publish = redis::cmd("PUBLISH").arg(channel).arg("").to_owned();
         let published = Deadline::new(CONNECT_TIMEOUT).wait(connection.send_packed_command(&publish));
         if let Some(Ok(Value::ServerError(error))) = published.await {
-            receive(Event::Refused(Failure::of_call(error_text(
-                error.code(),
-                error.details(),
-            ))));
+            return Failure::of_call(error_text(error.code(), error.details()));
         }
+        receive(Event::Subscribed);
         let ping = || {
             let mut connection = connection.clone();
             let has_left = matches!(&self.servers, Servers::Cluster(cluster) if !cluster.has_node(&server));
