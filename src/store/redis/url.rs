@@ -83,8 +83,7 @@ impl<'a> Url<'a> {
             path,
             query,
         };
-        url.validate_credentials(has_provider)?;
-        url.validate_server()?;
+        url.validate(has_provider)?;
         // Without TLS built in, fred would connect in plain text.
         if tls && cfg!(not(feature = "tls")) {
             return Err(ConfigError::new(format!(
@@ -99,52 +98,33 @@ impl<'a> Url<'a> {
         Ok(url)
     }
 
-    fn validate_credentials(&self, has_provider: bool) -> Result<(), ConfigError> {
-        if self.credentials.is_some_and(|credentials| !credentials.contains(':')) {
-            return Err(ConfigError::new(
-                "the URL has a user and no password; a password alone is written `redis://:password@host`",
-            ));
-        }
+    fn validate(&self, has_provider: bool) -> Result<(), ConfigError> {
         if has_provider && self.credentials.is_some() {
             return Err(two_credentials("URL"));
         }
-        Ok(())
-    }
-
-    fn validate_server(&self) -> Result<(), ConfigError> {
-        if self.parameter("db").is_some() {
-            return Err(ConfigError::new(
-                "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`",
-            ));
-        }
-        if self.kind == ServerKind::Sentinel && self.parameter("sentinelServiceName").is_none_or(str::is_empty) {
-            return Err(ConfigError::new(
-                "Sentinel needs the name of the primary: `redis-sentinel://host:26379?sentinelServiceName=name`",
-            ));
-        }
-        if self.kind == ServerKind::UnixSocket {
-            return match self.tls {
-                true => Err(ConfigError::new("a Unix socket has no TLS: `redis+unix:///path`")),
-                false => Ok(()),
-            };
-        }
-        if self.host.is_empty() || self.host.starts_with(':') {
-            return Err(ConfigError::new(
-                "the URL has no host; one looks like `redis://127.0.0.1:6379`",
-            ));
-        }
-        if self.host.contains(',') {
-            return Err(ConfigError::new(
-                "the URL has several servers; more nodes of a cluster, or sentinels, are parameters: \
-                 `redis-cluster://host:6379?node=host:6380&node=host:6381`",
-            ));
-        }
-        if !self.path.trim_matches('/').bytes().all(|digit| digit.is_ascii_digit()) {
-            return Err(ConfigError::new(
-                "the path of the URL is not the number of a database, as in `redis://host:6379/3`",
-            ));
-        }
-        Ok(())
+        let is_socket = self.kind == ServerKind::UnixSocket;
+        let needs_service = self.kind == ServerKind::Sentinel;
+        let fault = if self.credentials.is_some_and(|credentials| !credentials.contains(':')) {
+            "the URL has a user and no password; a password alone is written `redis://:password@host`"
+        } else if self.parameter("db").is_some() {
+            "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`"
+        } else if needs_service && self.parameter("sentinelServiceName").is_none_or(str::is_empty) {
+            "Sentinel needs the name of the primary: `redis-sentinel://host:26379?sentinelServiceName=name`"
+        } else if is_socket && self.tls {
+            "a Unix socket has no TLS: `redis+unix:///path`"
+        } else if is_socket {
+            return Ok(());
+        } else if self.host.is_empty() || self.host.starts_with(':') {
+            "the URL has no host; one looks like `redis://127.0.0.1:6379`"
+        } else if self.host.contains(',') {
+            "the URL has several servers; more nodes of a cluster, or sentinels, are parameters: \
+             `redis-cluster://host:6379?node=host:6380&node=host:6381`"
+        } else if !self.path.trim_matches('/').bytes().all(|digit| digit.is_ascii_digit()) {
+            "the path of the URL is not the number of a database, as in `redis://host:6379/3`"
+        } else {
+            return Ok(());
+        };
+        Err(ConfigError::new(fault))
     }
 
     /// Other programs may share the URL.

@@ -55,29 +55,22 @@ pub(super) fn check_settings(client: &Client) -> Result<(), ConfigError> {
              `cluster`"
         )));
     }
-    if client.client_reconnect_policy().is_none() {
-        return Err(ConfigError::new(
-            "this fred client has no reconnect policy, so it ends with its first disconnect; build it with \
-             `.set_policy(ReconnectPolicy::new_constant(0, 150))`",
-        ));
-    }
-    if connection.max_command_attempts != 1 {
-        return Err(ConfigError::new(
-            "this fred client sends a command again after a reconnect, which would count a request twice; build it with \
-             `.with_connection_config(|config| config.max_command_attempts = 1)`",
-        ));
-    }
-    if connection.max_command_buffer_len != 0 {
-        return Err(ConfigError::new(
-            "this fred client has a bounded queue, which ends it for good when it is full during a disconnect; build it \
-             with `.with_connection_config(|config| config.max_command_buffer_len = 0)`",
-        ));
-    }
-
-    if connection.tcp.nodelay != Some(true) {
-        tracing::warn!("this fred client delays small writes; set `config.tcp.nodelay = Some(true)`");
-    }
-    Ok(())
+    let fault = if client.client_reconnect_policy().is_none() {
+        "this fred client has no reconnect policy, so it ends with its first disconnect; build it with \
+         `.set_policy(ReconnectPolicy::new_constant(0, 150))`"
+    } else if connection.max_command_attempts != 1 {
+        "this fred client sends a command again after a reconnect, which would count a request twice; build it with \
+         `.with_connection_config(|config| config.max_command_attempts = 1)`"
+    } else if connection.max_command_buffer_len != 0 {
+        "this fred client has a bounded queue, which ends it for good when it is full during a disconnect; build it \
+         with `.with_connection_config(|config| config.max_command_buffer_len = 0)`"
+    } else {
+        if connection.tcp.nodelay != Some(true) {
+            tracing::warn!("this fred client delays small writes; set `config.tcp.nodelay = Some(true)`");
+        }
+        return Ok(());
+    };
+    Err(ConfigError::new(fault))
 }
 
 /// Options for a command that is written once, and only if there is a connection.
