@@ -181,40 +181,33 @@ impl ClusterNodes for Cluster {
     fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
         // One in 16,384 tags lies in the slot of a primary that has a single one.
         const TAGS: u32 = 500_000;
-        const TAGS_FOR_SECOND: u32 = 20_000;
 
         let slots = lock(&self.shared.slots);
-        let mut tags = HashMap::<_, Option<HashTags>>::new();
-        tags.extend(slots.ranges.values().map(|(_, primary)| (Arc::as_ptr(primary), None)));
-        if tags.is_empty() {
+        // Of each primary the number of its slots, and the tags by their slots.
+        let mut found = HashMap::<_, (usize, BTreeMap<u16, u32>)>::new();
+        for (first, (last, primary)) in &slots.ranges {
+            let (slots, _) = found.entry(Arc::as_ptr(primary)).or_default();
+            *slots += usize::from(last.saturating_sub(*first)) + 1;
+        }
+        if found.is_empty() {
             drop(slots);
             return Err(self.shared.no_primary());
         }
 
         // Others each time: the slot of one may be moving.
         let offset = fastrand::u32(..TAGS);
-        let slot_of = |tag: u32| slot_of(tag.to_string().as_bytes());
-        let mut last = offset + TAGS;
-        for tag in offset.. {
-            if tag == last || tags.values().flatten().filter(|(_, second)| second.is_some()).count() == tags.len() {
+        for tag in offset..offset + TAGS {
+            if found.values().all(|(slots, tags)| tags.len() >= (*slots).min(2)) {
                 break;
             }
-            let owner = slots.primary_of(slot_of(tag)).map(|owner| Arc::as_ptr(&owner));
-            let Some(found) = owner.and_then(|owner| tags.get_mut(&owner)) else {
-                continue;
-            };
-            match found {
-                None => {
-                    *found = Some((tag, None));
-                    if tags.values().all(Option::is_some) {
-                        last = last.min(tag + TAGS_FOR_SECOND);
-                    }
-                }
-                Some((first, second)) if second.is_none() && slot_of(*first) != slot_of(tag) => *second = Some(tag),
-                Some(_) => {}
+            let slot = slot_of(tag.to_string().as_bytes());
+            let owner = slots.primary_of(slot).map(|owner| Arc::as_ptr(&owner));
+            if let Some((_, tags)) = owner.and_then(|owner| found.get_mut(&owner)) {
+                tags.entry(slot).or_insert(tag);
             }
         }
-        Ok(tags.into_values().flatten().collect())
+        let tags = found.into_values().map(|(_, tags)| tags.into_values());
+        Ok(tags.filter_map(|mut tags| Some((tags.next()?, tags.next()))).collect())
     }
 
     fn lookup_refusal(&self) -> Option<Refusal> {
