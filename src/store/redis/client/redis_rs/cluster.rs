@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    connection::{CONNECT_TIMEOUT, Endpoint, ServerConnections, at},
+    connection::{CONNECT_TIMEOUT, ServerConnections, at},
     topology::{Address, SlotRange, redirection, slot_ranges},
 };
 use crate::{
@@ -257,7 +257,7 @@ impl ClusterState {
         Arc::new(ClusterNode {
             host: host.clone(),
             health: health::Node::new(server.addr().to_string()),
-            connections: ServerConnections::new(Endpoint::Server(server), &self.settings),
+            connections: ServerConnections::new(server, None, &self.settings),
         })
     }
 

@@ -42,10 +42,10 @@ use crate::{
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server to connect to.
-pub(super) enum Endpoint {
-    Server(ConnectionInfo),
-    /// The server that is the primary.
-    SentinelPrimary(Sentinels),
+pub(super) struct Endpoint {
+    /// With sentinels, the settings of connections to the primary that they report.
+    pub(super) server: ConnectionInfo,
+    sentinels: Option<Sentinels>,
 }
 
 /// Connections to one server, which are used in turn.
@@ -57,16 +57,25 @@ pub(in crate::store::redis) struct ServerConnections {
 }
 
 impl ServerConnections {
-    pub(super) fn new(endpoint: Endpoint, settings: &ConnectionSettings) -> Self {
-        let endpoint = Arc::new(endpoint);
+    pub(super) fn new(server: ConnectionInfo, sentinels: Option<Sentinels>, settings: &ConnectionSettings) -> Self {
+        let endpoint = Arc::new(Endpoint { server, sentinels });
         let connections = (0..settings.number).map(|_| {
             let keep = |state, authenticator| keep_connected(endpoint.clone(), authenticator, state);
             ManagedConnection::open(settings.authenticator(), keep, authenticate_again)
         });
-        let watched = matches!(*endpoint, Endpoint::SentinelPrimary(_)).then(|| endpoint.clone());
+        let connections = InTurn::new(connections);
+        let watched = endpoint.clone();
+        let watching = async move {
+            if let Some(sentinels) = &watched.sentinels {
+                sentinels.watch(&watched.server).await;
+            }
+        };
         Self {
-            connections: InTurn::new(connections),
-            _watching: watched.map(|watched| AbortOnDrop(tokio::spawn(async move { watched.watch().await }))),
+            connections,
+            _watching: endpoint
+                .sentinels
+                .is_some()
+                .then(|| AbortOnDrop(tokio::spawn(watching))),
             endpoint,
         }
     }
@@ -261,45 +270,25 @@ fn reports_replica(reply: &Value) -> bool {
 }
 
 impl Endpoint {
-    pub(super) async fn server(&self) -> Result<ConnectionInfo, Failure> {
-        match self {
-            Self::Server(server) => Ok(server.clone()),
-            Self::SentinelPrimary(sentinels) => {
-                let primary = sentinels.primary().await;
-                primary.map_err(|error| connect_failure(&error).of(ReplyingServer::Sentinel))
-            }
-        }
+    pub(super) async fn latest_server(&self) -> Result<ConnectionInfo, Failure> {
+        let Some(sentinels) = &self.sentinels else {
+            return Ok(self.server.clone());
+        };
+        let primary = sentinels.primary(&self.server).await;
+        primary.map_err(|error| connect_failure(&error).of(ReplyingServer::Sentinel))
     }
 
     async fn connect(&self, authenticator: Option<&Authenticator>, attempts: &Attempts) -> Result<Connection, Failure> {
         let connect = |server| attempts.connect(server, Self::connect_to);
-        authenticated(self.server().await?, authenticator, connect).await
-    }
-
-    /// Whether the database is not the first one.
-    pub(super) fn has_database(&self) -> bool {
-        let settings = match self {
-            Self::Server(server) => server,
-            Self::SentinelPrimary(sentinels) => sentinels.settings(),
-        };
-        settings.redis_settings().db() != 0
-    }
-
-    async fn watch(&self) {
-        if let Self::SentinelPrimary(sentinels) = self {
-            sentinels.watch().await;
-        }
+        authenticated(self.latest_server().await?, authenticator, connect).await
     }
 
     /// Waits until the connection is lost, or one to another primary is made.
     async fn successor(&self, connection: Connection, authenticator: Option<&Authenticator>) -> Option<Connection> {
-        let (template, agreed) = match self {
-            Self::Server(server) => (server, None),
-            Self::SentinelPrimary(sentinels) => (sentinels.settings(), Some(sentinels.agreed())),
-        };
+        let agreed = self.sentinels.as_ref().map(Sentinels::agreed);
         let attempts = &Attempts::default();
         let connect = |primary| async move {
-            let primary = template.clone().set_addr(primary);
+            let primary = self.server.clone().set_addr(primary);
             let connect = |server| attempts.connect(server, Self::connect_to);
             let connecting = authenticated(primary, authenticator, connect);
             timeout(CONNECT_TIMEOUT, connecting)

@@ -12,9 +12,7 @@ use tokio::{sync::mpsc, time::timeout};
 
 use self::{
     cluster::Cluster,
-    connection::{
-        CONNECT_TIMEOUT, Endpoint, ServerConnections, authenticated, for_limiter, parse, without_library_name,
-    },
+    connection::{CONNECT_TIMEOUT, ServerConnections, authenticated, for_limiter, parse, without_library_name},
     topology::Sentinels,
 };
 use super::{ClusterNodes, while_answered};
@@ -60,13 +58,8 @@ impl RedisRsClient {
             return Ok(Self::of_server(server, settings));
         };
         let sentinels: Vec<_> = url.node_urls().map(parse).collect::<Result<_, _>>()?;
-        let sentinels = sentinels.iter().map(without_library_name).collect();
-        let sentinels = Sentinels::new(sentinels, service.clone(), server);
-        Ok(Self::of_endpoint(
-            service,
-            Endpoint::SentinelPrimary(sentinels),
-            settings,
-        ))
+        let sentinels = Sentinels::new(sentinels.iter().map(without_library_name), service.clone());
+        Ok(Self::new(service, server, Some(sentinels), settings))
     }
 
     pub(in crate::store::redis) fn from_client(client: &redis::Client, settings: &ConnectionSettings) -> Self {
@@ -74,12 +67,17 @@ impl RedisRsClient {
     }
 
     fn of_server(server: ConnectionInfo, settings: &ConnectionSettings) -> Self {
-        Self::of_endpoint(server.addr().to_string(), Endpoint::Server(server), settings)
+        Self::new(server.addr().to_string(), server, None, settings)
     }
 
-    fn of_endpoint(address: String, endpoint: Endpoint, settings: &ConnectionSettings) -> Self {
+    fn new(
+        address: String,
+        server: ConnectionInfo,
+        sentinels: Option<Sentinels>,
+        settings: &ConnectionSettings,
+    ) -> Self {
         Self {
-            servers: Servers::One(ServerConnections::new(endpoint, settings)),
+            servers: Servers::One(ServerConnections::new(server, sentinels, settings)),
             settings: settings.clone(),
             health: Health::of_server(address),
         }
@@ -117,7 +115,7 @@ impl RedisRsClient {
     pub(in crate::store::redis) fn permissions(&self) -> Vec<&'static str> {
         match &self.servers {
             Servers::Cluster(_) => vec!["cluster|slots", "asking"],
-            Servers::One(connections) if connections.endpoint.has_database() => vec!["select"],
+            Servers::One(one) if one.endpoint.server.redis_settings().db() != 0 => vec!["select"],
             Servers::One(_) => Vec::new(),
         }
     }
@@ -188,7 +186,7 @@ impl RedisRsClient {
         authenticator: Option<&Authenticator>,
     ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>, ConnectionInfo), Failure> {
         let server = match &self.servers {
-            Servers::One(connections) => connections.endpoint.server().await,
+            Servers::One(connections) => connections.endpoint.latest_server().await,
             Servers::Cluster(cluster) => cluster
                 .any_node()
                 .ok_or_else(|| Failure::Unreachable("no node of the cluster is known".into())),

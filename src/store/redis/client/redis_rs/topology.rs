@@ -22,8 +22,6 @@ use crate::store::redis::{failure::Failure, key_format::SLOTS, task::run_togethe
 pub(super) struct Sentinels {
     sentinels: InTurn<Sentinel>,
     service: String,
-    /// The settings of connections to the primary.
-    template: ConnectionInfo,
     /// The primary that most of them reported last.
     agreed: watch::Sender<Option<ConnectionAddr>>,
 }
@@ -34,30 +32,24 @@ struct Sentinel {
 }
 
 impl Sentinels {
-    pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, template: ConnectionInfo) -> Self {
-        let sentinels = sentinels.into_iter().map(|server| Sentinel {
+    pub(super) fn new(sentinels: impl Iterator<Item = ConnectionInfo>, service: String) -> Self {
+        let sentinels = sentinels.map(|server| Sentinel {
             server,
             attempts: Attempts::default(),
         });
         Self {
             sentinels: InTurn::new(sentinels),
             service,
-            template,
             agreed: watch::channel(None).0,
         }
     }
 
-    /// The settings of connections to the primary.
-    pub(super) fn settings(&self) -> &ConnectionInfo {
-        &self.template
-    }
-
-    /// The primary that the first sentinel with a reply reports.
+    /// The primary that the first sentinel with a reply reports, with the settings of the template.
     ///
     /// <https://redis.io/docs/latest/develop/reference/sentinel-clients/>. The role of the server is not verified: if it has
     /// become a replica, it replies `READONLY`, and the sentinels are queried again. The next query begins with another one,
     /// since the address may be out of date, and this attempt may be canceled.
-    pub(super) async fn primary(&self) -> Result<ConnectionInfo, RedisError> {
+    pub(super) async fn primary(&self, template: &ConnectionInfo) -> Result<ConnectionInfo, RedisError> {
         let mut last_error = RedisError::from((ErrorKind::EmptySentinelList, "the URL has no sentinel"));
         for sentinel in self.sentinels.iter_from_next() {
             let reported = match sentinel.connect().await {
@@ -65,7 +57,7 @@ impl Sentinels {
                 Err(error) => Err(error),
             };
             match reported {
-                Ok((host, port)) => return Ok(at(&self.template, host, port)),
+                Ok((host, port)) => return Ok(at(template, host, port)),
                 Err(error) => last_error = error,
             }
         }
@@ -74,7 +66,7 @@ impl Sentinels {
 
     /// Queries all sentinels once a second, on connections that stay open. For about ten seconds after a planned failover, the old
     /// primary accepts writes, which are lost.
-    pub(super) async fn watch(&self) {
+    pub(super) async fn watch(&self, template: &ConnectionInfo) {
         let mut connections: Vec<_> = self.sentinels.all.iter().map(|_| None).collect();
         loop {
             sleep(SENTINEL_PAUSE).await;
@@ -91,7 +83,7 @@ impl Sentinels {
             });
             let reported = run_together(queries, |_| false).await;
             if let Some((host, port)) = agreed(reported) {
-                let primary = at(&self.template, host, port);
+                let primary = at(template, host, port);
                 self.agreed.send_replace(Some(primary.addr().clone()));
             }
         }
