@@ -21,37 +21,26 @@ use crate::store::{ErrorKind, StoreError};
 /// returns a refusal first.
 pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
     let key = |tag| backend.key_format.trial_key(tag);
-    if !backend.client.is_clustered() {
-        let trial = ScriptCall::trial(ONE_SERVER.map(key), None);
-        return match run_trial_at(backend, &trial).await {
-            Ok(()) => teach(backend, &trial).await,
-            // It is a node of a cluster, perhaps the only one.
-            Err(Failure::Refused(error)) if error.starts_with("CROSSSLOT") => {
-                Err(Failure::Forbidden(Refusal::new(error)))
-            }
-            failed => failed,
-        };
-    }
-    let tags = backend.client.hash_tags()?.into_iter();
-    let trials = tags.map(|(first, _)| {
+    let of_node = |(first, _)| {
         let key = key(first);
         let node = backend.client.node_of(slot_of(&key));
         let address = node.as_ref().and_then(|node| node.address());
         let server = address.map(|address| ReplyingServer::Node(address.into()));
-        (ScriptCall::trial([key], None), server.unwrap_or(ReplyingServer::Redis))
-    });
-    let trials: Vec<_> = trials.collect();
-    let tried = trials.iter().map(|(trial, server)| async move {
-        let tried = run_trial_at(backend, trial).await;
-        tried.map_err(|failure| failure.of(server.clone()))
-    });
-    all_or_refusal(tried).await?;
+        (ScriptCall::trial([key], None), server)
+    };
+    let trials: Vec<_> = match backend.client.is_clustered() {
+        true => backend.client.hash_tags()?.into_iter().map(of_node).collect(),
+        false => vec![(ScriptCall::trial(ONE_SERVER.map(key), None), None)],
+    };
+    let named = |tried: Result<(), Failure>, server: &Option<ReplyingServer>| match server {
+        Some(node) => tried.map_err(|failure| failure.of(node.clone())),
+        None => tried,
+    };
+    let tried = trials.iter();
+    all_or_refusal(tried.map(async |(trial, server)| named(run_trial_at(backend, trial).await, server))).await?;
     // Only then: while a primary is dead, the trial is repeated.
-    let taught = trials.iter().map(|(trial, server)| async move {
-        let taught = teach(backend, trial).await;
-        taught.map_err(|failure| failure.of(server.clone()))
-    });
-    all_or_refusal(taught).await
+    let taught = trials.iter();
+    all_or_refusal(taught.map(async |(trial, server)| named(teach(backend, trial).await, server))).await
 }
 
 /// Hash tags of keys in each quarter of the slots, which a node of a cluster refuses together.
@@ -70,6 +59,10 @@ async fn all_or_refusal<F: Future<Output = Result<(), Failure>>>(
 async fn run_trial_at(backend: &Backend, call: &ScriptCall) -> Result<(), Failure> {
     let reply = match backend.run_long_call(call).await {
         Err(Failure::Forbidden(refusal)) => return Err(Failure::Forbidden(refusal.before_the_commands())),
+        // One server that is a node of a cluster, perhaps the only one.
+        Err(Failure::Refused(error)) if error.starts_with("CROSSSLOT") => {
+            return Err(Failure::Forbidden(Refusal::new(error)));
+        }
         reply => reply?,
     };
 
