@@ -1,6 +1,6 @@
 //! The scripts, and what they need to know of each algorithm: its rule with the numbers that it reads, and the bounds of its replies.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{collections::HashSet, sync::LazyLock, time::Duration};
 
 use crate::{
     Limit,
@@ -75,17 +75,6 @@ pub(super) const RULES: [(&str, &str, [&str; 2]); 6] = [
 const PRELUDE: &str = lua!("prelude");
 /// In the file of a rule, what follows is not needed for checks.
 const FOR_DRIVER: &str = "-- What only the driver needs.\n";
-/// All rules, each file once.
-const ALL_RULES: [&str; 8] = [
-    lua!("log"),
-    lua!("precise"),
-    lua!("numbers"),
-    lua!("counter"),
-    lua!("window"),
-    lua!("bucket"),
-    lua!("slots"),
-    lua!("ban"),
-];
 
 /// How many members of sorted sets a call may read for the waits of denied charges, beside the first of each.
 const ALL_READS: u64 = 8 * BUDGET as u64;
@@ -151,8 +140,15 @@ impl Scripts {
             let choice = format!("\nlocal rules, ban = {{ {} }}, nil\n", functions(name, rule));
             script(&[PRELUDE, &files.concat(), &choice, lua!("driver")])
         });
+        let mut files = RULES.map(|(.., files)| files).concat();
+        let mut seen = HashSet::new();
+        files.retain(|file| seen.insert(*file));
         let rules = RULES.map(|(name, rule, _)| functions(name, rule)).join(", ");
-        let all = format!("{}\nlocal rules = {{ {rules}, ban = ban }}\n", ALL_RULES.concat());
+        let all = format!(
+            "{}{}\nlocal rules = {{ {rules}, ban = ban }}\n",
+            files.concat(),
+            lua!("ban")
+        );
         Self {
             checks,
             drivers,
