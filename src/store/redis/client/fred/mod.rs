@@ -191,16 +191,22 @@ impl FredClient {
         }
     }
 
-    /// A client that is subscribed to a channel, its messages, and the task of its connection.
+    /// A client that is subscribed to a channel and ends with its connection, its messages, and the task of the connection.
     async fn subscribed(
         &self,
         channel: &str,
         authenticator: Option<&Arc<Authenticator>>,
     ) -> Result<(Client, broadcast::Receiver<Message>, RoutingTask), Failure> {
-        let config = with_provider(&self.config, authenticator);
+        let mut config = with_provider(&self.config, authenticator);
         #[cfg(feature = "tls")]
-        let config = self.with_authorities(config);
-        let client = subscriber(config).map_err(call_failure)?;
+        if let Ok((_, client)) = self.connection() {
+            // The authorities that it trusts may have been read again.
+            config.tls = client.client_config().tls;
+        }
+        rotate_sentinels(&mut config, fastrand::usize(..));
+        config.fail_fast = true; // without a reconnect policy, fred would make no attempt
+        config.version = RespVersion::RESP3; // by which a client that is subscribed may publish
+        let client = build(config).map_err(call_failure)?;
         let mut messages = client.message_rx();
         let connecting = timeout(CONNECT_TIMEOUT, connect(client)).await;
         let connecting = connecting.map_or(Err(Failure::Timeout), |connected| {
@@ -214,15 +220,6 @@ impl FredClient {
         subscribing.map_err(|_| Failure::Timeout)?.map_err(call_failure)?;
         await_message(&client, channel, &mut messages).await?;
         Ok((client, messages, routing))
-    }
-
-    /// The configuration with the authorities that the other connections trust, which may have been read again.
-    #[cfg(feature = "tls")]
-    fn with_authorities(&self, mut config: Config) -> Config {
-        if let Ok((_, client)) = self.connection() {
-            config.tls = client.client_config().tls;
-        }
-        config
     }
 }
 
@@ -255,14 +252,6 @@ impl CredentialProvider for Provider {
             Ok((Some(credentials.user.into()), Some(credentials.password.into())))
         })
     }
-}
-
-/// Builds a client for a subscription. It ends with its connection.
-fn subscriber(mut config: Config) -> Result<Client, Error> {
-    rotate_sentinels(&mut config, fastrand::usize(..));
-    config.fail_fast = true; // without a reconnect policy, fred would make no attempt
-    config.version = RespVersion::RESP3; // by which a client that is subscribed may publish
-    build(config)
 }
 
 /// The time for the connection of a subscription: fred waits up to a second for each of several replies.
