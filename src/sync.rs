@@ -9,5 +9,10 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 
 /// Locks a mutex of std, under which no code panics.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    unpoisoned(mutex.lock())
+}
+
+/// What was locked, under which no code panics.
+pub(crate) fn unpoisoned<G>(locked: Result<G, std::sync::PoisonError<G>>) -> G {
+    locked.unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard,
+        Arc, RwLock, RwLockReadGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -14,7 +14,7 @@ use std::{
 use super::StoreError;
 #[cfg(feature = "_redis")]
 use super::redis::overrides::RedisOverrides;
-use crate::{Key, Limit, error::ErrorKind};
+use crate::{Key, Limit, error::ErrorKind, sync::unpoisoned};
 
 /// A limit that applies to one key of a policy for a time, in place of the limit of the policy.
 ///
@@ -256,7 +256,7 @@ impl Overrides {
 
 impl OverrideTable {
     fn write<R>(&self, change: impl FnOnce(&mut Table) -> R) -> R {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = unpoisoned(self.table.write());
         let result = change(&mut table);
         let first_end = table.iter().map(|one| one.expires_at.as_micros() as u64).min();
         self.first_end_us.store(first_end.unwrap_or(NEVER), Ordering::Relaxed);
@@ -264,7 +264,7 @@ impl OverrideTable {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.table.read())
     }
 }
 

@@ -2,7 +2,7 @@ use std::{
     future::pending,
     pin::pin,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
     task::Poll,
@@ -35,6 +35,7 @@ use super::{
 use crate::{
     observe::RedisMetrics,
     store::{StoreError, health::Node},
+    sync::lock,
 };
 
 /// Runs script calls in Redis, with a deadline and a breaker. The commit queues of a store share it.
@@ -195,7 +196,7 @@ impl Backend {
     }
 
     pub(super) fn longest_call(&self) -> Duration {
-        self.deadline.duration().max(LONG_CALL)
+        self.deadline.duration.max(LONG_CALL)
     }
 
     fn record_failed(&self, node: &Node, checks: u64, failure: &Failure) {
@@ -264,7 +265,7 @@ impl Backend {
     /// Whether no refusal was logged in the last minute.
     pub(super) fn may_log_refusal(&self) -> bool {
         let now = Instant::now();
-        let mut logged_at = self.refusal_logged_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged_at = lock(&self.refusal_logged_at);
         let may = logged_at.is_none_or(|at| at + REFUSAL_PAUSE <= now);
         if may {
             *logged_at = Some(now);
@@ -314,7 +315,8 @@ async fn probe(backend: Weak<Backend>, breaker: Arc<Breaker>, key: Option<Bytes>
 pub(super) struct Deadline {
     steps: u32,
     pub(super) step: Duration,
-    duration: Duration,
+    /// The time that it runs without a stall.
+    pub(super) duration: Duration,
 }
 
 impl Deadline {
@@ -330,11 +332,6 @@ impl Deadline {
             step,
             duration,
         }
-    }
-
-    /// The time that it runs without a stall.
-    pub(super) fn duration(self) -> Duration {
-        self.duration
     }
 
     /// A deadline of twice as many steps.
@@ -413,7 +410,7 @@ mod tests {
     async fn a_doubled_deadline_is_twice_as_long() {
         let (deadline, started) = (Deadline::new(Duration::from_millis(100)), Instant::now());
         let doubled = deadline.doubled();
-        assert_eq!(doubled.duration(), Duration::from_millis(200));
+        assert_eq!(doubled.duration, Duration::from_millis(200));
         assert_eq!(doubled.step, deadline.step);
 
         assert_eq!(doubled.wait(pending::<()>()).await, None);

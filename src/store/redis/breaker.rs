@@ -1,5 +1,3 @@
-use std::sync::PoisonError;
-
 use super::failure::Failure;
 use crate::{
     error::{ErrorKind, StoreError},
@@ -7,6 +5,7 @@ use crate::{
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering},
+        unpoisoned,
     },
 };
 
@@ -45,7 +44,7 @@ impl Breaker {
 
     /// The error of a request if it is open.
     pub(super) fn error(&self) -> Option<StoreError> {
-        let error = || self.error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let error = || unpoisoned(self.error.lock()).clone();
         self.is_open().then(error)?
     }
 
@@ -56,7 +55,7 @@ impl Breaker {
             "Redis did not reply to the last calls; checks fail until it replies to a probe",
         );
         let error = error.with_source(StoreError::from(failure.clone()));
-        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *unpoisoned(self.error.lock()) = Some(error);
         // It stops there and so never wraps.
         let count = |failures| (failures < FAILURES).then_some(failures + 1);
         let before = self.failures.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);

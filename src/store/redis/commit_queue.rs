@@ -1,10 +1,4 @@
-use std::{
-    collections::VecDeque,
-    future::poll_fn,
-    pin::pin,
-    sync::{Arc, PoisonError},
-    task::Poll,
-};
+use std::{collections::VecDeque, future::poll_fn, pin::pin, sync::Arc, task::Poll};
 
 use tokio::{sync::oneshot, time::Instant};
 
@@ -19,7 +13,7 @@ use super::{
 };
 use crate::{
     store::{ErrorKind, StoreError},
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard, unpoisoned},
 };
 
 /// Requests to a server, or to a node or a slot of a cluster, which are sent in batches (group commit).
@@ -144,7 +138,7 @@ impl CommitQueue {
         }
         // A call counts as in flight while its runtime is stalled, so an overdue request is sent regardless of the calls in
         // flight.
-        let deadline = self.backend.deadline.duration();
+        let deadline = self.backend.deadline.duration;
         let first = state.waiting.front();
         let overdue = first.is_some_and(|queued| queued.queued_at + deadline <= now);
         let limits = if overdue {
@@ -206,8 +200,7 @@ impl CommitQueue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code panics while it is locked.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 }
 
@@ -425,7 +418,7 @@ mod tests {
     async fn a_request_that_waits_for_a_deadline_is_sent_regardless_of_the_calls_in_flight() {
         const MOST: usize = BatchLimits::GROUP_COMMIT.max_calls;
         let queue = waiting_behind(MOST);
-        let deadline = queue.backend.deadline.duration();
+        let deadline = queue.backend.deadline.duration;
         advance(deadline - Duration::from_millis(1)).await;
         queue.send_overdue();
         assert_eq!(queue.state().calls, MOST);

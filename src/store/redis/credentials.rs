@@ -4,7 +4,7 @@ use std::{
     error::Error,
     path::PathBuf,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -19,7 +19,7 @@ use super::{
     failure::{Failure, shortened},
     task::AbortOnDrop,
 };
-use crate::file::read_text;
+use crate::{file::read_text, sync::lock};
 
 /// A user of Redis with its password, or with a token in place of the password.
 ///
@@ -218,13 +218,13 @@ impl CredentialSource {
 
     /// A server has seen the credentials that were returned last: the next connection gets others.
     fn used(&self) {
-        let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut call = lock(&self.0.call);
         call.take_if(|call| call.returned.borrow().is_some());
     }
 
     /// The call that is made, or a new one.
     fn call(&self) -> watch::Receiver<Option<Returned>> {
-        let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut call = lock(&self.0.call);
         let is_usable = call.as_ref().is_some_and(|call| match &*call.returned.borrow() {
             Some(returned) => returned.at.elapsed() < KEPT,
             None => call.returned.has_changed().is_ok(),

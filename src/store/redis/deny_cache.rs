@@ -1,4 +1,4 @@
-use std::{collections::VecDeque, sync::PoisonError, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
@@ -10,6 +10,7 @@ use crate::{
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
+        unpoisoned,
     },
 };
 
@@ -169,10 +170,8 @@ impl DenyCache {
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
-        // Other bits than those that the table of the shard uses. No code panics while it is locked.
-        self.shards[(hash >> 32) as usize % SHARDS]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        // Other bits than those that the table of the shard uses.
+        unpoisoned(self.shards[(hash >> 32) as usize % SHARDS].lock())
     }
 }
 

@@ -7,11 +7,7 @@
 #[path = "simulation/prefetch.rs"]
 mod simulation;
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
@@ -27,7 +23,7 @@ use crate::{
         Charge, ChargeState, ErrorKind, Operation, Outcome, Outstanding, OwedKind, StoreError, StoreFuture, StoreId,
         StoreRequest, StoreResponse,
     },
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard, unpoisoned},
 };
 
 /// The keys of limits with `prefetch`, by the hash of the charge.
@@ -270,7 +266,7 @@ impl Prefetch {
 
     fn lock(&self, hash: u64) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[(hash >> 32) as usize % SHARDS]; // the table takes other bits
-        shard.lock().unwrap_or_else(PoisonError::into_inner) // no code panics while it is locked
+        unpoisoned(shard.lock())
     }
 }
 

@@ -1,7 +1,7 @@
 use std::{
     collections::HashMap,
     mem,
-    sync::{Arc, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     store::{Outcome, StoreError, StoreResponse, health},
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, unpoisoned},
 };
 
 /// The commit queues of a store, and what they share. The clones of a store have it in common.
@@ -79,7 +79,7 @@ impl CommitQueues {
         if !slots.all(is_of_node) || of_units.any(|request| are_in_several_slots(request.charges())) {
             return None;
         }
-        let mut queues = lock(queues);
+        let mut queues = unpoisoned(queues.lock());
         Some(self.queues_of_node(&mut queues, node.as_ref()).all.clone())
     }
 
@@ -90,7 +90,7 @@ impl CommitQueues {
             Queues::Cluster(queues) => queues,
         };
         let node = self.backend.client.node_of(slot);
-        let mut queues = lock(queues);
+        let mut queues = unpoisoned(queues.lock());
         let NodeQueues { all, slots, .. } = self.queues_of_node(&mut queues, node.as_ref());
         if !declares_keys && self.backend.reaches_several_slots() {
             return all.clone();
@@ -138,7 +138,7 @@ impl CommitQueues {
         match &self.queues {
             Queues::SingleServer(queue) => (1, u64::from(queue.breaker.is_open())),
             Queues::Cluster(queues) => {
-                let queues = lock(queues);
+                let queues = unpoisoned(queues.lock());
                 let is_known =
                     |(address, queues): &(&Option<_>, &NodeQueues)| address.is_none() || queues.node.strong_count() > 0;
                 let known = || queues.iter().filter(is_known);
@@ -147,11 +147,6 @@ impl CommitQueues {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics while they are locked.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How many requests are sent in a call, and how many calls are in flight.
@@ -287,7 +282,7 @@ mod tests {
         pub(in crate::store::redis) fn are_idle(&self) -> bool {
             match &self.queues {
                 Queues::SingleServer(queue) => queue.is_idle(),
-                Queues::Cluster(queues) => lock(queues)
+                Queues::Cluster(queues) => unpoisoned(queues.lock())
                     .values()
                     .all(|node| node.all.is_idle() && node.slots.values().all(|queue| queue.is_idle())),
             }

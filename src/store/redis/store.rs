@@ -386,5 +386,5 @@ pub(super) async fn send(queues: Arc<CommitQueues>, request: OwnedRequest) -> Re
 
 impl_debug!(RedisStore, store =>
     keys: store.queues.backend.key_format,
-    deadline: store.queues.backend.deadline.duration()
+    deadline: store.queues.backend.deadline.duration
 );

@@ -6,7 +6,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
@@ -15,9 +15,12 @@ use std::{
 use tokio::time::sleep;
 
 use super::{backend::Backend, failure::Failure, task::AbortOnDrop};
-use crate::store::{
-    LeaseId,
-    wakes::{wake_all, wake_line},
+use crate::{
+    store::{
+        LeaseId,
+        wakes::{wake_all, wake_line},
+    },
+    sync::lock,
 };
 
 /// The subscription of a store, which begins with the first request that waits.
@@ -38,7 +41,7 @@ const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 impl Subscription {
     /// Subscribes in a task, unless one runs. It ends with the store.
     pub(super) fn begin(&self, backend: &Arc<Backend>) {
-        let mut task = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut task = lock(&self.0);
         if task.as_ref().is_none_or(|task| task.0.is_finished()) {
             let channel = backend.key_format.wake_channel(LeaseId::process());
             *task = Some(AbortOnDrop(

@@ -78,7 +78,7 @@ pub(super) fn send_once(deadline: Deadline) -> Options {
     Options {
         max_attempts: Some(1),
         fail_fast: true,
-        timeout: Some(deadline.duration() + MAX_STALL),
+        timeout: Some(deadline.duration + MAX_STALL),
         ..Options::default()
     }
 }
