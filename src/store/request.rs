@@ -122,10 +122,12 @@ impl<'a> StoreRequest<'a> {
         }
     }
 
-    /// The only charge.
+    /// The charge of a check of one unit that has no other charge, no bans and no line.
     #[inline]
-    pub(super) fn only_charge(&self) -> Option<&Charge> {
-        (self.charge_count() == 1).then(|| self.charge(0))
+    pub(super) fn plain_check(&self) -> Option<&Charge> {
+        let is_one = self.operation == Operation::Check && self.units == 1 && self.charge_count() == 1;
+        let charge = is_one.then(|| self.charge(0))?;
+        (charge.ban.is_none() && charge.line.is_none()).then_some(charge)
     }
 
     /// The same request with charges that it owns.

@@ -80,11 +80,7 @@ impl Shards {
     #[inline]
     pub(super) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
         if let [request] = requests
-            && request.operation() == Operation::Check
-            && let Some(charge) = request.only_charge()
-            && charge.ban_for(Operation::Check).is_none()
-            && charge.line_for(Operation::Check).is_none()
-            && request.units == 1
+            && let Some(charge) = request.plain_check()
         {
             return self.check_one(charge);
         }

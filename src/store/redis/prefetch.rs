@@ -41,7 +41,7 @@ struct Shard {
 
 /// A key, how much its requests use, and the units that were taken for them.
 struct HotKey {
-    /// A request of it.
+    /// A check of its one charge.
     request: OwnedRequest,
     /// For how long units are taken ahead.
     time: Duration,
@@ -95,16 +95,11 @@ const LOST_AFTER: Duration = Duration::from_secs(10);
 const MARGIN: u32 = 64;
 
 impl Prefetch {
-    /// The charge of a request that may be decided by a grant: a check of one charge without bans and without a line.
+    /// The charge of a request that may be decided by a grant. Units that were taken ahead would overtake the requests in a line.
     #[inline]
     pub(super) fn charge_of<'a>(request: &'a StoreRequest<'_>) -> Option<(&'a Charge, Duration)> {
-        let charge = request.only_charge()?;
-        let time = charge.limit().prefetch_time()?;
-        let is_check = request.operation() == Operation::Check;
-        // Units that were taken ahead would overtake the requests in a line.
-        let is_plain =
-            is_check && charge.ban_for(Operation::Check).is_none() && charge.line_for(Operation::Check).is_none();
-        (is_plain && request.units == 1).then_some((charge, time))
+        let charge = request.plain_check()?;
+        Some((charge, charge.limit().prefetch_time()?))
     }
 
     /// Uses units for a request, if there are enough. It returns also the request for more of them, if it is time for that.
@@ -190,10 +185,8 @@ impl Prefetch {
         let (prefetch, backend) = (self.clone(), queues.backend.clone());
         let queues = Arc::downgrade(queues);
         backend.spawn(async move {
-            let (Some(hash), Some(store)) = (request.charges().next().map(|charge| charge.hash), queues.upgrade())
-            else {
-                return;
-            };
+            let Some(store) = queues.upgrade() else { return };
+            let hash = request.charge(0).hash;
             let mut owed = Outstanding::of(Some(StoreId::of(&store)))
                 .owe(OwedKind::Settlement)
                 .due();
@@ -241,7 +234,7 @@ impl Prefetch {
         let response = response.filter(|_| key.reset_at.is_none_or(|reset_at| asked_at > reset_at))?;
         key.left = left_by(response);
         let outcome = response.outcomes().first().filter(|outcome| outcome.allowed)?;
-        let (state, charge) = (outcome.states().first()?, request.only_charge()?);
+        let (state, charge) = (outcome.states().first()?, request.charge(0));
         let grant = Grant {
             units: charge.cost(),
             charged_at: state.decided_at.unwrap_or(response.server_time),
@@ -315,8 +308,8 @@ impl HotKey {
     }
 
     fn is_of(&self, charge: &Charge) -> bool {
-        let mut own = self.request.charges();
-        own.all(|own| own.counts_with(charge) && own.limit() == charge.limit())
+        let own = self.request.charge(0);
+        own.counts_with(charge) && own.limit() == charge.limit()
     }
 
     fn is_idle(&self, now: Instant) -> bool {
@@ -345,7 +338,7 @@ impl HotKey {
         let grant = self.grants.iter_mut().find(usable)?;
         grant.units -= cost;
         let grant = *grant;
-        let quota = self.request.only_charge().map_or(0, |charge| charge.limit().quota());
+        let quota = self.request.charge(0).limit().quota();
         let remaining = (self.left + self.available(now)).min(quota);
         let reset_after = grant.resets_at.saturating_duration_since(now);
         let state = ChargeState::new(remaining, None, reset_after);
