@@ -1,5 +1,3 @@
-use std::fmt;
-
 use super::client::ClientLibrary;
 
 /// A client of the application, of a client library that is built in.
@@ -13,42 +11,35 @@ use super::client::ClientLibrary;
 /// | [`redis_rs::Client`](crate::redis_rs) | `cluster` | has settings that a URL does not have, such as certificates; the store makes [connections](crate::RedisStoreBuilder::connections) of its own |
 /// | an array or a `Vec` of `redis_rs::Client` | `cluster` | are nodes of a cluster, a few of them, by which the others are found; these are connected to with the settings of the first one. The cluster client of redis-rs itself sends a command again after a connection was lost, which would count a request twice |
 ///
-#[cfg_attr(
-    feature = "fred",
-    doc = "
-```no_run
-use tower_quota::{RedisStore, fred::{prelude::*, types::config::ReconnectPolicy}};
-
-# async fn f() -> Result<(), Box<dyn std::error::Error>> {
-let client = Builder::from_config(Config::from_url(\"redis://127.0.0.1:6379\")?)
-    .set_policy(ReconnectPolicy::new_constant(0, 150))
-    .with_connection_config(|config| {
-        config.max_command_attempts = 1;
-        config.max_command_buffer_len = 0;
-        config.tcp.nodelay = Some(true);
-    })
-    .build()?;
-client.init().await?;
-let store = RedisStore::builder().client(client).connect().await?;
-# Ok(())
-# }
-```
-"
-)]
-#[cfg_attr(
-    feature = "cluster",
-    doc = "
-```no_run
-use tower_quota::{RedisStore, redis_rs::Client};
-
-# async fn f() -> Result<(), Box<dyn std::error::Error>> {
-let nodes = [Client::open(\"redis://10.0.0.1:6379\")?, Client::open(\"redis://10.0.0.2:6379\")?];
-let store = RedisStore::builder().client(nodes).connect().await?;
-# Ok(())
-# }
-```
-"
-)]
+/// ```no_run
+/// # #[cfg(feature = "fred")]
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_quota::{RedisStore, fred::{prelude::*, types::config::ReconnectPolicy}};
+///
+/// let client = Builder::from_config(Config::from_url("redis://127.0.0.1:6379")?)
+///     .set_policy(ReconnectPolicy::new_constant(0, 150))
+///     .with_connection_config(|config| {
+///         config.max_command_attempts = 1;
+///         config.max_command_buffer_len = 0;
+///         config.tcp.nodelay = Some(true);
+///     })
+///     .build()?;
+/// client.init().await?;
+/// let store = RedisStore::builder().client(client).connect().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// ```no_run
+/// # #[cfg(feature = "cluster")]
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_quota::{RedisStore, redis_rs::Client};
+///
+/// let nodes = [Client::open("redis://10.0.0.1:6379")?, Client::open("redis://10.0.0.2:6379")?];
+/// let store = RedisStore::builder().client(nodes).connect().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ApplicationClient(pub(super) Source);
 
@@ -73,14 +64,8 @@ from_clients! {
     "cluster", Vec<redis::Client>, |nodes| Source::RedisRsCluster(nodes.into());
 }
 
-/// Without the settings, which may contain a password.
-impl fmt::Debug for ApplicationClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ApplicationClient")
-            .field(&self.0.client_library())
-            .finish()
-    }
-}
+// Without the settings, which may contain a password.
+impl_debug!(ApplicationClient, client => library: client.0.client_library());
 
 /// The Redis of a store.
 #[derive(Clone)]
