@@ -3,7 +3,6 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
-    fmt,
     sync::{
         Arc, RwLock, RwLockReadGuard,
         atomic::{AtomicU64, Ordering},
@@ -293,11 +292,7 @@ impl Table {
     }
 }
 
-impl fmt::Debug for Overrides {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.list()).finish()
-    }
-}
+impl_debug!(Overrides, own => list: own.list());
 
 /// A name as a part of a line: at most 100 characters, none of which ends a line or a text in Redis.
 fn line_of(name: &str) -> String {

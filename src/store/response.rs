@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -83,14 +82,7 @@ impl Future for StoreFuture {
     }
 }
 
-impl fmt::Debug for StoreFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            State::Ready(response) => f.debug_tuple("Ready").field(response).finish(),
-            State::Pending(_) => f.write_str("Pending(..)"),
-        }
-    }
-}
+impl_debug!(StoreFuture, future => ready: future.as_ready());
 
 /// The response of a store to a list of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
