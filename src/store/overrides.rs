@@ -166,7 +166,13 @@ impl Overrides {
             self.require_room(policy, key).map_err(OverrideError::Refused)?;
         }
         match &self.0.source {
-            OverrideSource::Memory(now) => self.change(now(), policy, key, limit, set_by),
+            OverrideSource::Memory(now) => {
+                let limit = limit.map(|(limit, lasts)| (limit, now().saturating_add(lasts)));
+                self.0.write(|table| match limit {
+                    Some(limit) => table.insert(Override::new(policy, key.clone(), limit, set_by)),
+                    None => table.remove(policy, key),
+                });
+            }
             #[cfg(feature = "_redis")]
             OverrideSource::Redis(redis) => {
                 let changed = redis.set(self, policy, key, limit, set_by).await;
@@ -174,16 +180,6 @@ impl Overrides {
             }
         }
         Ok(())
-    }
-
-    fn change(&self, now: Duration, policy: &str, key: &Key, limit: Option<(Limit, Duration)>, set_by: Option<&str>) {
-        self.0.write(|table| match limit {
-            Some((limit, lasts)) => {
-                let expires_at = now.saturating_add(lasts);
-                table.insert(Override::new(policy, key.clone(), (limit, expires_at), set_by));
-            }
-            None => table.remove(policy, key),
-        });
     }
 
     /// The key as it is stored.

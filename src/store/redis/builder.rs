@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     client::ClientLibrary,
@@ -33,7 +33,7 @@ pub struct RedisStoreBuilder {
     pub(super) source: Option<Source>,
     pub(super) client_library: Option<ClientLibrary>,
     pub(super) connections: Option<usize>,
-    pub(super) credentials: Option<CredentialSource>,
+    pub(super) credentials: Option<Arc<CredentialSource>>,
     pub(super) connect_timeout: Duration,
     pub(super) deadline: Duration,
     pub(super) prefix: Box<str>,

@@ -116,10 +116,10 @@ impl RedisStoreBuilder {
             let provided = provider();
             Box::pin(async { provided.await.map_err(|error| in_full(&*error.into())) })
         };
-        self.credentials = Some(CredentialSource(Arc::new(ProviderCalls {
+        self.credentials = Some(Arc::new(CredentialSource {
             provider: Box::new(provider),
             call: Mutex::default(),
-        })));
+        }));
         self
     }
 
@@ -161,10 +161,7 @@ impl RedisStoreBuilder {
 type ProviderFuture = Pin<Box<dyn Future<Output = Result<Credentials, String>> + Send>>;
 
 /// The provider of the credentials of a store.
-#[derive(Clone)]
-pub(super) struct CredentialSource(Arc<ProviderCalls>);
-
-struct ProviderCalls {
+pub(super) struct CredentialSource {
     provider: Box<dyn Fn() -> ProviderFuture + Send + Sync>,
     /// The call that is made, or has a result that no connection has used.
     call: Mutex<Option<Call>>,
@@ -194,7 +191,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 impl CredentialSource {
     /// The credentials for a connection that is made now, or why there are none.
-    async fn latest(&self, wait: Duration) -> Result<Credentials, String> {
+    async fn latest(self: &Arc<Self>, wait: Duration) -> Result<Credentials, String> {
         let mut call = self.call();
         let returned = match timeout(wait, call.wait_for(Option::is_some)).await {
             Ok(Ok(returned)) => returned.clone(),
@@ -218,13 +215,13 @@ impl CredentialSource {
 
     /// A server has seen the credentials that were returned last: the next connection gets others.
     fn used(&self) {
-        let mut call = lock(&self.0.call);
+        let mut call = lock(&self.call);
         call.take_if(|call| call.returned.borrow().is_some());
     }
 
     /// The call that is made, or a new one.
-    fn call(&self) -> watch::Receiver<Option<Returned>> {
-        let mut call = lock(&self.0.call);
+    fn call(self: &Arc<Self>) -> watch::Receiver<Option<Returned>> {
+        let mut call = lock(&self.call);
         let is_usable = call.as_ref().is_some_and(|call| match &*call.returned.borrow() {
             Some(returned) => returned.at.elapsed() < KEPT,
             None => call.returned.has_changed().is_ok(),
@@ -233,7 +230,7 @@ impl CredentialSource {
             return call.returned.clone();
         }
         let (sender, returned) = watch::channel(None);
-        let source = self.0.clone();
+        let source = self.clone();
         let task = tokio::spawn(async move {
             let credentials = timeout(CALL_TIMEOUT, (source.provider)()).await;
             let credentials = credentials.unwrap_or_else(|_| Err(format!("it did not return within {CALL_TIMEOUT:?}")));
@@ -252,17 +249,12 @@ impl CredentialSource {
 
 /// The credentials of one connection, which is made again when it is lost.
 pub(super) struct Authenticator {
-    source: CredentialSource,
+    source: Arc<CredentialSource>,
     /// When the connection is authenticated again.
     due: watch::Sender<Option<Instant>>,
 }
 
 impl Authenticator {
-    pub(super) fn new(source: CredentialSource) -> Self {
-        let (due, _) = watch::channel(None);
-        Self { source, due }
-    }
-
     /// The credentials for a connection that is made now, or why there are none. Other connections get the same until a server has
     /// [seen](Self::tried) them.
     pub(super) async fn credentials(&self) -> Result<Credentials, String> {
@@ -355,14 +347,15 @@ pub(super) async fn until<T>(time: Option<Instant>, future: impl Future<Output =
 pub(super) struct ConnectionSettings {
     /// How many there are.
     pub(super) number: usize,
-    pub(super) credentials: Option<CredentialSource>,
+    pub(super) credentials: Option<Arc<CredentialSource>>,
 }
 
 impl ConnectionSettings {
     /// The credentials of a new connection, if they are not part of the URL.
     pub(super) fn authenticator(&self) -> Option<Arc<Authenticator>> {
+        let (due, _) = watch::channel(None);
         let source = self.credentials.clone()?;
-        Some(Arc::new(Authenticator::new(source)))
+        Some(Arc::new(Authenticator { source, due }))
     }
 }
 

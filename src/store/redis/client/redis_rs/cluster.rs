@@ -276,19 +276,13 @@ impl ClusterState {
         others.extend(known);
         let others: Vec<_> = others.into_iter().filter(|other| !self.seeds.contains(other)).collect();
         for addresses in [&self.seeds, &others] {
-            if let Some(ranges) = self.first_ranges(addresses).await {
+            let asked = addresses.iter().map(|other| self.ranges_from(other, CONNECT_TIMEOUT));
+            let replied = run_together(asked, Option::is_some).await;
+            if let Some(ranges) = replied.into_iter().flatten().next() {
                 return self.replace_slots(ranges);
             }
         }
         false
-    }
-
-    /// Those from the first of these nodes that replies.
-    async fn first_ranges(&self, addresses: &[Address]) -> Option<Vec<SlotRange>> {
-        let asked = addresses
-            .iter()
-            .map(|address| self.ranges_from(address, CONNECT_TIMEOUT));
-        run_together(asked, Option::is_some).await.into_iter().flatten().next()
     }
 
     async fn ranges_from(&self, address: &Address, connect_timeout: Duration) -> Option<Vec<SlotRange>> {
@@ -311,7 +305,7 @@ impl ClusterState {
         let slots = lock(&self.slots);
         let nodes = slots.nodes.values();
         let failures: Vec<_> = match slots.ranges.is_empty() {
-            true => nodes.filter_map(|node| node.connections.connection_failure()).collect(),
+            true => nodes.filter_map(|node| node.connections.connection().err()).collect(),
             false => Vec::new(),
         };
         drop(slots);

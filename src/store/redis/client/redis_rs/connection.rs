@@ -85,15 +85,10 @@ impl ServerConnections {
         self.connection()?.send(command, asking).await
     }
 
-    fn connection(&self) -> Result<Connection, Failure> {
+    pub(super) fn connection(&self) -> Result<Connection, Failure> {
         self.connections.connection(ManagedConnection::connected, |connection| {
             connection.health.is_suspect()
         })
-    }
-
-    /// The failure if there is no connection.
-    pub(super) fn connection_failure(&self) -> Option<Failure> {
-        self.connection().err()
     }
 
     /// Waits until there is a connection, or a refusal.
@@ -177,7 +172,7 @@ async fn find_listening(addresses: impl Iterator<Item = SocketAddr>) -> io::Resu
 }
 
 #[derive(Clone)]
-struct Connection {
+pub(super) struct Connection {
     server: Arc<ConnectionAddr>,
     redis: MultiplexedConnection,
     health: Arc<ConnectionHealth>,
