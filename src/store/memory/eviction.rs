@@ -68,9 +68,9 @@ impl Queues {
     }
 
     /// Removes invalid places, of which there would be many if keys are added and removed often.
-    pub(super) fn compact(&mut self, counts: &HashTable<Entry>) {
+    pub(super) fn compact(&mut self, counts: &mut HashTable<Entry>) {
         if self.free.len() > 2 * self.keys + 64 {
-            self.free.retain(|Reverse(place)| place.find(counts).is_some());
+            self.free.retain(|Reverse(place)| place.find_mut(counts).is_some());
         }
     }
 
@@ -145,11 +145,6 @@ impl Place {
     }
 
     /// The entry of the key, if this is its valid place.
-    fn find<'a>(&self, counts: &'a HashTable<Entry>) -> Option<&'a Entry> {
-        let Self(_, serial, hash) = *self;
-        counts.find(hash, |entry| entry.count.serial == serial)
-    }
-
     fn find_mut<'a>(&self, counts: &'a mut HashTable<Entry>) -> Option<&'a mut Entry> {
         let Self(_, serial, hash) = *self;
         counts.find_mut(hash, |entry| entry.count.serial == serial)

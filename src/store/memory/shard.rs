@@ -212,7 +212,7 @@ impl Shard {
         if let Some(queues) = Self::queues(&mut self.policies, id) {
             queues.keys -= 1;
             queues.unlist(&count, hash);
-            queues.compact(&self.counts);
+            queues.compact(&mut self.counts);
         }
     }
 
@@ -227,7 +227,7 @@ impl Shard {
         queues.unlist(&entry.count, id.hash);
         entry.count.serial = self.serial;
         queues.enlist(entry, now);
-        queues.compact(&self.counts);
+        queues.compact(&mut self.counts);
     }
 
     fn queues<'a>(policies: &'a mut [Queues], id: &Id<'_>) -> Option<&'a mut Queues> {
