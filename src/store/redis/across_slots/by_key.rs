@@ -49,11 +49,7 @@ impl Progress<'_> {
 
         let mut failure = None;
         for position in positions {
-            let operation = if operation.decides() && !self.allowed {
-                Operation::Peek
-            } else {
-                operation
-            };
+            let operation = self.next(operation);
             let part = if matches!(operation, Operation::Ban { .. }) {
                 request.part_of_bans(operation, *position)
             } else {

@@ -132,12 +132,7 @@ impl<'a> Progress<'a> {
         let mut failure = None;
         for (slot, positions) in slots {
             let of_request = self.request.operation;
-            let operation = if of_request.decides() && !self.allowed {
-                // After a denial, the other slots only report their states.
-                Operation::Peek
-            } else {
-                of_request
-            };
+            let operation = self.next(of_request);
             match self.run_in(slot, &positions, operation).await {
                 Ok(()) => {}
                 // The request is denied and its charges are refunded, whether or not this slot replies.
@@ -153,6 +148,14 @@ impl<'a> Progress<'a> {
             }
         }
         failure.map_or(Ok(()), Err)
+    }
+
+    /// The next part of an operation. After a denial the others only report their states.
+    fn next(&self, operation: Operation) -> Operation {
+        match operation.decides() && !self.allowed {
+            true => Operation::Peek,
+            false => operation,
+        }
     }
 
     /// Refunds the charges of a check that is denied or fails, and returns the refunds.
