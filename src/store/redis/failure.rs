@@ -50,11 +50,6 @@ impl Failure {
         )
     }
 
-    /// No attempt to connect has ended since the start, or since the connection was lost.
-    pub(super) fn still_connecting() -> Self {
-        Self::Unreachable("still connecting".into())
-    }
-
     pub(super) fn malformed_reply() -> Self {
         Self::Protocol("the reply of Redis is not one of the script")
     }
@@ -83,6 +78,11 @@ impl Failure {
     /// Whether there was no reply, not even an error.
     pub(super) fn is_no_reply(&self) -> bool {
         matches!(self, Self::Timeout | Self::Unreachable(_))
+    }
+
+    /// Whether the server replies so until its settings or those of the store are changed.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Forbidden(_))
     }
 
     /// Whether nothing listens where Redis should.

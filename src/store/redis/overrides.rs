@@ -186,7 +186,7 @@ pub(super) async fn read_first(overrides: &Overrides) -> Result<(), StoreError> 
     let mut pause = SHORTEST_PAUSE;
     loop {
         match redis.call_in_task(overrides, Vec::new()).await {
-            Err(failure) if !failure.is_of_key() && !matches!(failure, Failure::Forbidden(_)) => sleep(pause).await,
+            Err(failure) if !failure.is_of_key() && !failure.is_refusal() => sleep(pause).await,
             read => return read.map_err(|failure| explain(failure, &redis.backend)),
         }
         pause = PAUSE.min(2 * pause);

@@ -50,7 +50,7 @@ const ONE_SERVER: [u32; 4] = [0, 1, 2, 3];
 async fn all_or_refusal<F: Future<Output = Result<(), Failure>>>(
     trials: impl Iterator<Item = F>,
 ) -> Result<(), Failure> {
-    let is_refused = |tried: &Result<(), Failure>| matches!(tried, Err(Failure::Forbidden(_)));
+    let is_refused = |tried: &Result<(), Failure>| tried.as_ref().is_err_and(Failure::is_refusal);
     let mut tried = run_together(trials, is_refused).await;
     tried.sort_by_key(|tried| !is_refused(tried));
     tried.into_iter().collect()
@@ -79,10 +79,8 @@ async fn run_trial_at(backend: &Backend, call: &ScriptCall) -> Result<(), Failur
 async fn teach(backend: &Backend, trial: &ScriptCall) -> Result<(), Failure> {
     let calls = ScriptName::of_checks().map(|script| async move {
         let call = ScriptCall::empty(script, trial.keys.clone());
-        match backend.run_long_call(&call).await {
-            Err(refused @ Failure::Forbidden(_)) => Err(refused),
-            Ok(_) | Err(_) => Ok(()),
-        }
+        let refused = backend.run_long_call(&call).await.err().filter(Failure::is_refusal);
+        refused.map_or(Ok(()), Err)
     });
     all_or_refusal(calls).await
 }
@@ -254,7 +252,7 @@ async fn until_success(backend: &Weak<Backend>, mut tried: impl FnMut(Option<Fai
         tried(None);
         match try_all(&backend).await {
             Ok(()) => return Ok(()),
-            Err(refused @ Failure::Forbidden(_)) => return Err(refused),
+            Err(refused) if refused.is_refusal() => return Err(refused),
             Err(_) if backend.has_lost_its_runtime() => return Err(Failure::ended_runtime()),
             Err(failure) => tried(Some(failure)),
         }

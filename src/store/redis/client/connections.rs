@@ -52,11 +52,12 @@ impl<T> InTurn<T> {
             match connected(one) {
                 Ok(connection) if !is_suspect(&connection) => return Ok(connection),
                 Ok(connection) => suspect = suspect.or(Some(connection)),
-                Err(error) if !matches!(failure, Some(Failure::Forbidden(_))) => failure = error.or(failure),
+                Err(error) if !failure.as_ref().is_some_and(Failure::is_refusal) => failure = error.or(failure),
                 Err(_) => {}
             }
         }
-        suspect.ok_or_else(|| failure.unwrap_or_else(Failure::still_connecting))
+        // Without a failure, no attempt has ended since the start, or since the connection was lost.
+        suspect.ok_or_else(|| failure.unwrap_or_else(|| Failure::Unreachable("still connecting".into())))
     }
 }
 
@@ -105,7 +106,7 @@ impl<C: Clone + Send + Sync + 'static> ManagedConnection<C> {
     /// The connection, or why there is none, from the latest attempt, if one has ended.
     pub(super) fn connected(&self) -> Result<C, Option<Failure>> {
         Err(Some(match &*self.state.borrow() {
-            ConnectionState::Failed(failure @ Failure::Forbidden(_)) => failure.clone(),
+            ConnectionState::Failed(failure) if failure.is_refusal() => failure.clone(),
             _ if self.keeper.0.is_finished() => Failure::ended_runtime(),
             ConnectionState::Connected(connection) => return Ok(connection.clone()),
             ConnectionState::Failed(failure) => failure.clone(),
@@ -119,7 +120,7 @@ impl<C: Clone + Send + Sync + 'static> ManagedConnection<C> {
         let mut state = self.state.clone();
         let settled = state.wait_for(|state| match state {
             ConnectionState::Connected(_) => true,
-            ConnectionState::Failed(failure) => matches!(failure, Failure::Forbidden(_)),
+            ConnectionState::Failed(failure) => failure.is_refusal(),
             ConnectionState::Connecting => false,
         });
         let _ = settled.await; // an error means that the store is dropped
@@ -160,7 +161,7 @@ where
                         Some(_) | None => (1, false),
                     };
                     // One that does not answer yet may be about to.
-                    let is_due = times >= 3 || matches!(failure, Failure::Forbidden(_));
+                    let is_due = times >= 3 || failure.is_refusal();
                     if is_due && !is_logged {
                         let (server, error) = (&*primary.to_string(), &*failure.cause());
                         tracing::warn!(

@@ -302,17 +302,14 @@ impl ClusterState {
 
     /// The failure for a slot without a known primary.
     fn no_primary(&self) -> Failure {
+        let mut failures = Vec::from_iter(lock(&self.slots_failure).clone());
         let slots = lock(&self.slots);
-        let nodes = slots.nodes.values();
-        let failures: Vec<_> = match slots.ranges.is_empty() {
-            true => nodes.filter_map(|node| node.connections.connection().err()).collect(),
-            false => Vec::new(),
-        };
-        drop(slots);
-        let is_refusal = |failure: &&Failure| matches!(failure, Failure::Forbidden(_));
-        let refusal = failures.iter().find(is_refusal).cloned();
-        let failure = refusal.or_else(|| lock(&self.slots_failure).clone());
-        let failure = failure.or_else(|| failures.into_iter().next());
+        if slots.ranges.is_empty() {
+            let nodes = slots.nodes.values();
+            failures.extend(nodes.filter_map(|node| node.connections.connection().err()));
+        }
+        // A refusal first.
+        let failure = failures.into_iter().min_by_key(|failure| !failure.is_refusal());
         failure.unwrap_or_else(|| Failure::Unreachable("no node of the cluster has this slot".into()))
     }
 
