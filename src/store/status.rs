@@ -75,19 +75,16 @@ pub(crate) fn summary(nodes: &[NodeStatus]) -> Option<String> {
     let (decided, failed) = nodes.iter().fold((0, 0), |(decided, failed), node| {
         (decided + node.decided, failed + node.failed)
     });
-    let states = [NodeState::Down, NodeState::Degraded].into_iter().filter_map(|state| {
-        let number = nodes.iter().filter(|node| node.state == state).count();
-        (number > 0).then_some((number, state))
-    });
-    let states: Vec<_> = states.collect();
-    let states = match (&*states, nodes) {
-        ([], _) if failed == 0 => return None,
-        ([], _) => String::new(),
-        ([(_, state), ..], [_]) => format!("{state}: "),
-        ([(number, state)], _) => format!("{number} of {} nodes {state}: ", nodes.len()),
-        ([(number, state), (other_number, other), ..], _) => {
-            format!("{number} of {} nodes {state}, {other_number} {other}: ", nodes.len())
-        }
+    let [down, degraded] =
+        [NodeState::Down, NodeState::Degraded].map(|state| nodes.iter().filter(|node| node.state == state).count());
+    let states = match (down, degraded, nodes.len()) {
+        (0, 0, _) if failed == 0 => return None,
+        (0, 0, _) => String::new(),
+        (1, 0, 1) => "down: ".to_owned(),
+        (0, 1, 1) => "degraded: ".to_owned(),
+        (_, 0, all) => format!("{down} of {all} nodes down: "),
+        (0, _, all) => format!("{degraded} of {all} nodes degraded: "),
+        (_, _, all) => format!("{down} of {all} nodes down, {degraded} degraded: "),
     };
     Some(match (100 * failed).checked_div(decided + failed) {
         None => format!("{states}no check was made"),
