@@ -109,21 +109,6 @@ impl Backend {
         self.several_slots.get().copied().unwrap_or_default()
     }
 
-    /// Fails while the breaker is open, for so many checks. The probes of a cluster node are sent to the node of the `key`.
-    pub(super) fn check_breaker(
-        self: &Arc<Self>,
-        breaker: &Arc<Breaker>,
-        checks: usize,
-        key: impl FnOnce() -> Option<Bytes>,
-    ) -> Result<(), StoreError> {
-        let Some(error) = breaker.error() else { return Ok(()) };
-        let key = key();
-        let node = self.client.node(|| slot_of(key.as_deref().unwrap_or_default()));
-        self.client.health().failed_without_call(&node, checks as u64, &error);
-        self.ensure_probe(breaker, || key);
-        Err(error.recorded())
-    }
-
     /// The failure of a check in this slot that was not decided in time.
     pub(super) fn timed_out(&self, slot: u16) -> StoreError {
         let error = StoreError::from(Failure::Timeout);
@@ -227,7 +212,7 @@ impl Backend {
     }
 
     /// Starts a task that probes Redis, if the breaker is open and no such task runs.
-    fn ensure_probe(self: &Arc<Self>, breaker: &Arc<Breaker>, key: impl FnOnce() -> Option<Bytes>) {
+    pub(super) fn ensure_probe(self: &Arc<Self>, breaker: &Arc<Breaker>, key: impl FnOnce() -> Option<Bytes>) {
         if breaker.start_probe() {
             let (backend, breaker) = (Arc::downgrade(self), breaker.clone());
             let probed = breaker.clone();

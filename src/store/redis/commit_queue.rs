@@ -49,10 +49,17 @@ impl CommitQueue {
 
     /// Fails while the breaker is open, for so many checks, of which these are some.
     pub(super) fn check_breaker(&self, checks: usize, requests: &[OwnedRequest]) -> Result<(), StoreError> {
-        self.backend.check_breaker(&self.breaker, checks, || {
-            let charge = requests.iter().flat_map(|request| request.charges()).next()?;
-            Some(self.backend.key_format.of_count(charge).concat().into())
-        })
+        let Some(error) = self.breaker.error() else {
+            return Ok(());
+        };
+        let Backend { client, key_format, .. } = &*self.backend;
+        let node = client.node(|| slot_of_first(requests));
+        client.health().failed_without_call(&node, checks as u64, &error);
+        // In a cluster the probes are sent to the node of this key.
+        let charge = requests.iter().flat_map(|request| request.charges()).next();
+        let key = || Some(key_format.of_count(charge?).concat().into());
+        self.backend.ensure_probe(&self.breaker, key);
+        Err(error.recorded())
     }
 
     /// Sends requests in one call once the future is polled, and waits for the reply.
