@@ -154,7 +154,7 @@ impl RedisStoreBuilder {
             Some(Source::Fred(clients)) => return FredClient::from_clients(clients, settings).map(RedisClient::Fred),
             #[cfg(feature = "cluster")]
             Some(Source::RedisRs(client)) => {
-                let client = RedisRsClient::from_client(client, settings);
+                let client = RedisRsClient::of_server(client.get_connection_info(), settings);
                 return Ok(RedisClient::RedisRs(client));
             }
             #[cfg(feature = "cluster")]

@@ -29,10 +29,7 @@ impl Failure {
     /// The failure for an error while a connection is set up.
     pub(super) fn of_connection(error: impl Display) -> Self {
         let error = shortened(error);
-        match Refusal::of_connection(&error) {
-            Some(refusal) => Self::Forbidden(refusal),
-            None => Self::Unreachable(error.into()),
-        }
+        Refusal::of_connection(&error).map_or(Self::Unreachable(error.into()), Self::Forbidden)
     }
 
     /// The same failure, of this server.

@@ -69,10 +69,8 @@ async fn run_trial_at(backend: &Backend, call: &ScriptCall) -> Result<(), Failur
     let [command, error] = &*reply.errors else {
         return Ok(());
     };
-    Err(match Refusal::of_trial(command, error) {
-        Some(refusal) => Failure::Forbidden(refusal),
-        None => Failure::Refused(error.clone()),
-    })
+    let refusal = Refusal::of_trial(command, error);
+    Err(refusal.map_or_else(|| Failure::Refused(error.clone()), Failure::Forbidden))
 }
 
 /// Calls each script of checks without a check, so that Redis knows it before the first one. It fails if Redis refuses a script.

@@ -53,31 +53,27 @@ impl RedisRsClient {
             let nodes = url.node_urls().map(parse).collect::<Result<Vec<_>, _>>()?;
             return Self::cluster(&nodes, settings);
         }
-        let server = for_limiter(&parse(url.server_url())?);
+        let server = parse(url.server_url())?;
         let Some(service) = url.sentinel_service() else {
-            return Ok(Self::of_server(server, settings));
+            return Ok(Self::of_server(&server, settings));
         };
         let sentinels: Vec<_> = url.node_urls().map(parse).collect::<Result<_, _>>()?;
         let sentinels = Sentinels::new(sentinels.iter().map(without_library_name), service.clone());
-        Ok(Self::new(service, server, Some(sentinels), settings))
+        Ok(Self::new(service, &server, Some(sentinels), settings))
     }
 
-    pub(in crate::store::redis) fn from_client(client: &redis::Client, settings: &ConnectionSettings) -> Self {
-        Self::of_server(for_limiter(client.get_connection_info()), settings)
-    }
-
-    fn of_server(server: ConnectionInfo, settings: &ConnectionSettings) -> Self {
+    pub(in crate::store::redis) fn of_server(server: &ConnectionInfo, settings: &ConnectionSettings) -> Self {
         Self::new(server.addr().to_string(), server, None, settings)
     }
 
     fn new(
         address: String,
-        server: ConnectionInfo,
+        server: &ConnectionInfo,
         sentinels: Option<Sentinels>,
         settings: &ConnectionSettings,
     ) -> Self {
         Self {
-            servers: Servers::One(ServerConnections::new(server, sentinels, settings)),
+            servers: Servers::One(ServerConnections::new(for_limiter(server), sentinels, settings)),
             settings: settings.clone(),
             health: Health::of_server(address),
         }
