@@ -15,9 +15,11 @@ use http::{
     header::{AGE, DATE, RETRY_AFTER},
 };
 
-use super::headers::{
-    GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT, RATELIMIT_POLICY, count, split,
+use super::{
+    headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS_DETAILS, RATELIMIT, RATELIMIT_POLICY, count, limits, split},
+    response::{RESOURCE_EXHAUSTED, UNAVAILABLE},
 };
+use crate::decide::grpc_status_in;
 
 /// The pause after a `429` that has no wait, which RFC 6585 §4 permits.
 const WITHOUT_WAIT: Duration = Duration::from_secs(1);
@@ -56,11 +58,10 @@ fn is_stored(headers: &HeaderMap) -> bool {
 ///
 /// Without a wait it may be about something else, such as a message that is too large.
 pub(crate) fn requested_by_grpc(fields: &HeaderMap) -> Option<Duration> {
-    const RESOURCE_EXHAUSTED: &str = "8";
-    const UNAVAILABLE: &str = "14";
-
-    let status = text_of(fields, GRPC_STATUS.as_str())?;
-    if status != RESOURCE_EXHAUSTED && status != UNAVAILABLE {
+    if ![RESOURCE_EXHAUSTED, UNAVAILABLE]
+        .map(i32::from)
+        .contains(&grpc_status_in(fields)?)
+    {
         return None;
     }
     let details = fields.get(GRPC_STATUS_DETAILS);
@@ -84,7 +85,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok().map(str::trim)
+    lines_of(headers, name).next()?
 }
 
 /// The seconds since the Unix epoch of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`, or of one in an obsolete format
@@ -95,44 +96,36 @@ pub(crate) fn seconds_of(date: &str) -> Option<u64> {
 }
 
 /// The longest wait of the policies in `RateLimit` of which nothing remains, in the syntax of any draft from -07 on.
-///
-/// In drafts -08 to -11 it is a list of `"name";r=0;t=30`; in draft -07 `limit=10, remaining=0, reset=30`.
 pub(crate) fn wait_of_exhausted(headers: &HeaderMap) -> Option<Duration> {
-    let lines_of = |name| headers.get_all(name).iter().filter_map(|line| line.to_str().ok());
-    let lines: Vec<&str> = lines_of(RATELIMIT).collect();
+    let lines: Vec<&str> = lines_of(headers, RATELIMIT.as_str()).flatten().collect();
     // Lines are one list, or one dictionary (RFC 9651 §4.2).
     let joined = lines.join(",");
     // A slot may be free long before its lease would have expired.
-    let policies = lines_of(RATELIMIT_POLICY).collect::<Vec<_>>().join(",");
+    let policies: Vec<&str> = lines_of(headers, RATELIMIT_POLICY.as_str()).flatten().collect();
+    let policies = policies.join(",");
     let of_slots = split(&policies, ',').filter(|policy| parts(policy).any(|part| part == CONCURRENT_REQUESTS));
     let of_slots: BTreeSet<_> = of_slots.filter_map(|policy| parts(policy).next()).collect();
-    let is_of_slots = |member: &str| parts(member).next().is_some_and(|name| of_slots.contains(name));
-    let of_members = split(&joined, ',').filter(|member| !is_of_slots(member));
-    let of_members = of_members.map(|member| exhausted(member, ';', ["r", "t"]));
-    let of_lines = lines.iter().copied().chain([&*joined]);
-    let of_lines = of_lines.map(|line| exhausted(line, ',', ["remaining", "reset"]));
-    let waits = of_members.chain(of_lines).flatten();
+    let is_of_slots = |limit| parts(limit).next().is_some_and(|name| of_slots.contains(name));
+    let limits = lines.iter().copied().chain([&*joined]).flat_map(limits);
+    let waits = limits.filter_map(|(limit, [remaining, wait])| {
+        let is_exhausted = count(remaining?) == Some(0) && !is_of_slots(limit);
+        is_exhausted.then(|| wait?.parse().ok())?
+    });
     waits.max().map(Duration::from_secs)
 }
-
-/// The quota unit of a policy of slots.
-const CONCURRENT_REQUESTS: &str = r#"qu="concurrent-requests""#;
 
 /// The value and the parameters of the member of a list.
 fn parts(member: &str) -> impl Iterator<Item = &str> {
     split(member, ';').map(str::trim)
 }
 
-/// The seconds of the second parameter if nothing remains by the first one. Of equal names the last one counts (RFC 9651
-/// §4.2.3.2).
-fn exhausted(text: &str, delimiter: char, names: [&str; 2]) -> Option<u64> {
-    let [remaining, wait] = names.map(|name| {
-        let parameters = split(text, delimiter).filter_map(|parameter| parameter.split_once('='));
-        let (_, value) = parameters.filter(|(key, _)| key.trim() == name).last()?;
-        // Without its own parameters.
-        value.split(';').next().map(str::trim)
-    });
-    wait?.parse().ok().filter(|_| remaining.and_then(count) == Some(0))
+/// The quota unit of a policy of slots.
+const CONCURRENT_REQUESTS: &str = r#"qu="concurrent-requests""#;
+
+/// The lines of a field; `None` for one that is not text.
+fn lines_of<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = Option<&'a str>> {
+    let lines = headers.get_all(name).iter();
+    lines.map(|line| line.to_str().ok().map(str::trim))
 }
 
 /// The names of what remains and of its reset: of draft -06, those that no standard defines, and those of OpenAI.
@@ -147,19 +140,12 @@ const PAIRS: [[&str; 2]; 5] = [
 /// The longest wait of the limits of which nothing remains, in fields with one value each. Several lines are of several limits.
 fn wait_in_single_fields(headers: &HeaderMap) -> Option<Duration> {
     let waits = PAIRS.iter().flat_map(|[remaining, reset]| {
-        let lines_of = |name| {
-            headers
-                .get_all(name)
-                .iter()
-                .map(|line| line.to_str().ok().map(str::trim))
-        };
-        lines_of(*remaining)
-            .zip(lines_of(*reset))
-            .filter_map(|(remaining, reset)| {
-                // Some services write a negative number, or `0.0`.
-                let remaining: f64 = remaining?.parse().ok()?;
-                (remaining <= 0.0).then(|| wait_until(reset?, headers))?
-            })
+        let lines = lines_of(headers, remaining).zip(lines_of(headers, reset));
+        lines.filter_map(|(remaining, reset)| {
+            // Some services write a negative number, or `0.0`.
+            let remaining: f64 = remaining?.parse().ok()?;
+            (remaining <= 0.0).then(|| wait_until(reset?, headers))?
+        })
     });
     waits.max()
 }

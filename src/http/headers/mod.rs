@@ -6,7 +6,7 @@ use std::{fmt, sync::Arc};
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
 pub(crate) use self::{
-    values::{count, delay_secs, retry_after, split},
+    values::{count, delay_secs, limits, retry_after, split},
     write::{CDN_CACHE_CONTROL, is_for_shared_caches},
 };
 pub(crate) use crate::decide::GRPC_STATUS;

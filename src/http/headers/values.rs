@@ -169,25 +169,33 @@ pub(crate) fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
 
 /// What is left by lines of `RateLimit`; of several, the least.
 pub(super) fn least_remaining<'a>(lines: impl IntoIterator<Item = &'a HeaderValue>) -> Option<u64> {
-    lines
-        .into_iter()
-        .filter_map(|line| remaining(line.to_str().ok()?))
-        .min()
+    let lines = lines.into_iter();
+    lines.filter_map(|line| remaining(line.to_str().ok()?)).min()
 }
 
-/// What is left by a line of `RateLimit`: `remaining` in the dictionary of draft -07, the least `r` in the list of later drafts.
+/// What is left by a line of `RateLimit`: the least of its limits.
 pub(super) fn remaining(line: &str) -> Option<u64> {
-    // A number is without its parameters (RFC 9651 §3.2).
-    let number = |text: &str| count(text.split(';').next()?.trim_end());
-    if is_dictionary(line) {
-        let members = split(line, ',').filter_map(|member| number(member.trim().strip_prefix("remaining=")?));
-        return members.last();
-    }
+    limits(line).filter_map(|(_, [remaining, _])| count(remaining?)).min()
+}
 
-    let parameters = split(line, ',').flat_map(|member| split(member, ';').map(str::trim));
-    parameters
-        .filter_map(|parameter| count(parameter.strip_prefix("r=")?))
-        .min()
+/// The limits in a line of `RateLimit`, each with what remains of it and the seconds until its reset: the members of a list such as
+/// `"name";r=0;t=30`, of the drafts -08 to -11, or a dictionary such as `limit=10, remaining=0, reset=30`, of draft -07.
+pub(crate) fn limits(line: &str) -> impl Iterator<Item = (&str, [Option<&str>; 2])> {
+    // A line has no line break.
+    let (between_limits, delimiter, names) = match is_dictionary(line) {
+        true => ('\n', ',', ["remaining", "reset"]),
+        false => (',', ';', ["r", "t"]),
+    };
+    split(line, between_limits).map(move |limit| {
+        let value_of = |name| {
+            let parameters = split(limit, delimiter).filter_map(|parameter| parameter.split_once('='));
+            // Of equal names the last one counts (RFC 9651 §4.2.3.2).
+            let (_, value) = parameters.filter(|(key, _)| key.trim() == name).last()?;
+            // Without its own parameters (§3.2).
+            value.split(';').next().map(str::trim)
+        };
+        (limit, names.map(value_of))
+    })
 }
 
 /// A number that is at least 0, rounded down. Some services write a negative one when a limit is exceeded, and some a fraction.
@@ -214,7 +222,7 @@ pub(super) fn join_dictionary(headers: &mut HeaderMap, name: &HeaderName) {
 
 /// Leaves one line of fields with a single value (RFC 9110 §5.3): of several, those with the least remaining.
 ///
-/// Returns what that one has remaining.
+/// Returns what that one has remaining. Without a number, all stay.
 pub(super) fn keep_one_line<const N: usize>(
     headers: &mut HeaderMap,
     names: [&HeaderName; N],
@@ -223,18 +231,16 @@ pub(super) fn keep_one_line<const N: usize>(
 ) -> Option<u64> {
     let lines = headers.get_all(remaining_name).iter().enumerate();
     let numbers = lines.filter_map(|(nth, line)| Some((remaining_of(line.to_str().ok()?)?, nth)));
-    let least = numbers.min();
+    let (least, nth) = numbers.min()?;
     for name in names {
-        let mut lines = headers.get_all(name).iter();
-        let first = lines.next();
-        if lines.next().is_some() {
-            let nth = least.map_or(0, |(_, nth)| nth);
-            if let Some(kept) = headers.get_all(name).iter().nth(nth).or(first).cloned() {
-                headers.insert(name, kept);
-            }
+        let lines = || headers.get_all(name).iter();
+        if lines().nth(1).is_some()
+            && let Some(kept) = lines().nth(nth).or(lines().next()).cloned()
+        {
+            headers.insert(name, kept);
         }
     }
-    least.map(|(remaining, _)| remaining)
+    Some(least)
 }
 
 #[cfg(test)]

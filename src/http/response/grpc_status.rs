@@ -10,9 +10,9 @@ use crate::{Decision, Limit, PolicyDecision};
 // google.rpc.Code
 pub(super) const INVALID_ARGUMENT: u8 = 3;
 const PERMISSION_DENIED: u8 = 7;
-const RESOURCE_EXHAUSTED: u8 = 8;
+pub(crate) const RESOURCE_EXHAUSTED: u8 = 8;
 const INTERNAL: u8 = 13;
-const UNAVAILABLE: u8 = 14;
+pub(crate) const UNAVAILABLE: u8 = 14;
 /// The last code.
 pub(super) const UNAUTHENTICATED: u8 = 16;
 
