@@ -210,21 +210,19 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// The delay of the `google.rpc.RetryInfo` in a `google.rpc.Status`, the value of `grpc-status-details-bin`.
 fn retry_delay(details: &[u8]) -> Option<Duration> {
     let status = BASE64.decode(details).ok()?;
-    let mut details = Fields(&status).filter(|(number, _)| *number == 3);
-    let delay = details.find_map(|(_, any)| {
-        let any = any.bytes()?;
-        let url = Fields(any).bytes_of(1)?;
-        let info = Fields(any)
-            .bytes_of(2)
-            .filter(|_| url.ends_with(b"/google.rpc.RetryInfo"));
-        Fields(info?).bytes_of(1)
+    let mut details = Fields(&status).filter(|field| field.tag == 3 << 3 | BYTES);
+    let delay = details.find_map(|any| {
+        let url = Fields(any.bytes).bytes_of(1)?;
+        let info = Fields(any.bytes).bytes_of(2)?;
+        let is_retry_info = url.ends_with(b"/google.rpc.RetryInfo");
+        is_retry_info.then(|| Fields(info).bytes_of(1))?
     })?;
 
     let (mut seconds, mut nanos) = (0, 0);
-    for (number, value) in Fields(delay) {
-        match (number, value) {
-            (1, Value::Number(value)) => seconds = value,
-            (2, Value::Number(value)) => nanos = value,
+    for Field { tag, number, .. } in Fields(delay) {
+        match tag {
+            SECONDS => seconds = number,
+            NANOS => nanos = number,
             _ => {}
         }
     }
@@ -233,48 +231,48 @@ fn retry_delay(details: &[u8]) -> Option<Duration> {
     i64::try_from(seconds).ok().map(|_| Duration::new(seconds, nanos))
 }
 
-/// The fields of a message, with their numbers, up to the first one that is malformed.
+/// The fields of a message, up to the first one that is malformed.
 struct Fields<'a>(&'a [u8]);
 
-enum Value<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
-    /// Of a fixed length, which the messages here do not have.
-    Fixed,
+struct Field<'a> {
+    /// Its number, times 8, and its type.
+    tag: u64,
+    /// The value of a field of type 0.
+    number: u64,
+    /// That of one of another type.
+    bytes: &'a [u8],
 }
 
-impl<'a> Value<'a> {
-    fn bytes(&self) -> Option<&'a [u8]> {
-        match self {
-            Self::Bytes(bytes) => Some(bytes),
-            Self::Number(_) | Self::Fixed => None,
-        }
-    }
-}
+/// The type of texts, bytes and messages.
+const BYTES: u64 = 2;
+
+/// The tags of the fields of a `google.protobuf.Duration`.
+const SECONDS: u64 = 1 << 3;
+const NANOS: u64 = 2 << 3;
 
 impl<'a> Iterator for Fields<'a> {
-    type Item = (u64, Value<'a>);
+    type Item = Field<'a>;
 
-    fn next(&mut self) -> Option<Self::Item> {
+    fn next(&mut self) -> Option<Field<'a>> {
         let tag = self.varint()?;
-        let value = match tag & 7 {
-            0 => Value::Number(self.varint()?),
-            1 => self.take(8).map(|_| Value::Fixed)?,
-            2 => {
-                let length = self.varint()?;
-                Value::Bytes(self.take(length)?)
-            }
-            5 => self.take(4).map(|_| Value::Fixed)?,
+        let (number, length) = match tag & 7 {
+            0 => (self.varint()?, 0),
+            1 => (0, 8),
+            BYTES => (0, self.varint()?),
+            5 => (0, 4),
             _ => return None,
         };
-        Some((tag >> 3, value))
+        let (bytes, rest) = self.0.split_at_checked(usize::try_from(length).ok()?)?;
+        self.0 = rest;
+        Some(Field { tag, number, bytes })
     }
 }
 
 impl<'a> Fields<'a> {
     /// The first text, bytes or message with this number.
     fn bytes_of(mut self, number: u64) -> Option<&'a [u8]> {
-        self.find_map(|(other, value)| value.bytes().filter(|_| other == number))
+        let field = self.find(|field| field.tag == number << 3 | BYTES)?;
+        Some(field.bytes)
     }
 
     fn varint(&mut self) -> Option<u64> {
@@ -288,12 +286,6 @@ impl<'a> Fields<'a> {
             }
         }
         None
-    }
-
-    fn take(&mut self, length: u64) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(usize::try_from(length).ok()?)?;
-        self.0 = rest;
-        Some(taken)
     }
 }
 
