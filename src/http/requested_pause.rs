@@ -80,19 +80,12 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
     }
-    let until = seconds_of(value)?;
-    Some(Duration::from_secs(until.saturating_sub(now(headers)? as u64)))
+    let until = httpdate::parse_http_date(value).ok()?;
+    Some(until.duration_since(now(headers)).unwrap_or_default())
 }
 
 fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     lines_of(headers, name).next()?
-}
-
-/// The seconds since the Unix epoch of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`, or of one in an obsolete format
-/// (RFC 9110 §5.6.7).
-pub(crate) fn seconds_of(date: &str) -> Option<u64> {
-    let time = httpdate::parse_http_date(date).ok()?;
-    Some(time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs())
 }
 
 /// The longest wait of the policies in `RateLimit` of which nothing remains, in the syntax of any draft from -07 on.
@@ -150,29 +143,25 @@ fn wait_in_single_fields(headers: &HeaderMap) -> Option<Duration> {
     waits.max()
 }
 
-/// The least number that is an epoch in seconds, and the least that is one in milliseconds; below it is a wait in seconds.
-const EPOCHS: [f64; 2] = [1e9, 1e12];
-
 /// Seconds from now, an epoch in seconds or milliseconds, or a duration such as `6m0s`.
 fn wait_until(reset: &str, headers: &HeaderMap) -> Option<Duration> {
     let Ok(number) = reset.parse::<f64>() else {
         return duration(reset);
     };
-    let [seconds, milliseconds] = EPOCHS;
+    let now = now(headers).duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = now.as_secs_f64();
     let wait = match number {
-        epoch if epoch >= milliseconds => epoch / 1_000.0 - now(headers)?,
-        epoch if epoch >= seconds => epoch - now(headers)?,
-        wait => wait,
+        1e12.. => number / 1_000.0 - now,
+        1e9.. => number - now,
+        _ => number,
     };
     Duration::try_from_secs_f64(wait.max(0.0)).ok()
 }
 
 /// The time of the response by the clock of its server; without one, that of its receipt.
-fn now(headers: &HeaderMap) -> Option<f64> {
-    if let Some(sent) = text_of(headers, DATE.as_str()).and_then(seconds_of) {
-        return Some(sent as f64);
-    }
-    Some(SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64())
+fn now(headers: &HeaderMap) -> SystemTime {
+    let sent = text_of(headers, DATE.as_str()).and_then(|date| httpdate::parse_http_date(date).ok());
+    sent.unwrap_or_else(SystemTime::now)
 }
 
 /// A duration as Go writes it: `6m0s`, `1.5s`, `20ms`.
