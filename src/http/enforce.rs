@@ -10,7 +10,11 @@
 //!                    store failed       -> reject: failed, if a policy is `Closed`
 //! ```
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{
+    mem,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use http::request::Parts;
 use smallvec::SmallVec;
@@ -44,7 +48,7 @@ pub(crate) struct Enforcer {
     pub(crate) drained: Option<Bounds>,
     pub(crate) on_decision: Observer<Decision>,
     pub(crate) on_failure: Observer<StoreError>,
-    pub(crate) warned: Arc<Warned>,
+    pub(super) warned: Arc<Warned>,
 }
 
 /// The progress of a check.
@@ -198,8 +202,12 @@ impl Enforcer {
         operation: Operation,
     ) -> Result<(), KeyError> {
         let policy = &context.policies[position];
-        if error.is_misconfigured() {
-            self.warned.of_key(&policy.limit, &error);
+        if error.is_misconfigured() && !self.warned.of_key.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                policy = &*policy.limit.name,
+                error = error.to_string(),
+                "requests are refused, or not observed: their key or limit cannot be determined"
+            );
         }
         if policy.settings.lets_pass(&error) {
             return Ok(());
@@ -214,11 +222,17 @@ impl Enforcer {
     /// The rest of a cost of which outer layers may have charged a part.
     fn rest_of(&self, cost: u64, earlier: &Decision, at: (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
         let (charged, has_other_key) = earlier.charged(at, named, key);
-        if has_other_key {
-            self.warned.of_other_key(named);
+        if has_other_key && !self.warned.of_other_key.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                policy = &*named.name,
+                "nested layers count a policy under two keys of one request; give one of them another name"
+            );
         }
-        if charged > 0 {
-            self.warned.of_repetition(named);
+        if charged > 0 && !self.warned.of_repetition.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                policy = &*named.name,
+                "a policy is met twice on one request; only the larger cost is charged"
+            );
         }
         // A cost above the limit is never admitted, however it is divided between layers.
         cost.saturating_sub(charged * u64::from(cost <= named.limit.quota()))

@@ -23,10 +23,7 @@ mod requested_pause;
 pub mod response;
 mod service;
 
-use std::sync::{
-    Arc, LazyLock,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, LazyLock, atomic::AtomicBool};
 
 #[cfg(feature = "axum")]
 pub use self::axum::undecided_routes;
@@ -41,7 +38,7 @@ use self::{
     headers::Fields,
     response::{Grpc, Problem, ResponseFormat},
 };
-use crate::{decide::CheckContext, key::KeyError, store::NamedLimit};
+use crate::decide::CheckContext;
 
 /// How the callers of a layer or a limiter are told about its decisions: the rate limit fields of responses, and the format of
 /// those to requests that are not admitted.
@@ -71,38 +68,8 @@ impl Presentation {
 
 /// Which warnings were logged.
 #[derive(Debug, Default)]
-pub(crate) struct Warned {
-    key: AtomicBool,
-    repetition: AtomicBool,
-    other_key: AtomicBool,
-}
-
-impl Warned {
-    pub(crate) fn of_key(&self, named: &NamedLimit, error: &KeyError) {
-        if !self.key.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                policy = &*named.name,
-                error = error.to_string(),
-                "requests are refused, or not observed: their key or limit cannot be determined"
-            );
-        }
-    }
-
-    pub(crate) fn of_repetition(&self, named: &NamedLimit) {
-        if !self.repetition.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                policy = &*named.name,
-                "a policy is met twice on one request; only the larger cost is charged"
-            );
-        }
-    }
-
-    pub(crate) fn of_other_key(&self, named: &NamedLimit) {
-        if !self.other_key.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                policy = &*named.name,
-                "nested layers count a policy under two keys of one request; give one of them another name"
-            );
-        }
-    }
+struct Warned {
+    of_key: AtomicBool,
+    of_repetition: AtomicBool,
+    of_other_key: AtomicBool,
 }
