@@ -78,11 +78,7 @@ impl Enforcer {
                 return Progress::Done(Action::Reject(self.reject(rejection, parts)));
             }
         };
-        let operation = match undecided.waits() {
-            true => Operation::Wait,
-            false => Operation::Check,
-        };
-        match decide::begin(operation, undecided) {
+        match decide::begin(Operation::Wait.of_waiting(undecided.waits()), undecided) {
             Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
             Check::Pending(check) => Progress::Pending(check),
         }
