@@ -172,16 +172,6 @@ struct Pending<S, B> {
     enforcer: Arc<Enforcer>,
 }
 
-impl<S: Clone, B> Pending<S, B> {
-    /// Gives the readiness of the service, such as a permit, to other requests.
-    fn release_readiness(&mut self) {
-        if self.is_ready {
-            self.service = self.service.clone();
-            self.is_ready = false;
-        }
-    }
-}
-
 impl<S, B: Body, F> State<S, B, F> {
     fn rejected(mut rejected: Rejected, body: B, drained: Option<Bounds>) -> Self {
         Self::Rejected {
@@ -211,9 +201,9 @@ where
                 StateProj::Pending { pending } => {
                     let waiting = pending.as_deref_mut().expect("polled after it was ready");
                     let decision = Pin::new(&mut waiting.check).poll(cx);
-                    if waiting.check.is_held() {
-                        // It may wait for seconds, and other requests need the permit meanwhile.
-                        waiting.release_readiness();
+                    if waiting.check.is_held() && mem::take(&mut waiting.is_ready) {
+                        // It may wait for seconds, and other requests need the permit of the ready service meanwhile.
+                        waiting.service = waiting.service.clone();
                     }
                     let decision = ready!(decision);
                     let Pending {
