@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -164,11 +163,4 @@ where
     }
 }
 
-impl<B> fmt::Debug for ResponseBody<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.kind {
-            Kind::Inner { .. } => f.write_str("ResponseBody::Inner(..)"),
-            Kind::Own { content } => f.debug_tuple("ResponseBody::Own").field(content).finish(),
-        }
-    }
-}
+impl_debug!(ResponseBody[B], body => is_inner: matches!(body.kind, Kind::Inner { .. }));
