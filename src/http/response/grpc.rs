@@ -191,10 +191,8 @@ impl Default for Grpc {
 
 impl ResponseFormat for Grpc {
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
-        match content_type(parts) {
-            Some(content_type) => self.respond_as(content_type, rejection),
-            None => status_only(rejection),
-        }
+        let otherwise = |rejection: Rejection<'_>, _: &Parts| status_only(rejection);
+        self.or(otherwise).respond(rejection, parts)
     }
 }
 

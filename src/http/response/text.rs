@@ -41,11 +41,7 @@ use super::format::{Rejection, ResponseFormat};
 /// # Ok(())
 /// # }
 /// ```
-pub fn json<F, T>(content: F) -> impl ResponseFormat
-where
-    F: Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static,
-    T: Display,
-{
+pub fn json<T: Display>(content: impl Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static) -> impl ResponseFormat {
     content_of(const { HeaderValue::from_static("application/json") }, content)
 }
 
@@ -82,11 +78,7 @@ where
 /// # Ok(())
 /// # }
 /// ```
-pub fn html<F, T>(content: F) -> impl ResponseFormat
-where
-    F: Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static,
-    T: Display,
-{
+pub fn html<T: Display>(content: impl Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static) -> impl ResponseFormat {
     content_of(const { HeaderValue::from_static("text/html; charset=utf-8") }, content)
 }
 
@@ -106,19 +98,14 @@ where
 /// assert_eq!(refused.headers()["content-type"], "text/plain; charset=utf-8");
 /// assert_eq!(refused.body(), "500 Internal Server Error");
 /// ```
-pub fn text<F, T>(content: F) -> impl ResponseFormat
-where
-    F: Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static,
-    T: Display,
-{
+pub fn text<T: Display>(content: impl Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static) -> impl ResponseFormat {
     content_of(const { HeaderValue::from_static("text/plain; charset=utf-8") }, content)
 }
 
-fn content_of<F, T>(content_type: HeaderValue, content: F) -> impl ResponseFormat
-where
-    F: Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static,
-    T: Display,
-{
+fn content_of<T: Display>(
+    content_type: HeaderValue,
+    content: impl Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static,
+) -> impl ResponseFormat {
     move |rejection: Rejection<'_>, parts: &Parts| {
         let mut response = status_only(rejection).map(|_| content(rejection, parts).to_string().into());
         response.headers_mut().insert(CONTENT_TYPE, content_type.clone());
