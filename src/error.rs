@@ -167,17 +167,11 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// All kinds, in their order.
-    pub(crate) const ALL: [Self; 4] = [Self::Timeout, Self::Unreachable, Self::Refused, Self::Protocol];
+    /// The names of all kinds in logs and metrics, in their order.
+    pub(crate) const NAMES: [&str; 4] = ["timeout", "unreachable", "refused", "protocol"];
 
-    /// The name in logs and metrics.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::Unreachable => "unreachable",
-            Self::Refused => "refused",
-            Self::Protocol => "protocol",
-        }
+        Self::NAMES[self as usize]
     }
 }
 
