@@ -62,41 +62,36 @@ impl Input {
     }
 
     fn length(&self) -> Result<Duration, AdminError> {
-        if let Some(until) = &self.until {
-            return self.left_until(until);
-        }
-        let lasts = match self.lasts.as_ref().ok_or_else(|| missing("lasts", "3d"))? {
-            Lasts::Seconds(seconds) => Some(Duration::from_secs(*seconds)),
-            Lasts::Text(text) => match text.trim().parse() {
-                Ok(seconds) => Some(Duration::from_secs(seconds)),
-                Err(_) => parse_length(text.trim()),
-            },
-        };
-        lasts.filter(|lasts| !lasts.is_zero() && *lasts <= LONGEST_OVERRIDE).ok_or_else(|| {
-            AdminError::bad_request(
+        let seconds = |text: &str| text.parse().ok().map(Duration::from_secs);
+        let (length, fix) = match (
+            self.lasts.as_ref().map(Lasts::text),
+            self.until.as_ref().map(Lasts::text),
+        ) {
+            (None, None) => return Err(missing("lasts", "3d")),
+            (Some(lasts), None) => (
+                seconds(&lasts).or_else(|| parse_length(&lasts)),
                 "`lasts` is not a length of time above 0 and up to 31 years; use one such as `3d`, `12h`, or a number of seconds, or \
                  an end as `until`, in seconds since the Unix epoch",
-            )
-        })
-    }
-
-    fn left_until(&self, until: &Lasts) -> Result<Duration, AdminError> {
-        if self.lasts.is_some() {
-            return Err(AdminError::bad_request(
-                "`lasts` and `until` exclude each other; use one of them",
-            ));
-        }
-        let until = match until {
-            Lasts::Seconds(seconds) => *seconds,
-            Lasts::Text(text) => text.trim().parse().unwrap_or_default(),
+            ),
+            (None, Some(until)) => {
+                let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+                (
+                    seconds(&until).map(|until| until.saturating_sub(now)),
+                    "`until` is not a time of the next 31 years as a number; use the seconds since the Unix epoch of a later time",
+                )
+            }
+            (Some(_), Some(_)) => (None, "`lasts` and `until` exclude each other; use one of them"),
         };
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let left = Duration::from_secs(until).saturating_sub(now.unwrap_or_default());
-        match left.is_zero() || left > LONGEST_OVERRIDE {
-            true => Err(AdminError::bad_request(
-                "`until` is not a time of the next 31 years as a number; use the seconds since the Unix epoch of a later time",
-            )),
-            false => Ok(left),
+        let length = length.filter(|length| !length.is_zero() && *length <= LONGEST_OVERRIDE);
+        length.ok_or_else(|| AdminError::bad_request(fix))
+    }
+}
+
+impl Lasts {
+    fn text(&self) -> Cow<'_, str> {
+        match self {
+            Self::Seconds(seconds) => seconds.to_string().into(),
+            Self::Text(text) => text.trim().into(),
         }
     }
 }
