@@ -22,7 +22,7 @@ use crate::{
     store::{Charge, NodeStatus, Operation, Override, Store, StoreRequest, StoreStatus, summary},
 };
 
-/// The most limits of a policy that a report lists.
+/// The most of a list in a report.
 const MOST: usize = 20;
 
 /// The response to `GET /report`.
@@ -316,12 +316,6 @@ fn decisions_of(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> u64 {
         .sum()
 }
 
-/// The most subjects with slots of a policy in a report.
-const MOST_SLOTS: usize = 20;
-
-/// The most subjects for which requests wait for a policy in a report.
-const MOST_LINES: usize = 20;
-
 /// The most subjects of a policy that are looked up in the store for a report.
 const MOST_BANS: usize = 10;
 
@@ -330,19 +324,15 @@ fn report_slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<Valu
     if !policy.limits.iter().any(|limit| limit.limit.is_held()) {
         return None;
     }
-    let mut held: Vec<_> = policy
-        .context
-        .keeper
-        .held_of(policy.policy.counted_as())
-        .into_iter()
-        .collect();
-    held.sort_by_key(|(_, held)| Reverse((held.slots, held.longest)));
-    let reports = held.iter().take(MOST_SLOTS).map(|(key, held)| {
+    let held = policy.context.keeper.held_of(policy.policy.counted_as()).into_iter();
+    let held = held.map(|(key, held)| (key, (held.slots, held.longest))).collect();
+    let reports = most(&held, names).into_iter();
+    let reports = reports.map(|(Reverse((slots, longest)), subject)| {
         json!({
-            "subject": names.name(key),
-            "slots": held.slots,
+            "subject": subject,
+            "slots": slots,
             // The time since the first of them was taken.
-            "longest_seconds": held.longest.as_secs_f64(),
+            "longest_seconds": longest.as_secs_f64(),
         })
     });
     Some(reports.collect())
@@ -351,14 +341,18 @@ fn report_slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<Valu
 /// The number of requests that wait for a policy, and the subjects with most of them.
 fn report_lines(policy: &WatchedPolicy, names: &SubjectNames) -> (usize, Vec<Value>) {
     let waiting = waiting_by_key(policy.context.store_id(), policy.name());
-    let lines = waiting
-        .iter()
-        .map(|(key, requests)| (Reverse(*requests), names.name(key)));
-    let mut lines: Vec<_> = lines.collect();
-    lines.sort();
-    let lines = lines.into_iter().take(MOST_LINES);
+    let lines = most(&waiting, names).into_iter();
     let lines = lines.map(|(Reverse(requests), subject)| json!({ "subject": subject, "requests": requests }));
     (waiting.values().sum(), lines.collect())
+}
+
+/// The subjects with most of something, with the most first.
+fn most<T: Copy + Ord>(of_keys: &HashMap<Key, T>, names: &SubjectNames) -> Vec<(Reverse<T>, String)> {
+    let subjects = of_keys.iter().map(|(key, number)| (Reverse(*number), names.name(key)));
+    let mut subjects: Vec<_> = subjects.collect();
+    subjects.sort();
+    subjects.truncate(MOST);
+    subjects
 }
 
 /// Of the subjects that are denied most often those that are banned; none if the policy has no bans.
