@@ -101,11 +101,6 @@ impl WatchedPolicy {
         self.sharing.first().copied().unwrap_or_default()
     }
 
-    /// The limit of a key that is [bound](Key::bound) in place of this limit, if an override applies.
-    pub(super) fn overriding(&self, limit: &NamedLimit, key: &Key) -> Option<Arc<NamedLimit>> {
-        self.policy.overriding(&self.context, &limit.limit, key)
-    }
-
     /// The settings of its bans as text, if it has bans.
     pub(super) fn ban(&self) -> Option<String> {
         self.in_context().ban.as_ref().map(ToString::to_string)
@@ -254,8 +249,8 @@ fn find_by_hash(shared: &Admin, policies: &Arc<[WatchedPolicy]>, hash: &str) -> 
         .enumerate()
         .filter(|(place, policy)| policy.first_sharing() == *place);
     let mut distinct: Vec<_> = first.map(|(_, policy)| policy).collect();
-    let subjects = distinct.iter().flat_map(|policy| report::subjects(policies, policy));
-    let Some(key) = shared.names.key_of(hash, subjects) else {
+    let mut subjects = distinct.iter().flat_map(|policy| report::subjects(policies, policy));
+    let Some(key) = subjects.find(|key| shared.names.hash(key) == hash) else {
         return Vec::new();
     };
     distinct.retain(|policy| has_key(policies, policy, &key));

@@ -30,7 +30,7 @@ const MOST: usize = 20;
 pub(super) async fn peek(selected: &Selected) -> Result<Vec<Value>, AdminError> {
     let (key, mut counts) = (&selected.key, Vec::new());
     for (policy, own) in limits(selected).into_iter().take(MOST) {
-        let overriding = policy.overriding(own, key);
+        let overriding = policy.policy.overriding(&policy.context, &own.limit, key);
         let limit = overriding.as_ref().unwrap_or(own);
         let mut of_limit = peek_one(policy, limit, key).await?;
         // The limit of the policy that an override replaces by this one.
@@ -275,11 +275,6 @@ impl SubjectNames {
     pub(super) fn is_hash(text: &str) -> bool {
         let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         text.len() == 2 * BYTES && text.bytes().all(is_digit)
-    }
-
-    /// The key that this hash names, among those that are [bound](Key::bound).
-    pub(super) fn key_of(&self, hash: &str, keys: impl IntoIterator<Item = Key>) -> Option<Key> {
-        keys.into_iter().find(|key| self.hash(key) == hash)
     }
 
     /// The name of a key that is [bound](Key::bound).
