@@ -86,9 +86,9 @@ pub(crate) fn write_with_cause(
     }
 }
 
-/// The impls of an error, by its text and its source.
+/// The impls of an error, by its text and, if it has one, its source.
 macro_rules! impl_error {
-    ($error:ident, $this:ident => $text:expr, $source:expr) => {
+    ($error:ident, $this:ident => $text:expr $(, $source:expr)?) => {
         impl fmt::Debug for $error {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 $crate::error::write_with_cause(f, &self.to_string(), self.source())
@@ -103,10 +103,10 @@ macro_rules! impl_error {
         }
 
         impl Error for $error {
-            fn source(&self) -> Option<&(dyn Error + 'static)> {
+            $(fn source(&self) -> Option<&(dyn Error + 'static)> {
                 let $this = self;
                 $source
-            }
+            })?
         }
     };
 }

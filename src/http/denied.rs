@@ -8,7 +8,7 @@ use super::{
     headers::{delay_secs, retry_after},
     response::{Problem, Rejection, ResponseFormat, detail, respond, write_fields},
 };
-use crate::Decision;
+use crate::{Decision, PolicyDecision};
 
 /// Error of a decision that denies the request, and the response to the request.
 ///
@@ -206,25 +206,16 @@ pub(crate) fn made<B>(response: &Response<B>) -> bool {
     source.is_some_and(|source| source.is::<Denied>())
 }
 
-impl fmt::Debug for Denied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl fmt::Display for Denied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("rate limit exceeded")?;
-        for (position, policy) in self.0.deniers().enumerate() {
-            let delimiter = if position > 0 { ", " } else { ": " };
-            write!(f, "{delimiter}{}", policy.name())?;
-        }
+impl Denied {
+    fn message(&self) -> String {
+        let names: Vec<_> = self.0.deniers().map(PolicyDecision::name).collect();
+        let message = format!("rate limit exceeded: {}", names.join(", "));
         match (self.0.retry_after(), &*detail(&self.0)) {
-            (Some(wait), _) => write!(f, "; try again in {} s", delay_secs(wait)),
-            (None, "") => Ok(()),
-            (None, detail) => write!(f, "; {detail}"),
+            (Some(wait), _) => format!("{message}; try again in {} s", delay_secs(wait)),
+            (None, "") => message,
+            (None, detail) => format!("{message}; {detail}"),
         }
     }
 }
 
-impl Error for Denied {}
+impl_error!(Denied, denied => &denied.message());

@@ -263,7 +263,7 @@ impl Rejection<'_> {
 /// Why what remains for a request is not read.
 pub(crate) struct Blocked;
 
-impl_error!(Blocked, _blocked => "the request is blocked", None);
+impl_error!(Blocked, _blocked => "the request is blocked");
 
 /// A mark in the extensions of a response that a layer or a handler of this process has made in place of a service: its
 /// `Retry-After` does not come from another service.
