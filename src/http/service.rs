@@ -1,5 +1,5 @@
 use std::{
-    fmt, mem,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -114,14 +114,7 @@ impl<S: tonic::server::NamedService> tonic::server::NamedService for RateLimit<S
     const NAME: &'static str = S::NAME;
 }
 
-impl<S: fmt::Debug> fmt::Debug for RateLimit<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimit")
-            .field("inner", &self.inner)
-            .field("policies", &self.enforcer.policies.newest().policies)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(RateLimit[S], service => policies: service.enforcer.policies.newest().policies);
 
 pin_project! {
     /// Response future of [`RateLimit`](crate::RateLimit).
