@@ -352,8 +352,14 @@ impl LimiterRequest<'_> {
 
 /// What a policy decides.
 impl LimiterRequest<'_> {
-    pub(super) fn key_for(&self, policy: &str) -> &Key {
-        self.find(policy).and_then(|of| of.key.as_ref()).unwrap_or(&self.key)
+    /// Its key and its cost for a policy; without a cost, it is that of the policy.
+    #[inline]
+    pub(super) fn for_policy(&self, policy: &str) -> (&Key, Option<u64>) {
+        match self.of_policies.iter().find(|of| of.policy == policy) {
+            None => (&self.key, self.cost),
+            Some(of) if of.is_off => (&self.key, Some(0)),
+            Some(of) => (of.key.as_ref().unwrap_or(&self.key), of.cost.or(self.cost)),
+        }
     }
 
     /// How it waits for a policy for which requests wait like this.
@@ -363,18 +369,6 @@ impl LimiterRequest<'_> {
             priority: self.priority,
             ..self.max_wait.map_or(of_policy, |longest| of_policy.up_to(longest))
         }
-    }
-
-    pub(super) fn cost_for(&self, policy: &str) -> Option<u64> {
-        match self.find(policy) {
-            Some(of) if of.is_off => Some(0),
-            of => of.and_then(|of| of.cost).or(self.cost),
-        }
-    }
-
-    #[inline]
-    fn find(&self, policy: &str) -> Option<&OfPolicy<'_>> {
-        self.of_policies.iter().find(|of| of.policy == policy)
     }
 
     /// The position of its plan. Refuses a name that no plan or none of the policies has.

@@ -24,8 +24,8 @@ pub(super) fn undecided_by(
         .filter(|(_, policy)| policy.is_of_plan(plan));
     let undecided = policies.map(|(position, policy)| {
         let settings = &context.policies[position].settings;
-        let key = request.key_for(policy.name());
-        let cost = request.cost_for(policy.name()).or(settings.fixed_cost()).unwrap_or(1);
+        let (key, cost) = request.for_policy(policy.name());
+        let cost = cost.or(settings.fixed_cost()).unwrap_or(1);
         let own = &context.policies[position].limit;
         let limit = policy.overriding(context, &own.limit, key);
         let limit = limit.unwrap_or_else(|| own.clone());
