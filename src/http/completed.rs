@@ -23,8 +23,6 @@ pub(crate) struct AwaitedCompletion {
     decision: Option<Decision>,
     /// The head of a response whose trailers are awaited.
     head: Option<Response<()>>,
-    /// The pause that the trailers of a gRPC response ask for.
-    pause: Option<Duration>,
     /// Whether the inner service or its body is being polled. If that panics, this is dropped meanwhile or, where a layer
     /// outside of this one catches panics, later.
     polled: bool,
@@ -40,7 +38,6 @@ impl AwaitedCompletion {
         Some(Box::new(Self {
             decision: Some(decision.clone()),
             head: None,
-            pause: None,
             polled: false,
             ended: AtomicBool::new(false),
             _owed: decision.owe(OwedKind::Settlement),
@@ -76,9 +73,6 @@ impl AwaitedCompletion {
     }
 
     fn complete<B>(&mut self, response: Option<&Response<B>>, end: End) {
-        if let Some(response) = response {
-            self.learn(response, |_| self.pause);
-        }
         if let Some(decision) = self.decision.take() {
             decision.settle(&Completion::new(response, end));
         }
@@ -143,8 +137,10 @@ pub(crate) fn observe_frame<D, E>(
         Poll::Ready(None) => End::Body(None),
         Poll::Ready(Some(Ok(frame))) => match frame.trailers_ref() {
             Some(trailers) => {
-                if let Some(awaited) = awaited {
-                    awaited.pause = requested_pause::requested_by_grpc(trailers);
+                if let Some(awaited) = awaited
+                    && let Some(head) = &awaited.head
+                {
+                    awaited.learn(head, |_| requested_pause::requested_by_grpc(trailers));
                 }
                 End::Body(grpc_status_in(trailers))
             }
