@@ -125,12 +125,22 @@ pub(super) struct Selected {
     pub(super) policy: WatchedPolicy,
     /// It is [bound](Key::bound).
     pub(super) key: Key,
-    /// Whether the operator has named it by its hash, and may not know it.
-    is_hashed: bool,
+    /// The key as the operator may see it: where the hash of the key was given, it may not be known.
+    label: String,
     pub(super) policies: Arc<[WatchedPolicy]>,
 }
 
 impl Selected {
+    fn new(policies: &Arc<[WatchedPolicy]>, policy: &WatchedPolicy, mut key: Key) -> Self {
+        key.bound();
+        Self {
+            label: key.readable(),
+            policy: policy.clone(),
+            key,
+            policies: policies.clone(),
+        }
+    }
+
     /// The subject of a request, which may have a key that no request of the policy has if `accepts_any`.
     pub(super) fn find(shared: &Admin, input: &Input, accepts_any: bool) -> Result<Self, AdminError> {
         let name = input.policy.as_ref().ok_or_else(|| missing("policy", "api"))?;
@@ -159,32 +169,17 @@ impl Selected {
                 numbers.join("` or `store=")
             )));
         };
-        let policy = (*policy).clone();
         if SubjectNames::is_hash(text) {
             let found = find_by_hash(shared, &policies, text).into_iter();
             let mut found = found.filter(|found| found.policy.first_sharing() == policy.first_sharing());
             return found.next().ok_or_else(|| AdminError::unknown_hash(&shared.instance));
         }
         let not_a_key = |error| AdminError::from(error).logged_as("the text is not a key");
-        let mut key = Key::parse(text).map_err(not_a_key)?;
+        let key = Key::parse(text).map_err(not_a_key)?;
         if !accepts_any {
-            validate_form(&policies, &policy, &key, text)?;
+            validate_form(&policies, policy, &key, text)?;
         }
-        key.bound();
-        Ok(Self {
-            policy,
-            key,
-            is_hashed: false,
-            policies,
-        })
-    }
-
-    /// The key as the operator may see it.
-    fn label(&self, names: &SubjectNames) -> String {
-        match self.is_hashed {
-            true => names.name(&self.key),
-            false => self.key.readable(),
-        }
+        Ok(Self::new(&policies, policy, key))
     }
 
     /// The policy in each layer and limiter that shares its counts.
@@ -202,7 +197,7 @@ impl Selected {
             "instance": shared.instance,
             "policy": self.policy.name(),
             "store": self.policy.store,
-            "key": self.label(names),
+            "key": self.label,
             // The name in the lists of the report.
             "subject": names.name(&self.key),
             // None if it is not listed.
@@ -255,10 +250,8 @@ fn find_by_hash(shared: &Admin, policies: &Arc<[WatchedPolicy]>, hash: &str) -> 
     };
     distinct.retain(|policy| has_key(policies, policy, &key));
     let selected = distinct.into_iter().map(|policy| Selected {
-        policy: policy.clone(),
-        key: key.clone(),
-        is_hashed: !shared.names.show_keys,
-        policies: policies.clone(),
+        label: shared.names.name(&key),
+        ..Selected::new(policies, policy, key.clone())
     });
     selected.collect()
 }
@@ -298,26 +291,16 @@ pub(super) async fn search(shared: &Admin, input: &Input) -> Result<Value, Admin
         if !known.insert((policy.name(), policy.store, key.to_string())) {
             continue;
         }
-        let mut key = match key {
-            FoundKey::Key(key) => key,
-            FoundKey::Incomplete(key) => {
-                incomplete.push(other(policy, key));
-                continue;
-            }
-        };
-        key.bound();
-        selected.push(Selected {
-            policy: policy.clone(),
-            key,
-            is_hashed: false,
-            policies: policies.clone(),
-        });
+        match key {
+            FoundKey::Key(key) => selected.push(Selected::new(&policies, policy, key)),
+            FoundKey::Incomplete(key) => incomplete.push(other(policy, key)),
+        }
     }
     for selected in selected {
         match selected.peek(shared).await {
             Ok(subject) => found.push(subject),
             Err(error) => {
-                let mut key = other(&selected.policy, selected.label(&shared.names));
+                let mut key = other(&selected.policy, selected.label);
                 key["error"] = error.to_string().into();
                 failed.push(key);
             }
