@@ -243,16 +243,12 @@ pub(super) fn key_forms(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> S
 /// The subjects of a policy that this process knows: it has denied them, they hold slots or wait, or have overrides.
 pub(super) fn subjects(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> impl Iterator<Item = Key> {
     let counted_as = policy.policy.counted_as();
-    let denied = denials_of(policies, policy).map_or_else(Vec::new, |(_, summary)| summary.counts);
-    let denied = denied.into_iter().map(|count| count.item);
+    let denied = denials_of(policies, policy).into_iter();
+    let denied = denied.flat_map(|(_, summary)| summary.counts).map(|count| count.item);
     let held = policy.context.keeper.held_of(counted_as);
     let waiting = waiting_by_key(policy.context.store_id(), policy.name());
-    let overridden = policy
-        .context
-        .overrides
-        .as_ref()
-        .map_or_else(Vec::new, |of| of.keys_of(counted_as));
-    let overridden = overridden.into_iter().filter(|key| !is_stored_hash(key));
+    let overridden = policy.context.overrides.iter().flat_map(|of| of.keys_of(counted_as));
+    let overridden = overridden.filter(|key| !is_stored_hash(key));
     denied
         .chain(held.into_keys())
         .chain(waiting.into_keys())
