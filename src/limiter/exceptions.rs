@@ -89,11 +89,8 @@ impl Limiter {
                 "no policy of the limiter has bans; set `.ban(Ban::by_hand())`",
             ));
         };
-        let banned = response.await;
-        if let Err(error) = &banned {
-            notify(&self.on_failure, error);
-        }
-        banned.map(drop)
+        let banned = response.await.map(drop);
+        banned.inspect_err(|error| notify(&self.on_failure, error))
     }
 }
 

@@ -11,12 +11,8 @@ use crate::{
 /// The responses to requests that these policies reject.
 pub(crate) fn components(limits: &[String], context: &CheckContext) -> Value {
     let fields = &Presentation::of(context).fields;
-    let observed = match fields.observed {
-        true => {
-            json!({ "RateLimit-Observed": text("What remains of limits that only observe.", "\"trial\";r=0;t=30;denied") })
-        }
-        false => json!({}),
-    };
+    let observed = text("What remains of limits that only observe.", "\"trial\";r=0;t=30;denied");
+    let observed = fields.observed.then(|| json!({ "RateLimit-Observed": observed }));
     let description = match limits {
         [] => "A limit denies the request.".to_owned(),
         _ => format!("A limit denies the request: {}.", limits.join(", ")),
@@ -24,7 +20,7 @@ pub(crate) fn components(limits: &[String], context: &CheckContext) -> Value {
     let mut responses = json!({
         "TooManyRequests": {
             "description": description,
-            "headers": joined(&[json!({ "Retry-After": retry_after() }), fields_of(&fields.dialect), observed]),
+            "headers": joined(&[json!({ "Retry-After": retry_after() }), fields_of(&fields.dialect), observed.into()]),
             "content": problem(429, json!({
                 "violated-policies": { "type": "array", "items": { "type": "string" } },
                 "detail": { "type": "string" },
