@@ -329,6 +329,6 @@ fn assert_every_row_holds(path: &str) {
             ));
         }
     }
-    assert!(vectors.vectors.len() >= 10, "{path} has hardly any rows");
+    assert!(vectors.vectors.len() >= 50, "{path} has hardly any rows");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
