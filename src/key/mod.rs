@@ -99,5 +99,5 @@ pub(crate) use self::{
     header::STANDARD_METHODS,
     nested_path::RoutedPaths,
     normalize::{Form, Forms, PathBytes, any_spelling, decoded, has_dot_segment, normal_forms, trimmed},
-    text::{KeySpec, Registered, one_or_several},
+    text::{KeySpec, one_or_several},
 };

@@ -71,14 +71,6 @@ enum Named {
     Extension(String),
 }
 
-/// What keys in a file refer to by a name.
-pub(crate) struct Registered<'a> {
-    /// The extractor of the table `[client-ip]`.
-    pub(crate) client_ip: Option<&'a Ip>,
-    /// The extractor of an extension that the application has registered.
-    pub(crate) extension: &'a dyn Fn(&str) -> Found,
-}
-
 /// The extractor of a key in a file, or the reason why there is none.
 type Found = Result<Arc<dyn KeyExtractor>, ConfigError>;
 
@@ -104,10 +96,10 @@ impl Named {
         ))
     }
 
-    fn extractor(&self, registered: &Registered<'_>) -> Found {
-        match (self, registered.client_ip) {
+    fn extractor(&self, client_ip: Option<&Ip>, extension: &dyn Fn(&str) -> Found) -> Found {
+        match (self, client_ip) {
             (Self::Complete(extractor), _) => Ok(extractor.clone()),
-            (Self::Extension(name), _) => (registered.extension)(name),
+            (Self::Extension(name), _) => extension(name),
             (Self::ClientIp, Some(client_ip)) => Ok(Arc::new(client_ip.clone())),
             (Self::ClientIp, None) => Err(ConfigError::new(
                 "the key `client-ip` requires the table `client-ip`, with a `header` such as `\"x-forwarded-for\"` and \
@@ -124,16 +116,15 @@ pub(crate) struct KeySpec(Vec<Vec<Named>>);
 impl KeySpec {
     /// Refuses a key that the rest of the file does not complete. Extensions are registered after the file was read.
     pub(crate) fn validate(&self, client_ip: Option<&Ip>) -> Result<(), ConfigError> {
-        let registered = Registered {
-            client_ip,
-            extension: &|_| Ok(Arc::new(ip())),
-        };
-        self.extractor(&registered).map(drop)
+        self.extractor(client_ip, &|_| Ok(Arc::new(ip()))).map(drop)
     }
 
-    pub(crate) fn extractor(&self, registered: &Registered<'_>) -> Found {
+    /// The extractor, with that of the table `[client-ip]`, and those of the extensions that the application has registered.
+    pub(crate) fn extractor(&self, client_ip: Option<&Ip>, extension: &dyn Fn(&str) -> Found) -> Found {
         let all = self.0.iter().map(|alternatives| -> Found {
-            let alternatives = alternatives.iter().map(|component| component.extractor(registered));
+            let alternatives = alternatives
+                .iter()
+                .map(|component| component.extractor(client_ip, extension));
             Ok(joined(alternatives.collect::<Result<_, _>>()?, Extractor::first))
         });
         Ok(joined(all.collect::<Result<_, _>>()?, Extractor::all))

@@ -18,7 +18,6 @@ use crate::{
     ConfigError, KeyExtractor,
     decide::{Condition, Cost, LongestWait, PolicyFile, Settings},
     key,
-    key::Registered,
     policy::{limit::PolicyLimit, set::Access},
     store::NamedLimit,
 };
@@ -166,11 +165,9 @@ impl Config {
                  policy that `unkeyed` returns"
             )));
         };
-        let registered = Registered {
-            client_ip: self.client_ip.as_ref(),
-            extension: &|name| Ok(self.extensions.get(name)?.key.clone()),
-        };
-        key.extractor(&registered).map_err(|error| error.of_policy(name))
+        let extension = |name: &str| Ok(self.extensions.get(name)?.key.clone());
+        let extractor = key.extractor(self.client_ip.as_ref(), &extension);
+        extractor.map_err(|error| error.of_policy(name))
     }
 }
 
