@@ -280,26 +280,6 @@ pub(super) struct Extension {
 type Text = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 impl Extensions {
-    /// Adds one, or replaces that of the name.
-    pub(super) fn register<T, V>(&mut self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
-    where
-        T: Send + Sync + 'static,
-        V: Display,
-    {
-        let value = Arc::new(value);
-        let of_key = value.clone();
-        let extension = Extension {
-            key: Arc::new(key::extension(&name, move |extension: &T| of_key(extension))),
-            text: Arc::new(move |parts| {
-                parts
-                    .extensions
-                    .get::<T>()
-                    .map(|extension| value(extension).to_string())
-            }),
-        };
-        self.0.insert(name, extension);
-    }
-
     /// Adds those that were registered for an earlier load of the file.
     pub(super) fn inherit(&mut self, earlier: &Self) {
         for (name, extension) in &earlier.0 {
@@ -351,7 +331,16 @@ impl Policies {
         T: Send + Sync + 'static,
         V: Display,
     {
-        self.file.state().config.extensions.register(name.into(), value);
+        let (name, value) = (name.into(), Arc::new(value));
+        let of_key = value.clone();
+        let extension = Extension {
+            key: Arc::new(key::extension(&name, move |extension: &T| of_key(extension))),
+            text: Arc::new(move |parts| {
+                let extension = parts.extensions.get::<T>();
+                extension.map(|extension| value(extension).to_string())
+            }),
+        };
+        self.file.state().config.extensions.0.insert(name, extension);
         self
     }
 }
