@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{
     File,
-    entry::{Name, PolicyEntry, Selector, Unique, yes},
+    entry::{Name, PolicyEntry, Selector, Unique},
     plans::{is_of_plan, join, policy_at},
     scope::{Routes, Scope, Spelling},
     values::{Extensions, Requests, client_ip},
@@ -46,8 +46,7 @@ pub(super) struct Config {
     expecting = "a table with `policies`"
 )]
 struct FileFields {
-    #[serde(default = "yes")]
-    enabled: bool,
+    enabled: Option<bool>,
     #[serde(default, deserialize_with = "client_ip")]
     client_ip: Option<key::Ip>,
     #[serde(default)]
@@ -87,7 +86,7 @@ impl TryFrom<FileFields> for Config {
             blocked: file.block.conditions(file.client_ip.as_ref(), Spelling::Either)?,
         };
         Ok(Self {
-            enabled: file.enabled,
+            enabled: file.enabled.unwrap_or(true),
             listed: (!listed.is_empty()).then(|| Arc::new(listed)),
             client_ip: file.client_ip,
             policies,

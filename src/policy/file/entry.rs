@@ -1,6 +1,6 @@
 use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Arc};
 
-use http::{HeaderName, Method, request::Parts};
+use http::{HeaderName, Method};
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor},
@@ -16,6 +16,7 @@ use crate::{
     key::KeySpec,
     policy::{
         limit::validate_name,
+        plans::ChoosePlan,
         settings::{COST_FAULT, WAITING_FAULT},
     },
 };
@@ -160,10 +161,6 @@ enum Mode {
     Observe,
 }
 
-pub(super) fn yes() -> bool {
-    true
-}
-
 fn former_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<str>>, D::Error> {
     let name = String::deserialize(deserializer)?;
     validate_name(&name).map_err(D::Error::custom)?;
@@ -279,13 +276,9 @@ pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<B
             "bans have `after`, a number of denials such as 10, and `within`, a length of time such as \"1h\"",
         ));
     };
-    let mut ban = Ban::after(after, within);
-    if let Some(Length(first)) = table.first {
-        ban = ban.first(first);
-    }
-    if let Some(Length(longest)) = table.longest {
-        ban = ban.longest(longest);
-    }
+    let ban = Ban::after(after, within);
+    let ban = table.first.map_or(ban, |Length(first)| ban.first(first));
+    let ban = table.longest.map_or(ban, |Length(longest)| ban.longest(longest));
     ban.validate().map_err(D::Error::custom)?;
     Ok(Some(ban))
 }
@@ -316,18 +309,16 @@ impl TryFrom<String> for Selector {
 }
 
 /// The plan of a request, if it has one.
-type Select = Box<dyn for<'a> Fn(&'a Parts) -> Option<Cow<'a, str>> + Send + Sync>;
-
 impl Selector {
-    pub(super) fn select(&self, extensions: &Extensions) -> Result<Select, ConfigError> {
+    pub(super) fn select(&self, extensions: &Extensions) -> Result<ChoosePlan, ConfigError> {
         match self {
             Self::Extension(name) => {
                 let text = extensions.get(name)?.text.clone();
-                Ok(Box::new(move |parts| text(parts).map(Cow::Owned)))
+                Ok(Arc::new(move |parts| text(parts).map(Cow::Owned)))
             }
             Self::Header(name) => {
                 let name = name.clone();
-                Ok(Box::new(move |parts| {
+                Ok(Arc::new(move |parts| {
                     let mut lines = parts.headers.get_all(&name).iter();
                     match (lines.next(), lines.next()) {
                         (Some(only), None) => only.to_str().ok().map(Cow::Borrowed),

@@ -110,7 +110,7 @@ impl Policies {
         let config = self.file.config();
         let plans = config.plans_with(names, |place| self.keyed(place))?;
         match &config.plan {
-            Some(selector) => Ok(plans.chosen_by(selector.select(&config.extensions)?.into())),
+            Some(selector) => Ok(plans.chosen_by(selector.select(&config.extensions)?)),
             None if config.plans.is_empty() => Ok(plans),
             None => Err(ConfigError::new(
                 "`plans` need a `plan` at the top of the file, which selects one, such as `\"extension:plan\"`",
