@@ -120,7 +120,10 @@ pub(super) fn of_header(name: HeaderName) -> Extractor {
                     "the request has more than one header `{name}`"
                 )));
             }
-            value = Cow::Owned(join_cookies(lines.iter()));
+            // RFC 9113 §8.2.3: the lines of cookies are joined before they are passed on to HTTP/1.1 or an application. RFC 9114 §4.2.1
+            // has the same for HTTP/3.
+            let lines: Vec<_> = lines.iter().map(HeaderValue::as_bytes).collect();
+            value = Cow::Owned(lines.join(&b"; "[..]));
         }
 
         // Optional white space (RFC 9110 §5.6.3).
@@ -135,25 +138,6 @@ pub(super) fn of_header(name: HeaderName) -> Extractor {
         }
         Ok(Some(Key::of_header(name.as_str(), value)))
     })
-}
-
-/// RFC 9113 §8.2.3: the lines of cookies are joined before they are passed on to HTTP/1.1 or an application. RFC 9114 §4.2.1 has the
-/// same for HTTP/3.
-///
-/// The value is complete unless it is too long.
-#[cold]
-fn join_cookies<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> Vec<u8> {
-    let mut joined = Vec::new();
-    for (position, line) in lines.enumerate() {
-        if position > 0 {
-            joined.extend_from_slice(b"; ");
-        }
-        joined.extend_from_slice(line.as_bytes());
-        if joined.trim_ascii().len() > MAX_VALUE {
-            break;
-        }
-    }
-    joined
 }
 
 impl Key {
