@@ -273,7 +273,8 @@ impl<K> Policy<K> {
     /// Refuses settings that contradict the limits, as far as these are known before a request.
     pub(super) fn validate_settings(&self) -> Result<(), ConfigError> {
         self.validate_learning()?;
-        self.possible_limits().try_for_each(|limit| {
+        let known = self.limit().into_iter().chain(&self.policy_limit.of_plans);
+        known.into_iter().try_for_each(|limit| {
             self.validate_slots(limit)?;
             self.validate_prefetch(limit)?;
             self.validate_wait(limit)?;
@@ -315,11 +316,6 @@ impl<K> Policy<K> {
         }
     }
 
-    /// The limits that are known before a request.
-    pub(super) fn possible_limits(&self) -> impl Iterator<Item = &Limit> {
-        self.limit().into_iter().chain(&self.policy_limit.of_plans)
-    }
-
     /// Refuses units that are taken ahead where each request is decided by Redis.
     pub(super) fn validate_prefetch(&self, limit: &Limit) -> Result<(), ConfigError> {
         let settings = self.all_settings();
@@ -347,22 +343,16 @@ impl<K> Policy<K> {
     }
 
     /// Refuses a fixed cost above the limit.
-    fn validate_cost(&self, limit: &Limit) -> Result<(), ConfigError> {
-        match self.cost_above(limit) {
-            None => Ok(()),
-            Some(cost) => Err(ConfigError::new(format!(
+    pub(super) fn validate_cost(&self, limit: &Limit) -> Result<(), ConfigError> {
+        match self.all_settings().fixed_cost() {
+            Some(cost) if limit.is_counted() && cost > limit.quota() => Err(ConfigError::new(format!(
                 "each request of the policy `{}` costs {cost}, and `{limit}` admits at most {quota}, so it admits none; set a cost \
                  of at most {quota}, or a larger limit; `Limit::DenyAll`, in files `deny-all`, is for a policy that admits none",
                 self.name(),
                 quota = limit.quota(),
             ))),
+            Some(_) | None => Ok(()),
         }
-    }
-
-    /// The fixed cost, if it is above this limit.
-    pub(super) fn cost_above(&self, limit: &Limit) -> Option<u64> {
-        let cost = self.all_settings().fixed_cost()?;
-        (limit.is_counted() && cost > limit.quota()).then_some(cost)
     }
 }
 

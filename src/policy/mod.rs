@@ -293,8 +293,8 @@ impl<K> Policy<K> {
         // A key is of one plan.
         let (of_plans, of_all): (Vec<_>, Vec<_>) =
             policies.clone().partition(|policy| policy.plan_position().is_some());
-        of_all.iter().try_for_each(|policy| policy.affords(limit))?;
-        let affordable = of_plans.iter().map(|policy| policy.affords(limit));
+        of_all.iter().try_for_each(|policy| policy.validate_cost(limit))?;
+        let affordable = of_plans.iter().map(|policy| policy.validate_cost(limit));
         affordable.reduce(Result::or).unwrap_or(Ok(()))?;
         // It applies in place of those whose algorithm it has.
         let known = policies.clone().flat_map(Self::known_limits);
@@ -307,16 +307,6 @@ impl<K> Policy<K> {
             ));
         }
         Ok(())
-    }
-
-    /// Whether the limit admits a request of the policy.
-    fn affords(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.cost_above(limit).map_or(Ok(()), |cost| {
-            Err(ConfigError::new(format!(
-                "`{limit}` admits no request of the policy `{}`, each of which costs {cost}; use a larger limit, or `deny-all`",
-                self.name(),
-            )))
-        })
     }
 
     /// Whether the limit of an override applies in place of this limit. Counts of one algorithm are no counts of another.
