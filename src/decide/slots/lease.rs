@@ -192,15 +192,14 @@ struct State {
     groups: HashMap<Id, Group>,
     /// Those of runtimes that have ended, and those that were taken outside of a runtime, until a task takes them over.
     orphans: HashMap<LeaseId, Arc<Lease>>,
-    tasks: u64,
 }
 
 /// The leases of one runtime.
 #[derive(Default)]
 struct Group {
     held: HashMap<LeaseId, Arc<Lease>>,
-    /// The number of the task that runs, and how long it sleeps.
-    task: Option<(u64, Duration)>,
+    /// How long its task sleeps, if there is one.
+    sleeps: Option<Duration>,
     /// Notified when the task is to wake up earlier.
     hurry: Arc<Notify>,
 }
@@ -230,20 +229,17 @@ impl Keeper {
             return hurry(state);
         };
         let pause = state.shortest_orphan_pause().unwrap_or_default();
-        let number = state.tasks + 1;
         let group = state.take_over(runtime.id());
-        match group.task {
-            Some((_, sleeps)) if sleeps <= pause => {}
+        match group.sleeps {
+            Some(sleeps) if sleeps <= pause => {}
             Some(_) => group.hurry.notify_one(),
             None => {
-                group.task = Some((number, pause));
+                group.sleeps = Some(pause);
                 let task = Task {
                     keeper: self.clone(),
                     runtime: runtime.id(),
-                    number,
                     hurry: group.hurry.clone(),
                 };
-                state.tasks = number;
                 // In a runtime that ends, the task is dropped at once.
                 drop(state);
                 runtime.spawn(task.run());
@@ -299,7 +295,7 @@ fn hurry(state: MutexGuard<'_, State>) {
     let Some(pause) = state.shortest_orphan_pause() else {
         return;
     };
-    let is_late = |group: &&Group| group.task.is_some_and(|(_, sleeps)| sleeps > pause);
+    let is_late = |group: &&Group| group.sleeps.is_some_and(|sleeps| sleeps > pause);
     let late = state.groups.values().filter(is_late);
     let late: Vec<_> = late.map(|group| group.hurry.clone()).collect();
     drop(state);
@@ -310,7 +306,7 @@ fn hurry(state: MutexGuard<'_, State>) {
 struct Task {
     keeper: Arc<Keeper>,
     runtime: Id,
-    number: u64,
+    /// That of its group.
     hurry: Arc<Notify>,
 }
 
@@ -343,7 +339,7 @@ impl Task {
         let group = state.take_over(self.runtime);
         let shortest = group.held.values().map(|lease| lease.renewal_pause()).min();
         match shortest {
-            Some(pause) => group.task = Some((self.number, pause)),
+            Some(pause) => group.sleeps = Some(pause),
             None => drop(state.groups.remove(&self.runtime)),
         }
         shortest
@@ -354,8 +350,8 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         let mut state = self.keeper.state();
-        let is_last = |group: &Group| group.task.is_some_and(|(number, _)| number == self.number);
-        if state.groups.get(&self.runtime).is_some_and(is_last)
+        let is_own = |group: &Group| Arc::ptr_eq(&group.hurry, &self.hurry);
+        if state.groups.get(&self.runtime).is_some_and(is_own)
             && let Some(group) = state.groups.remove(&self.runtime)
         {
             state.orphans.extend(group.held);
