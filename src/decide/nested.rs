@@ -42,6 +42,14 @@ impl Decision {
         self.0.joined.as_ref()
     }
 
+    /// Visits the decisions of which it is joined, or itself.
+    pub(super) fn for_each_layer(&self, visit: &mut dyn FnMut(&Self)) {
+        match self.joined() {
+            Some(joined) => joined.iter().for_each(|one| one.for_each_layer(visit)),
+            None => visit(self),
+        }
+    }
+
     /// Whether it is the other decision, or joins it to one of another layer.
     pub(crate) fn includes(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -88,10 +96,7 @@ impl Decision {
 
     /// Records that an inner layer has added its fields to the response, for each layer that has decided.
     pub(crate) fn record_inner_fields(&self) {
-        match self.joined() {
-            Some(joined) => joined.iter().for_each(Self::record_inner_fields),
-            None => self.0.has_inner_fields.store(true, Ordering::Relaxed),
-        }
+        self.for_each_layer(&mut |layer| layer.0.has_inner_fields.store(true, Ordering::Relaxed));
     }
 
     /// Whether an inner layer has added its fields to the response.

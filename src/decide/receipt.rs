@@ -190,20 +190,15 @@ impl Decision {
         }
     }
 
-    fn receipt_of(&self, select: impl Fn(&PolicyDecision) -> bool + Copy) -> Receipt {
+    fn receipt_of(&self, select: impl Fn(&PolicyDecision) -> bool) -> Receipt {
         let mut charges = Vec::new();
-        self.take_charges(select, &mut charges);
+        self.for_each_layer(&mut |layer| {
+            let taken = layer
+                .policies()
+                .filter(|policy| select(policy) && policy.receipt.take());
+            charges.extend(taken.cloned());
+        });
         Receipt::new(charges)
-    }
-
-    fn take_charges(&self, select: impl Fn(&PolicyDecision) -> bool + Copy, charges: &mut Vec<PolicyDecision>) {
-        if let Some([outer, inner]) = &self.0.joined {
-            outer.take_charges(select, charges);
-            inner.take_charges(select, charges);
-            return;
-        }
-        let taken = self.policies().filter(|policy| select(policy) && policy.receipt.take());
-        charges.extend(taken.cloned());
     }
 }
 

@@ -281,18 +281,12 @@ impl Decision {
     #[must_use]
     pub fn take_slots(&self) -> Option<Slots> {
         let mut slots = Slots::default();
-        self.take_slots_into(&mut slots);
+        self.for_each_layer(&mut |layer| {
+            if let Some(untaken) = &layer.0.slots {
+                slots.0.append(&mut lock(untaken).0);
+            }
+        });
         (!slots.is_empty()).then_some(slots)
-    }
-
-    fn take_slots_into(&self, slots: &mut Slots) {
-        if let Some([outer, inner]) = &self.0.joined {
-            outer.take_slots_into(slots);
-            inner.take_slots_into(slots);
-        }
-        if let Some(untaken) = &self.0.slots {
-            slots.0.append(&mut lock(untaken).0);
-        }
     }
 
     /// Whether the decision of this layer or limiter has slots, which may have been taken.
