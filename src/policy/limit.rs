@@ -273,8 +273,8 @@ impl<K> Policy<K> {
     /// Refuses settings that contradict the limits, as far as these are known before a request.
     pub(super) fn validate_settings(&self) -> Result<(), ConfigError> {
         self.validate_learning()?;
-        let known = self.limit().into_iter().chain(&self.policy_limit.of_plans);
-        known.into_iter().try_for_each(|limit| {
+        let mut known = self.limit().into_iter().chain(&self.policy_limit.of_plans);
+        known.try_for_each(|limit| {
             self.validate_slots(limit)?;
             self.validate_prefetch(limit)?;
             self.validate_wait(limit)?;
