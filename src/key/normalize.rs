@@ -18,7 +18,7 @@ pub(crate) enum Form {
     Trimmed,
     /// With its escapes decoded once, except for `%2F`.
     Decoded,
-    /// As one of its [normal forms](any_normal_form).
+    /// As one of its [normal forms](reachable_forms).
     Normal,
 }
 
@@ -29,20 +29,12 @@ pub(crate) fn any_spelling(path: &str, mut is_such: impl FnMut(Form, &[u8]) -> b
         return true;
     }
     // All spellings of a normal path are the same. Those of a template may not be.
-    let mut is_other = || is_such(Form::Trimmed, trimmed(written)) || is_such(Form::Decoded, &decoded(path));
-    !is_normal(written) && is_other() || any_normal_form(path, |form| is_such(Form::Normal, form))
-}
-
-/// Whether one of the normal forms of a path is such. If there are too many to look at, one is taken to be.
-///
-/// These are what services may take the path for, one after the other: each does some of the [`STEPS`], in any order. The first
-/// form is that in which nothing but a written slash is syntax. The case of ASCII does not matter, and there are no empty segments,
-/// and no trailing slashes but for those of a rest. An empty path is `/` (RFC 9110 §4.2.3).
-pub(crate) fn any_normal_form(path: &str, mut is_such: impl FnMut(&[u8]) -> bool) -> bool {
-    if is_normal(path.as_bytes()) {
-        return is_such(path.as_bytes());
+    if is_normal(written) {
+        return is_such(Form::Normal, written);
     }
-    several_forms(path).is_none_or(|forms| forms.iter().any(|form| is_such(form)))
+    is_such(Form::Trimmed, trimmed(written))
+        || is_such(Form::Decoded, &decoded(path))
+        || several_forms(path).is_none_or(|forms| forms.iter().any(|form| is_such(Form::Normal, form)))
 }
 
 /// The normal forms of a path, unless there are too many to look at.
@@ -70,9 +62,14 @@ fn several_forms(path: &str) -> Option<Rc<Forms>> {
     })
 }
 
-/// A path, and what services may have left of it.
+/// The most paths of a thread whose forms are kept.
 const MOST_KEPT: usize = 3;
 
+/// What services may take a path for, one after the other: each does some of the [`STEPS`], in any order. `None` if that is too much to
+/// look at.
+///
+/// The first form is that in which nothing but a written slash is syntax. The case of ASCII does not matter, and there are no empty
+/// segments, and no trailing slashes but for those of a rest. An empty path is `/` (RFC 9110 §4.2.3).
 fn reachable_forms(path: &str) -> Option<Forms> {
     let first = with_marks(path);
     // A decoded `%` is no syntax.
