@@ -40,11 +40,7 @@ impl<'a> Rate<'a> {
             )));
         };
 
-        let (count, rest) = split_before(window.trim_start(), |c| !c.is_ascii_digit() && c != '_');
-        let count = match count {
-            "" => 1,
-            count => whole_number(count, example)?,
-        };
+        let (count, rest) = split_count(window.trim_start(), example)?;
         let (unit, rest) = split_before(rest.trim_start(), char::is_whitespace);
         let rate = Self {
             quota,
@@ -147,6 +143,14 @@ fn after_separator(text: &str) -> Option<&str> {
     })
 }
 
+/// The number of units, which is 1 if it is not written, and the unit.
+fn split_count<'a>(text: &'a str, example: &str) -> Result<(u64, &'a str), ConfigError> {
+    match split_before(text, |c| !c.is_ascii_digit() && c != '_') {
+        ("", unit) => Ok((1, unit)),
+        (count, unit) => Ok((whole_number(count, example)?, unit)),
+    }
+}
+
 /// The text before the first character of this kind, and the rest.
 fn split_before(text: &str, is_end: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(is_end).unwrap_or(text.len()))
@@ -191,11 +195,7 @@ impl Unit {
 
 /// A unit of time, or a number of them: `min`, `15min`, `15 minutes`.
 pub(crate) fn parse_length(text: &str) -> Option<Duration> {
-    let (count, unit) = split_before(text, |c| !c.is_ascii_digit() && c != '_');
-    let count = match count {
-        "" => 1,
-        count => whole_number(count, "").ok()?,
-    };
+    let (count, unit) = split_count(text, "").ok()?;
     Some(Unit::named(unit.trim())?.times(count))
 }
 
@@ -225,11 +225,8 @@ impl fmt::Display for LengthText {
 fn in_units(length: Duration) -> (u128, &'static str) {
     let us = length.as_micros();
     let [smallest, ..] = UNITS;
-    let units = UNITS.into_iter().rev();
-    let unit = units
-        .into_iter()
-        .find(|unit| us.is_multiple_of(unit.us))
-        .unwrap_or(smallest);
+    let unit = UNITS.into_iter().rfind(|unit| us.is_multiple_of(unit.us));
+    let unit = unit.unwrap_or(smallest);
     (us / unit.us, unit.name)
 }
 
