@@ -214,10 +214,10 @@ impl Grouping {
     /// The part of a network that would never match. An application has chosen its own NAT64 prefix, within its own network.
     fn compared_as_ipv4(&self, network: IpNet) -> Option<Ipv6Net> {
         let IpNet::V6(network) = network else { return None };
-        let well_known = self.nat64.contains(&NAT64).then_some(NAT64);
-        [Some(MAPPED), well_known]
+        let well_known = self.nat64.iter().copied().filter(|prefix| *prefix == NAT64);
+        [MAPPED]
             .into_iter()
-            .flatten()
+            .chain(well_known)
             .find(|part| network.contains(part))
     }
 
