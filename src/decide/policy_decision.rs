@@ -178,14 +178,11 @@ impl PolicyDecision {
         charged: bool,
     ) {
         let Some(state) = states.next() else { return };
-        self.decided_at = server_time;
+        self.decided_at = state.decided_at.unwrap_or(server_time);
         self.denial = state.retry_after.map(|_| Denial::QuotaExceeded);
         self.remaining = state.remaining;
         self.retry_after = state.retry_after;
         self.reset_after = state.reset_after;
-        if let Some(decided_at) = state.decided_at {
-            self.decided_at = decided_at;
-        }
         if let Some(rest) = state.banned_for() {
             self.deny_for(rest);
         }
