@@ -346,16 +346,4 @@ impl KeyError {
     }
 }
 
-impl fmt::Debug for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl fmt::Display for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for KeyError {}
+impl_error!(KeyError, error => &error.message);
