@@ -72,28 +72,20 @@ impl Scope {
             return self.has_method(methods);
         }
         let matched = Matched::of(parts);
+        let RoutedPaths { whole, rests, is_set } = RoutedPaths::of(parts);
         let request = Spelled {
             methods,
             matched: matched.as_ref(),
             form: Form::Written,
-            path: b"",
+            path: whole.as_bytes(),
             rule,
             is_strict: rule == Spelling::Both,
         };
         let holds = |form, path: &[u8]| self.holds(Spelled { form, path, ..request });
         let is_for = |path: &str| key::any_spelling(path, holds);
-        let RoutedPaths { whole, rests, is_set } = RoutedPaths::of(parts);
-        let written = whole.as_bytes();
-        let is_routed = |matched| {
-            Spelled {
-                path: written,
-                ..request
-            }
-            .is_matched_by(matched)
-        };
         let compares_rests = match rule {
             Spelling::Both => is_set,
-            Spelling::Either => !matched.as_ref().is_some_and(is_routed),
+            Spelling::Either => !matched.as_ref().is_some_and(|matched| request.is_matched_by(matched)),
         };
         let mut paths = [&whole].into_iter().chain(rests.iter().filter(|_| compares_rests));
         match (rule, &self.routes) {
