@@ -111,8 +111,8 @@ impl CheckContext {
         self.policies.iter().for_each(|policy| policy.metrics.register());
     }
 
-    /// The error that another layer or limiter on the store has one of the policies with another limit.
-    pub(crate) fn conflict(&self) -> Option<ConfigError> {
+    /// Refuses policies that another layer or limiter on the store has with another limit.
+    pub(crate) fn refuse_conflict(&self) -> Result<(), ConfigError> {
         let error = |policy: &PolicyContext| {
             let (name, limit, other) = (&policy.limit.name, &policy.limit.limit, self.other_limit(policy)?);
             Some(ConfigError::new(format!(
@@ -120,12 +120,12 @@ impl CheckContext {
                  counts for both, or a caller has both if they count apart; give one of them another name, or both the same limit"
             )))
         };
-        self.policies.iter().find_map(error)
+        self.policies.iter().find_map(error).map_or(Ok(()), Err)
     }
 
-    /// Logs that error, if there is one.
+    /// Logs them.
     pub(crate) fn log_conflict(&self) {
-        if let Some(error) = self.conflict() {
+        if let Err(error) = self.refuse_conflict() {
             tracing::error!(error = error.to_string(), "two limits have one name");
         }
     }

@@ -68,7 +68,7 @@ impl Limiter {
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         let limiter = or_panic(Self::build(store, policies));
-        limiter.policies.log_conflict();
+        limiter.policies.newest().context.log_conflict();
         limiter
     }
 
@@ -91,7 +91,7 @@ impl Limiter {
     /// layer or limiter on the store has one of the names with another limit, which `new` logs as an error.
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
         let limiter = Self::build(store, policies)?;
-        limiter.policies.refuse_conflict()?;
+        limiter.policies.newest().context.refuse_conflict()?;
         Ok(limiter)
     }
 

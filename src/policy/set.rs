@@ -267,16 +267,6 @@ impl PolicySet {
         Basis::new(store, policies, validate).map(Arc::new).map(Self::Fixed)
     }
 
-    /// Refuses policies that another layer or limiter on the store has with another limit.
-    pub(crate) fn refuse_conflict(&self) -> Result<(), ConfigError> {
-        self.newest().context.conflict().map_or(Ok(()), Err)
-    }
-
-    /// Logs them.
-    pub(crate) fn log_conflict(&self) {
-        self.newest().context.log_conflict();
-    }
-
     /// What requests are decided by now.
     #[inline(always)]
     pub(crate) fn newest(&self) -> Newest<'_> {

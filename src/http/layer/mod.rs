@@ -225,7 +225,7 @@ impl RateLimitLayer {
     #[track_caller]
     pub fn new(store: impl Store, policies: impl IntoPolicies) -> Self {
         let layer = or_panic(Self::build(store, policies));
-        layer.enforcer.policies.log_conflict();
+        layer.enforcer.policies.newest().context.log_conflict();
         layer
     }
 
@@ -249,7 +249,7 @@ impl RateLimitLayer {
     /// another limit, which `new` logs as an error.
     pub fn try_new(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
         let layer = Self::build(store, policies)?;
-        layer.enforcer.policies.refuse_conflict()?;
+        layer.enforcer.policies.newest().context.refuse_conflict()?;
         Ok(layer)
     }
 
