@@ -81,13 +81,9 @@ impl Ban {
     pub(crate) const NAME: &'static str = "ban";
 
     /// The length of the next ban after this number of bans.
-    fn length(&self, bans_before: u32) -> Duration {
-        let factor = 1_u128.checked_shl(bans_before).unwrap_or(u128::MAX);
-        let nanos = self.first.as_nanos().saturating_mul(factor);
-        match nanos < self.longest.as_nanos() {
-            true => Duration::from_micros((nanos / 1_000) as u64),
-            false => self.longest,
-        }
+    fn length_us(&self, bans_before: u32) -> u64 {
+        let [_, first, longest] = self.lengths_us();
+        first.saturating_mul(2_u64.saturating_pow(bans_before)).min(longest)
     }
 
     /// The number of denials as a quota.
@@ -95,8 +91,7 @@ impl Ban {
         self.after.unwrap_or(MAX_QUOTA)
     }
 
-    /// For `lua/ban.lua`: the window, the first and the longest length.
-    #[cfg(feature = "_redis")]
+    /// The window, the first and the longest length.
     pub(crate) fn lengths_us(&self) -> [u64; 3] {
         [self.within, self.first, self.longest].map(|length| length.as_micros() as u64)
     }
@@ -124,14 +119,6 @@ impl Ban {
             )));
         }
         Ok(())
-    }
-
-    fn window_us(&self) -> u64 {
-        self.within.as_micros() as u64
-    }
-
-    fn longest_us(&self) -> u64 {
-        self.longest.as_micros() as u64
     }
 }
 
@@ -188,13 +175,13 @@ impl Banned {
 impl Ban {
     /// Removes what no longer counts.
     pub(crate) fn advance(&self, banned: &mut Banned, now: u64) {
-        let window = self.window_us();
+        let [window, _, longest] = self.lengths_us();
         if banned.since > now + SLACK.min(window) {
             // The clock was set back. A ban that ends within the longest one stays, whichever policy has begun it.
             banned.denials = 0;
             if banned.since > now + SLACK {
                 banned.expires_at = 0;
-                if banned.until > now + self.longest_us() {
+                if banned.until > now + longest {
                     *banned = Banned::default();
                 }
             }
@@ -205,14 +192,15 @@ impl Ban {
 
     /// Begins a ban of this length, unless a longer one is in force.
     pub(crate) fn begin(&self, banned: &mut Banned, now: u64, length: u64) {
-        let until = now + length.min(self.longest_us());
+        let [window, _, longest] = self.lengths_us();
+        let until = now + length.min(longest);
         if until > banned.until {
             *banned = Banned {
                 since: now,
                 denials: 0,
                 until,
                 // A window that has begun undoes a step too, so that the next ban after denials is no longer for this one.
-                level: banned.decayed(until + self.window_us() - 1, self.window_us()),
+                level: banned.decayed(until + window - 1, window),
                 ..*banned
             };
         }
@@ -228,13 +216,14 @@ impl Ban {
             banned.since = now;
         }
         if banned.denials >= self.quota() {
-            let level = banned.decayed(now, self.window_us());
-            let length = self.length(level as u32);
+            let [window, _, longest] = self.lengths_us();
+            let level = banned.decayed(now, window);
+            let length = self.length_us(level as u32);
             *banned = Banned {
                 since: now,
                 denials: 0,
-                until: now + length.as_micros() as u64,
-                level: level + u64::from(length < self.longest),
+                until: now + length,
+                level: level + u64::from(length < longest),
                 ..*banned
             };
         }
@@ -251,7 +240,7 @@ impl Ban {
 
     /// Time until the ban, the denials and the number of bans are forgotten.
     pub(crate) fn reset(&self, banned: &Banned, now: u64) -> u64 {
-        let window = self.window_us();
+        let [window, ..] = self.lengths_us();
         let denials_end = if banned.denials > 0 { banned.since + window } else { 0 };
         let forgotten = denials_end.max(banned.until + banned.level * window);
         forgotten.saturating_sub(now)
@@ -306,10 +295,10 @@ mod tests {
     fn the_length_of_a_ban_does_not_overflow() {
         let ban = Ban::after(1, SECOND).first(MAX_BAN).longest(MAX_BAN);
         for bans_before in [0, 1, 31, 32, 63, u32::MAX] {
-            assert_eq!(ban.length(bans_before), MAX_BAN);
+            assert_eq!(ban.length_us(bans_before), MAX_BAN.as_micros() as u64);
         }
         let small = Ban::after(1, SECOND).first(Duration::from_millis(1)).longest(MAX_BAN);
-        assert_eq!(small.length(34), Duration::from_millis(1 << 34));
-        assert_eq!(small.length(35), MAX_BAN);
+        assert_eq!(small.length_us(34), 1_000 << 34);
+        assert_eq!(small.length_us(35), MAX_BAN.as_micros() as u64);
     }
 }
