@@ -253,13 +253,10 @@ impl FixedWindow {
 
     /// The end of the window that opened at `start`, given that of the one around now.
     fn finish(&self, start: u64, closes: u64, now: u64) -> u64 {
-        if let Kind::Anchored(window) = self.kind {
-            return start + window.as_micros() as u64;
-        }
-        match start > now {
-            // The clock was set back over a boundary.
-            true => self.around(start).1,
-            false => closes,
+        match self.is_aligned() && start <= now {
+            true => closes,
+            // It opened with a request, or the clock was set back over a boundary.
+            false => self.around(start).1,
         }
     }
 }
