@@ -58,19 +58,18 @@ impl Calendar {
 
     /// The window around `now` in microseconds. Times outside of the years that jiff supports are in one window.
     pub(super) fn around(self, now: u64, zone: &TimeZone) -> (u64, u64) {
-        let window = i64::try_from(now)
-            .ok()
-            .and_then(|now| Timestamp::from_microsecond(now).ok())
-            .and_then(|now| {
-                let now = now.to_zoned_datetime(zone.clone());
-                let window = match self {
-                    Self::Hour => hour_around(&now),
-                    Self::Day | Self::Week | Self::Month | Self::Year => self.days_around(&now),
-                };
-                let (start, end) = window.ok()?;
-                Some((micros(start), micros(end)))
-            });
-        window.unwrap_or((0, MAX_EXACT - 1))
+        self.known_around(now, zone).unwrap_or((0, MAX_EXACT - 1))
+    }
+
+    fn known_around(self, now: u64, zone: &TimeZone) -> Option<(u64, u64)> {
+        let now = Timestamp::from_microsecond(now.try_into().ok()?).ok()?;
+        let now = now.to_zoned_datetime(zone.clone());
+        let window = match self {
+            Self::Hour => hour_around(&now),
+            Self::Day | Self::Week | Self::Month | Self::Year => self.days_around(&now),
+        };
+        let (start, end) = window.ok()?;
+        Some((micros(start), micros(end)))
     }
 
     fn days_around(self, now: &ZonedDateTime) -> Result<(Timestamp, Timestamp), jiff::Error> {
