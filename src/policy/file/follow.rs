@@ -179,9 +179,10 @@ impl File {
         applied
     }
 
-    pub(super) fn note(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state());
+    pub(super) fn note<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let noted = change(&mut self.state());
         self.record();
+        noted
     }
 
     /// Records the content in force and whether a newer one is refused, for metrics: not before a layer or a limiter follows the file,

@@ -224,11 +224,10 @@ impl Policies {
             )
         })?;
 
-        let mut follower = 0;
-        self.file.note(|state| {
+        let follower = self.file.note(|state| {
             state.unseen = None;
             state.follower += 1;
-            follower = state.follower;
+            state.follower
         });
         let watch = Watch {
             file: Arc::downgrade(&self.file),
@@ -350,12 +349,12 @@ impl Changes {
         if same.is_some() {
             self.differing = 0;
         }
-        let mut is_in_force = false;
-        policies.file.note(|state| {
-            is_in_force = content.is_ok() && state.text.as_ref() == content.as_ref().ok();
+        let is_in_force = policies.file.note(|state| {
+            let is_in_force = content.is_ok() && state.text.as_ref() == content.as_ref().ok();
             if is_in_force && state.loads == loads {
                 state.refused = None;
             }
+            is_in_force
         });
         if is_in_force {
             self.refused = None;
