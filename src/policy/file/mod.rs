@@ -308,10 +308,8 @@ impl Policies {
     ///
     /// If there is no such policy, or it has no key, or one of an extension that is not [registered](Self::with_extension).
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
-        let mut state = self.file.state();
-        state.config.require(name)?;
-        let key = state.config.key(name)?;
-        state.take_up(&self.file, name, (key, true))
+        self.file.state().config.require(name)?;
+        self.keyed(name)
     }
 
     /// The policy of this name without its key: for a limiter, or for a key that only code can extract. It follows the file, too.

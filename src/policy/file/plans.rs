@@ -160,7 +160,7 @@ impl Policies {
         names.iter().map(of_default).collect()
     }
 
-    fn keyed(&self, place: &str) -> Result<Policy, ConfigError> {
+    pub(super) fn keyed(&self, place: &str) -> Result<Policy, ConfigError> {
         let mut state = self.file.state();
         let key = state.config.key(place)?;
         state.take_up(&self.file, place, (key, true))
