@@ -314,9 +314,8 @@ fn newest_limit(policy: &PolicyDecision) -> Arc<NamedLimit> {
     // One that was chosen for the request stays.
     let file = context.file.as_ref().filter(|_| Arc::ptr_eq(charged, &context.limit));
     let newest = file.and_then(|file| file.newest_limit());
-    newest
-        .filter(|newest| newest.has_counts_of(charged))
-        .unwrap_or_else(|| charged.clone())
+    let newest = newest.filter(|newest| newest.has_counts_of(charged));
+    newest.unwrap_or_else(|| charged.clone())
 }
 
 impl Adjustment {
