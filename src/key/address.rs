@@ -234,15 +234,6 @@ impl Grouping {
             IpAddr::V6(_) => network,
         }
     }
-
-    #[inline]
-    pub(super) fn canonical_peer(&self, peer: Peer) -> Peer {
-        match peer {
-            Peer::Address(address) => Peer::Address(self.canonical(address)),
-            Peer::Unix => Peer::Unix,
-        }
-    }
-
     /// The key of a peer, an address, or a network that has one key; a network of several keys is none of them.
     #[cfg(feature = "admin")]
     pub(super) fn parse(&self, text: &str) -> Option<Key> {

@@ -340,7 +340,10 @@ impl Ip {
             Some(find) => find(parts).map(Peer::Address),
             None => Peer::of(parts),
         };
-        let peer = self.grouping.canonical_peer(peer?);
+        let peer = match peer? {
+            Peer::Address(address) => Peer::Address(self.grouping.canonical(address)),
+            Peer::Unix => Peer::Unix,
+        };
         Some(match &self.proxies {
             Some(proxies) if proxies.any_peer || proxies.trusts(peer) => {
                 proxies.client(peer, &parts.headers, &self.grouping)
