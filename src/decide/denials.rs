@@ -197,25 +197,20 @@ pub(crate) struct Count<T> {
 impl<T: Clone + Eq + Hash> Summary<T> {
     /// The counts of both streams together: Agarwal and others, "Mergeable Summaries", 2012.
     pub(crate) fn join(self, other: Self) -> Self {
-        let (most, most_of_other) = (self.most_of_others, other.most_of_others);
-        // An item that only one of them lists may have been counted by the other one.
-        let listed = |of: Count<T>, most| {
-            let (count, error) = (of.count + most, of.error + most);
-            (of.item.clone(), Count { count, error, ..of })
-        };
-        let mut joined: HashMap<T, Count<T>> = self
-            .counts
-            .into_iter()
-            .map(|count| listed(count, most_of_other))
-            .collect();
-        for of in other.counts {
-            match joined.get_mut(&of.item) {
-                Some(joined) => {
-                    joined.count = joined.count - most_of_other + of.count;
-                    joined.error = joined.error - most_of_other + of.error;
-                    joined.last = joined.last.max(of.last);
-                }
-                None => joined.extend([listed(of, most)]),
+        let most = self.most_of_others + other.most_of_others;
+        let mut joined = HashMap::<T, Count<T>>::new();
+        for (counts, unlisted) in [(self.counts, self.most_of_others), (other.counts, other.most_of_others)] {
+            for of in counts {
+                // An item that only one of them lists may have been counted by the other one.
+                let of_none = Count {
+                    count: most,
+                    error: most,
+                    ..of.clone()
+                };
+                let joined = joined.entry(of.item).or_insert(of_none);
+                joined.count = joined.count - unlisted + of.count;
+                joined.error = joined.error - unlisted + of.error;
+                joined.last = joined.last.max(of.last);
             }
         }
 
@@ -224,7 +219,7 @@ impl<T: Clone + Eq + Hash> Summary<T> {
         Self {
             total: self.total + other.total,
             counts,
-            most_of_others: most + most_of_other,
+            most_of_others: most,
         }
     }
 }
