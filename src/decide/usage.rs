@@ -11,7 +11,7 @@ use std::{
 use super::{CheckContext, PolicyDecision, caught};
 use crate::{
     Key,
-    store::{NamedLimit, Owed, OwedKind},
+    store::{Owed, OwedKind},
 };
 
 /// The units that a policy has charged an admitted request in the end: after refunds and settlements, also if the caller has left.
@@ -42,7 +42,6 @@ pub(crate) type OnSettled = Arc<dyn Fn(&Usage<'_>) + Send + Sync>;
 pub(crate) struct Account {
     context: Arc<CheckContext>,
     position: usize,
-    limit: Arc<NamedLimit>,
     key: Key,
     admitted_at: SystemTime,
     is_local: bool,
@@ -63,7 +62,6 @@ impl Account {
             policy.account = Some(Arc::new(Self {
                 context: policy.context.clone(),
                 position: policy.position,
-                limit: policy.named().clone(),
                 key: policy.charge.key.clone(),
                 admitted_at: UNIX_EPOCH + policy.decided_at,
                 is_local: policy.local.is_some(),
@@ -90,9 +88,10 @@ impl Drop for Account {
         let (false, Some(on_settled)) = (*self.is_void.get_mut(), &self.context.on_settled) else {
             return;
         };
+        let policy = &self.context.policies[self.position];
         let usage = Usage {
-            policy: &self.limit.name,
-            plan: self.context.policies[self.position].of_plan.as_deref(),
+            policy: &policy.limit.name,
+            plan: policy.of_plan.as_deref(),
             key: &self.key,
             units: *self.units.get_mut(),
             admitted_at: self.admitted_at,
