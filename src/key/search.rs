@@ -66,12 +66,7 @@ impl Search {
     ///
     /// For a text that is no key of these forms, value by value.
     pub(crate) fn whole(&self, text: &str, forms: &[KeyForm]) -> Option<Self> {
-        let is_kind = |name: &str| {
-            KINDS
-                .iter()
-                .any(|kind| name == *kind || kind.ends_with(':') && name.starts_with(kind))
-        };
-        let names = |name: &str| is_kind(name) || forms.iter().any(|form| form.has_name(name));
+        let names = |name: &str| KINDS.contains(&kind_of(name).0) || forms.iter().any(|form| form.has_name(name));
         let mut named = self.values.iter().filter_map(|value| value.name.as_deref());
         let value = SearchedValue {
             name: None,
@@ -287,6 +282,11 @@ impl Key {
     }
 }
 
+/// The kind of key that a name begins with, and its label.
+fn kind_of(name: &str) -> (&str, &str) {
+    name.split_at(name.find(':').map_or(name.len(), |colon| colon + 1))
+}
+
 fn component(text: &str) -> Result<Key, ConfigError> {
     let Some((name, value)) = text.split_once('=') else {
         return Err(ConfigError::new(format!(
@@ -294,10 +294,7 @@ fn component(text: &str) -> Result<Key, ConfigError> {
              `ip=203.0.113.7|path=/login`"
         )));
     };
-    let (kind, label) = match name.find(':') {
-        Some(colon) => name.split_at(colon + 1),
-        None => (name, ""),
-    };
+    let (kind, label) = kind_of(name);
     let key = match kind {
         "keyed" | "once" => {
             return Err(ConfigError::new(format!(
