@@ -24,8 +24,8 @@ pub(crate) type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 /// The settings of a policy, in code or in a file.
 ///
-/// A setting is a field here, a line of [`over`](Self::over), a setter of [`Policy`](crate::Policy), and for files a field of
-/// `Entry`.
+/// A setting is a field here, a setter of [`Policy`](crate::Policy), and for files a line of [`over`](Self::over) and a field of
+/// `PolicyEntry`.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) cost: Option<Cost>,
@@ -70,16 +70,13 @@ impl Settings {
         let own = self.clone();
         Self {
             cost: own.cost.or_else(|| file.cost.clone()),
-            applies: own.applies.or_else(|| file.applies.clone()),
             scope: own.scope.or_else(|| file.scope.clone()),
             failure_mode: own.failure_mode.or(file.failure_mode),
-            refund_if: own.refund_if.or_else(|| file.refund_if.clone()),
             enforced: own.enforced.min(file.enforced),
             ban: own.ban.or(file.ban),
-            learns: own.learns || file.learns,
             longest_wait: own.longest_wait.or_else(|| file.longest_wait.clone()),
             max_waiting: own.max_waiting.or(file.max_waiting),
-            wait_order: own.wait_order,
+            ..own
         }
     }
 
