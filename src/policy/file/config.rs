@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{
     File,
-    entry::{Name, PolicyEntry, Selector, Unique},
+    entry::{Name, PolicyEntry, Selector, Unique, not_null},
     plans::{is_of_plan, join, policy_at},
     scope::{Routes, Scope, Spelling},
     values::{Extensions, Requests, client_ip},
@@ -46,6 +46,7 @@ pub(super) struct Config {
     expecting = "a table with `policies`"
 )]
 struct FileFields {
+    #[serde(default, deserialize_with = "not_null")]
     enabled: Option<bool>,
     #[serde(default, deserialize_with = "client_ip")]
     client_ip: Option<key::Ip>,

@@ -62,7 +62,7 @@ pub(super) struct PolicyEntry {
 }
 
 /// A value of JSON that is `null`, as by a template without a value, is an error.
-fn not_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+pub(super) fn not_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
@@ -308,8 +308,8 @@ impl TryFrom<String> for Selector {
     }
 }
 
-/// The plan of a request, if it has one.
 impl Selector {
+    /// The plan of a request, if it has one.
     pub(super) fn select(&self, extensions: &Extensions) -> Result<ChoosePlan, ConfigError> {
         match self {
             Self::Extension(name) => {

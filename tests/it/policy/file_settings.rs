@@ -387,6 +387,7 @@ fn a_setting_that_is_null_is_an_error() {
     for setting in ["cost", "enabled", "failure-mode", "max-waiting", "mode", "wait"] {
         let json = format!(r#"{{"policies": {{"api": {{"limit": "5/min", "key": "ip", "{setting}": null}}}}}}"#);
         assert!(Policies::from_json(&json).is_err(), "{setting}");
+        assert!(Policies::from_json(r#"{"policies": {}, "enabled": null}"#).is_err());
         assert!(Policies::from_json(&json.replace(&format!(", \"{setting}\": null"), "")).is_ok());
     }
 }
