@@ -10,9 +10,9 @@
 //! ```
 //!
 //! The name of a policy is the domain and the keys of a descriptor, in lower case, and the key is its values:
-//! `shop.remote_address` is the limit of `{"remote_address": "203.0.113.7"}` in the domain `shop`. A policy with a value in its
-//! name is of this value, such as `shop.database.users` beside `shop.database`. Of a `generic_key`, which the configuration of Envoy
-//! has and no client chooses, the name has the value only. `examples/envoy/envoy.yaml` is a configuration of Envoy for it, and
+//! `shop.remote_address` is the limit of `{"remote_address": "203.0.113.7"}` in the domain `shop`. A value may have a policy of its
+//! own, such as `shop.database--users` beside `shop.database`. Of a `generic_key`, which the configuration of Envoy has and no client
+//! chooses, the name has the value only. `examples/envoy/envoy.yaml` is a configuration of Envoy for it, and
 //! `examples/envoy/Dockerfile` makes an image.
 //!
 //! Hits that do not fit are not counted. So limits of hits that have happened, as Envoy reports them at the end of a stream
@@ -90,11 +90,13 @@ impl<S: Store + Clone> RateLimits<S> {
         descriptor: &RateLimitDescriptor,
         hits: u64,
     ) -> Result<Option<Decision>, Status> {
-        let limiter = self.limiter(policy_name(domain, descriptor, &self.policies.names()));
-        match limiter.map_err(|error| Status::failed_precondition(error.to_string()))? {
-            Some(limiter) => Ok(Some(limiter.request(key(descriptor)).cost(hits).check().await?)),
-            None => Ok(None),
+        for name in policy_names(domain, descriptor) {
+            let limiter = self.limiter(name);
+            if let Some(limiter) = limiter.map_err(|error| Status::failed_precondition(error.to_string()))? {
+                return Ok(Some(limiter.request(key(descriptor)).cost(hits).check().await?));
+            }
         }
+        Ok(None)
     }
 }
 
@@ -111,6 +113,13 @@ impl<S: Store + Clone> RateLimitService for RateLimits<S> {
         }
         if request.descriptors.iter().any(|descriptor| descriptor.limit.is_some()) {
             return Err(Status::unimplemented("limits are those of the file"));
+        }
+        if request
+            .descriptors
+            .iter()
+            .any(|descriptor| descriptor.entries.len() > MOST_ENTRIES)
+        {
+            return Err(Status::invalid_argument("a descriptor has at most 6 entries"));
         }
         for descriptor in &request.descriptors {
             let hits = match &descriptor.hits_addend {
@@ -148,26 +157,26 @@ async fn refund(decisions: &[Option<Decision>]) {
     }
 }
 
-/// The domain and the keys of the entries, such as `shop.remote_address`, each with its value if one of the names begins so.
-fn policy_name(domain: &str, descriptor: &RateLimitDescriptor, names: &[String]) -> String {
-    descriptor.entries.iter().fold(domain.to_owned(), |name, entry| {
-        let [key, value] = [&entry.key, &entry.value].map(|text| text.to_lowercase());
-        if key == "generic_key" {
-            return format!("{name}.{value}");
-        }
-        let with_key = format!("{name}.{key}");
-        let with_value = format!("{with_key}.{value}");
-        let begins = |name: &String| {
-            let rest = name.strip_prefix(&with_value);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+/// The names that the policy of a descriptor may have: the domain and the keys of the entries, such as `shop.remote_address`, of which
+/// those with values are first.
+fn policy_names(domain: &str, descriptor: &RateLimitDescriptor) -> Vec<String> {
+    descriptor.entries.iter().fold(vec![domain.to_owned()], |names, entry| {
+        let (key, value) = (entry.key.to_lowercase(), &entry.value);
+        let with_entry = |name: String| {
+            let with_key = format!("{name}.{key}");
+            match &*key {
+                "generic_key" => vec![format!("{name}.{value}")],
+                // What a client chooses may not look like further keys.
+                _ if value.contains('.') => vec![with_key],
+                _ => vec![format!("{with_key}--{value}"), with_key],
+            }
         };
-        // A client that chooses a value with a dot would choose among the keys that follow.
-        match !value.contains('.') && names.iter().any(begins) {
-            true => with_value,
-            false => with_key,
-        }
+        names.into_iter().flat_map(with_entry).collect()
     })
 }
+
+/// Each of them doubles the names.
+const MOST_ENTRIES: usize = 6;
 
 /// The values of the entries; of the address of an IPv6 client its /64 network.
 fn key(descriptor: &RateLimitDescriptor) -> Key {

@@ -344,10 +344,13 @@ fn report_lines(policy: &WatchedPolicy, names: &SubjectNames) -> (usize, Vec<Val
 
 /// The subjects with most of something, with the most first.
 fn most<T: Copy + Ord>(of_keys: &HashMap<Key, T>, names: &SubjectNames) -> Vec<(Reverse<T>, String)> {
-    let subjects = of_keys.iter().map(|(key, number)| (Reverse(*number), names.name(key)));
-    let mut subjects: Vec<_> = subjects.collect();
+    let mut keys: Vec<_> = of_keys.iter().collect();
+    keys.sort_by_key(|(_, number)| Reverse(**number));
+    let subjects = keys.into_iter().take(MOST);
+    let mut subjects: Vec<_> = subjects
+        .map(|(key, number)| (Reverse(*number), names.name(key)))
+        .collect();
     subjects.sort();
-    subjects.truncate(MOST);
     subjects
 }
 

@@ -130,14 +130,16 @@ const PAIRS: [[&str; 2]; 5] = [
     ["x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
 ];
 
-/// The longest wait of the limits of which nothing remains, in fields with one value each. Several lines are of several limits.
+/// The longest wait of the limits of which nothing remains, in fields with one value each. Several values are of several limits.
 fn wait_in_single_fields(headers: &HeaderMap) -> Option<Duration> {
+    // A proxy may have joined lines (RFC 9110 §5.3).
+    let values_of = |name| lines_of(headers, name).flat_map(|line| line.unwrap_or("?").split(',').map(str::trim));
     let waits = PAIRS.iter().flat_map(|[remaining, reset]| {
-        let lines = lines_of(headers, remaining).zip(lines_of(headers, reset));
-        lines.filter_map(|(remaining, reset)| {
+        let values = values_of(remaining).zip(values_of(reset));
+        values.filter_map(|(remaining, reset)| {
             // Some services write a negative number, or `0.0`.
-            let remaining: f64 = remaining?.parse().ok()?;
-            (remaining <= 0.0).then(|| wait_until(reset?, headers))?
+            let remaining: f64 = remaining.parse().ok()?;
+            (remaining <= 0.0).then(|| wait_until(reset, headers))?
         })
     });
     waits.max()
@@ -549,6 +551,10 @@ mod tests {
                     date,
                 ],
                 Some(0),
+            ),
+            (
+                &[("x-ratelimit-remaining", "0, 5"), ("x-ratelimit-reset", "30,60")],
+                Some(30_000),
             ),
             (
                 &[("x-ratelimit-remaining", "0.0"), ("x-ratelimit-reset", "1.5")],

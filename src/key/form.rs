@@ -204,6 +204,7 @@ fn is_shown(character: char) -> bool {
             | '\u{3164}'
             | '\u{fe00}'..='\u{fe0f}'
             | '\u{ffa0}'
+            | '\u{e0100}'..='\u{e01ef}'
     );
     let is_text = !character.is_ascii() && character != char::REPLACEMENT_CHARACTER && !is_invisible;
     // A character that combines with one before it is printed too.

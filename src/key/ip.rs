@@ -7,10 +7,10 @@ use std::{
 };
 
 use http::{HeaderMap, request::Parts};
-use ipnet::Ipv6Net;
+use ipnet::IpNet;
 
 use super::{
-    address::{Client, Grouping, NO_PEER, Peer},
+    address::{Client, Grouping, NO_PEER, Peer, parse_network},
     client_ip::{ClientIpSource, Proxies, are_forwarding},
     extractor::{KeyError, KeyExtractor},
     form::{KeyForm, Value},
@@ -218,8 +218,8 @@ impl Ip {
     /// assert_eq!(error, "`64:ff9b::/64` is not a NAT64 prefix; one looks like `64:ff9b::/96`");
     /// ```
     pub fn nat64_prefixes<N: AsRef<str>>(mut self, networks: impl IntoIterator<Item = N>) -> Result<Self, ConfigError> {
-        let prefixes = networks.into_iter().map(|text| match text.as_ref().parse::<Ipv6Net>() {
-            Ok(network) if network.prefix_len() == 96 => Ok(network.trunc()),
+        let prefixes = networks.into_iter().map(|text| match parse_network(text.as_ref()) {
+            Some(IpNet::V6(network)) if network.prefix_len() == 96 => Ok(network.trunc()),
             _ => Err(ConfigError::new(format!(
                 "`{}` is not a NAT64 prefix; one looks like `64:ff9b::/96`",
                 text.as_ref()

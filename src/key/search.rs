@@ -393,7 +393,7 @@ mod tests {
             Key::header("x-user", b"\xFF\xC3\xA9"),
             Key::from("a|b^{c}\u{202E}\u{FFFD}\n"),
             Key::from(
-                "\u{34f}\u{115f}\u{1160}\u{17b4}\u{17b5}\u{180b}\u{180f}\u{2800}\u{3164}\u{fe00}\u{fe0f}\u{ffa0}",
+                "\u{34f}\u{115f}\u{1160}\u{17b4}\u{17b5}\u{180b}\u{180f}\u{2800}\u{3164}\u{fe00}\u{fe0f}\u{ffa0}\u{e0100}",
             ),
         ] {
             assert_eq!(key.readable().replace('é', "^C3^A9"), key.as_str());

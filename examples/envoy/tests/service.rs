@@ -256,8 +256,8 @@ async fn limits_follow_the_file() {
 #[tokio::test]
 async fn a_value_may_have_a_limit_of_its_own() {
     let file = std::env::temp_dir().join(format!("tower-quota-envoy-values-{}.toml", std::process::id()));
-    let limits = "policies.\"db.database\".limit = '1/month UTC'\npolicies.\"db.database.users\".limit = '3/s'\n\
-                  policies.\"db.database.users.role\".limit = '4/s'";
+    let limits = "policies.\"db.database\".limit = '1/month UTC'\npolicies.\"db.database--users\".limit = '3/s'\n\
+                  policies.\"db.database--users.role\".limit = '4/s'\npolicies.\"db.database.path\".limit = '5/s'";
     fs::write(&file, limits).expect("a file");
     let mut client = client(file.to_str().expect("text"), MemoryStore::new()).await;
     let mut limit = async |entries: &[(&str, &str)]| {
@@ -272,11 +272,19 @@ async fn a_value_may_have_a_limit_of_its_own() {
             .map(|limit| limit.requests_per_unit)
     };
     assert_eq!(limit(&[("database", "users")]).await, Some(3));
-    assert_eq!(limit(&[("DATABASE", "Users")]).await, Some(3));
+    assert_eq!(limit(&[("DATABASE", "users")]).await, Some(3));
     assert_eq!(limit(&[("database", "user")]).await, Some(1));
     assert_eq!(limit(&[("database", "users"), ("role", "reader")]).await, Some(4));
-    // The value of a client is no part of a name with further keys.
+    // What a client chooses leads to no name of other keys, nor past the policy of these.
+    assert_eq!(limit(&[("database", "path")]).await, Some(1));
     assert_eq!(limit(&[("database", "users.role")]).await, Some(1));
+    for database in ["path", "users", "users.path", "other"] {
+        assert_eq!(
+            limit(&[("database", database), ("path", "/")]).await,
+            Some(5),
+            "{database}"
+        );
+    }
     fs::remove_file(file).expect("the file");
 }
 

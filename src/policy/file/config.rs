@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use super::{
     File,
-    entry::{Name, PolicyEntry, Selector, Unique, not_null},
+    entry::{Name, PolicyEntry, Selector, Unique},
     plans::{is_of_plan, join, policy_at},
     scope::{Routes, Scope, Spelling},
-    values::{Extensions, Requests, client_ip},
+    values::{Extensions, Requests, client_ip, not_null},
 };
 use crate::{
     ConfigError, KeyExtractor,
@@ -55,7 +55,9 @@ struct FileFields {
     #[serde(default)]
     block: Requests,
     policies: Unique<Name, PolicyEntry>,
+    #[serde(default, deserialize_with = "not_null")]
     plan: Option<Selector>,
+    #[serde(default, deserialize_with = "not_null")]
     plans: Option<Unique<String, Unique<Name, PolicyEntry>>>,
 }
 

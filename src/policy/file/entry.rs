@@ -8,7 +8,7 @@ use serde::{
 
 use super::{
     scope::{Routes, Scope},
-    values::{Extensions, Length, methods, routes},
+    values::{Extensions, Length, methods, not_null, routes},
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
@@ -36,8 +36,11 @@ pub(super) struct PolicyEntry {
     pub(super) limit: Limit,
     #[serde(default, deserialize_with = "former_name")]
     pub(super) formerly: Option<Arc<str>>,
+    #[serde(default, deserialize_with = "not_null")]
     plan: Option<Selector>,
+    #[serde(default, deserialize_with = "not_null")]
     plans: Option<Unique<String, Limit>>,
+    #[serde(default, deserialize_with = "not_null")]
     pub(super) key: Option<KeySpec>,
     #[serde(default, deserialize_with = "routes")]
     pub(super) routes: Routes,
@@ -59,11 +62,6 @@ pub(super) struct PolicyEntry {
     pub(super) ban: Option<Ban>,
     #[serde(default, deserialize_with = "not_null")]
     pub(super) enabled: Option<bool>,
-}
-
-/// A value of JSON that is `null`, as by a template without a value, is an error.
-pub(super) fn not_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
-    T::deserialize(deserializer).map(Some)
 }
 
 impl<'de> Deserialize<'de> for PolicyEntry {
@@ -263,9 +261,13 @@ impl fmt::Display for Name {
     expecting = "a table such as { after = 10, within = \"1h\" }"
 )]
 struct Table {
+    #[serde(default, deserialize_with = "not_null")]
     after: Option<u64>,
+    #[serde(default, deserialize_with = "not_null")]
     within: Option<Length>,
+    #[serde(default, deserialize_with = "not_null")]
     first: Option<Length>,
+    #[serde(default, deserialize_with = "not_null")]
     longest: Option<Length>,
 }
 

@@ -42,6 +42,11 @@ pub(super) fn routes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Route
     routes.iter().map(parse).collect::<Result<_, _>>().map(Routes::These)
 }
 
+/// A value of JSON that is `null`, as by a template without a value, is an error.
+pub(super) fn not_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
 /// The networks of clients.
 fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let networks = texts(deserializer)?;
@@ -109,6 +114,7 @@ impl<'de> Deserialize<'de> for Length {
 struct ClientIp {
     header: String,
     trusted: Trusted,
+    #[serde(default, deserialize_with = "not_null")]
     hops: Option<usize>,
 }
 
@@ -187,6 +193,7 @@ pub(super) struct Requests(Vec<RequestMatcher>);
     expecting = "a table with `networks`, `routes` or `methods`"
 )]
 struct RequestMatcher {
+    #[serde(default, deserialize_with = "not_null")]
     clients: Option<Clients>,
     #[serde(default, deserialize_with = "networks")]
     networks: Vec<String>,

@@ -34,7 +34,11 @@ pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
     };
     let named = |tried: Result<(), Failure>, server: &Option<ReplyingServer>| match server {
         Some(node) => tried.map_err(|failure| failure.of(node.clone())),
-        None => tried,
+        None => tried.map_err(|failure| match failure {
+            // It is a node of a cluster, perhaps the only one.
+            Failure::Refused(error) if error.starts_with("CROSSSLOT") => Failure::Forbidden(Refusal::new(error)),
+            other => other,
+        }),
     };
     let tried = trials.iter();
     all_or_refusal(tried.map(async |(trial, server)| named(run_trial_at(backend, trial).await, server))).await?;
@@ -59,10 +63,6 @@ async fn all_or_refusal<F: Future<Output = Result<(), Failure>>>(
 async fn run_trial_at(backend: &Backend, call: &ScriptCall) -> Result<(), Failure> {
     let reply = match backend.run_long_call(call).await {
         Err(Failure::Forbidden(refusal)) => return Err(Failure::Forbidden(refusal.before_the_commands())),
-        // One server that is a node of a cluster, perhaps the only one.
-        Err(Failure::Refused(error)) if error.starts_with("CROSSSLOT") => {
-            return Err(Failure::Forbidden(Refusal::new(error)));
-        }
         reply => reply?,
     };
 

@@ -598,6 +598,7 @@ async fn a_subscription_that_fails_is_logged_once_for_each_outage(library: Clien
         .await;
         redis.restart();
         eventually("it is subscribed", async || redis.wake_subscriptions().await == 1).await;
+        assert_eq!(log.text().matches("no messages wake requests").count(), outage);
         redis.kill();
     }
 }

@@ -384,11 +384,52 @@ fn a_plan_that_takes_units_ahead_inherits_no_wait() {
 
 #[test]
 fn a_setting_that_is_null_is_an_error() {
-    for setting in ["cost", "enabled", "failure-mode", "max-waiting", "mode", "wait"] {
-        let json = format!(r#"{{"policies": {{"api": {{"limit": "5/min", "key": "ip", "{setting}": null}}}}}}"#);
-        assert!(Policies::from_json(&json).is_err(), "{setting}");
-        assert!(Policies::from_json(r#"{"policies": {}, "enabled": null}"#).is_err());
-        assert!(Policies::from_json(&json.replace(&format!(", \"{setting}\": null"), "")).is_ok());
+    let is_refused = |json: &str| Policies::from_json(json).is_err();
+    assert!(!is_refused(r#"{"policies": {"api": {"limit": "5/min", "key": "ip"}}}"#));
+    for setting in [
+        "ban",
+        "cost",
+        "enabled",
+        "enforce-share",
+        "failure-mode",
+        "formerly",
+        "key",
+        "max-waiting",
+        "methods",
+        "mode",
+        "plan",
+        "plans",
+        "routes",
+        "wait",
+    ] {
+        let json = format!(r#"{{"policies": {{"api": {{"limit": "5/min", "{setting}": null}}}}}}"#);
+        assert!(is_refused(&json), "{setting}");
+    }
+    for setting in ["block", "client-ip", "enabled", "plan", "plans", "skip"] {
+        assert!(
+            is_refused(&format!(r#"{{"policies": {{}}, "{setting}": null}}"#)),
+            "{setting}"
+        );
+    }
+    for (table, setting) in [
+        (r#""skip": {"routes": "/a""#, "clients"),
+        (r#""skip": {"routes": "/a""#, "networks"),
+        (
+            r#""client-ip": {"header": "x-forwarded-for", "trusted": "any-peer""#,
+            "hops",
+        ),
+    ] {
+        let with = |rest: &str| format!(r#"{{"policies": {{}}, {table}{rest}}}}}"#);
+        assert!(!is_refused(&with("")), "{table}");
+        assert!(
+            is_refused(&with(&format!(r#", "{setting}": null"#))),
+            "{table}: {setting}"
+        );
+    }
+    for setting in ["first", "longest"] {
+        let ban = format!(r#"{{"after": 9, "within": "1h", "{setting}": null}}"#);
+        let json = format!(r#"{{"policies": {{"api": {{"limit": "5/min", "ban": {ban}}}}}}}"#);
+        assert!(is_refused(&json) && !is_refused(&json.replace(&format!(r#", "{setting}": null"#), "")));
     }
 }
 

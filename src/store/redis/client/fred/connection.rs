@@ -263,7 +263,7 @@ async fn keep_connected(
         state.send_replace(ConnectionState::Connected(connected));
     };
     #[cfg(feature = "tls")]
-    let mut read_at = Instant::now();
+    let mut read_at = None::<Instant>;
     loop {
         let started = Instant::now();
         let mut config = client.client_config();
@@ -289,10 +289,10 @@ async fn keep_connected(
                 state.send_replace(ConnectionState::Failed(failure.clone()));
                 #[cfg(feature = "tls")]
                 if (failure.is_of_certificate() || *error.kind() == ErrorKind::Sentinel)
-                    && read_at.elapsed() >= AUTHORITIES_PAUSE
+                    && read_at.is_none_or(|at| at.elapsed() >= AUTHORITIES_PAUSE)
                 {
                     read_authorities(&mut config).await;
-                    read_at = Instant::now();
+                    read_at = Some(Instant::now());
                 }
                 if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) {
                     return;

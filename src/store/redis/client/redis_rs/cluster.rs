@@ -202,7 +202,9 @@ impl ClusterNodes for Cluster {
             }
             let slot = slot_of(tag.to_string().as_bytes());
             let owner = slots.primary_of(slot).map(|owner| Arc::as_ptr(&owner));
-            if let Some((_, tags)) = owner.and_then(|owner| found.get_mut(&owner)) {
+            if let Some((_, tags)) = owner.and_then(|owner| found.get_mut(&owner))
+                && tags.len() < 2
+            {
                 tags.entry(slot).or_insert(tag);
             }
         }

@@ -166,9 +166,11 @@ impl Attempts {
 
 /// Waits until one of these addresses accepts a connection, all of which redis-rs tries at once: the first may not answer.
 async fn find_listening(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<()> {
-    let mut tried = run_together(addresses.map(TcpStream::connect), Result::is_ok).await;
-    let last = tried.pop().unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
-    last.map(drop)
+    let tried = run_together(addresses.map(TcpStream::connect), Result::is_ok).await;
+    let accepted = tried.into_iter().reduce(Result::or);
+    accepted
+        .unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
+        .map(drop)
 }
 
 #[derive(Clone)]
@@ -432,8 +434,13 @@ mod tests {
         let answered = listener.local_addr().expect("a bound port");
         let found = timeout(CONNECT_TIMEOUT, find_listening([unanswered, answered].into_iter())).await;
         assert!(found.expect("it does not wait for the first").is_ok());
+        let refused = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let refused = refused.local_addr().expect("a bound port");
+        for both in [[answered, refused], [refused, answered]] {
+            assert!(find_listening(both.into_iter()).await.is_ok());
+        }
         drop(listener);
-        assert!(find_listening([answered, answered].into_iter()).await.is_err());
+        assert!(find_listening([answered, refused].into_iter()).await.is_err());
         assert!(find_listening([].into_iter()).await.is_err());
     }
 

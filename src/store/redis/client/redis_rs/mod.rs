@@ -159,8 +159,11 @@ impl RedisRsClient {
         // The script publishes with the permissions of this user.
         let publish = redis::cmd("PUBLISH").arg(channel).arg("").to_owned();
         let published = Deadline::new(CONNECT_TIMEOUT).wait(connection.send_packed_command(&publish));
-        if let Some(Ok(Value::ServerError(error))) = published.await {
-            return Failure::of_call(error_text(error.code(), error.details()));
+        match published.await {
+            Some(Ok(Value::ServerError(error))) => return Failure::of_call(error_text(error.code(), error.details())),
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Failure::Unreachable(shortened(error).into()),
+            None => return Failure::Timeout,
         }
         receive(Event::Subscribed);
         let ping = || {
