@@ -434,8 +434,9 @@ mod tests {
         let answered = listener.local_addr().expect("a bound port");
         let found = timeout(CONNECT_TIMEOUT, find_listening([unanswered, answered].into_iter())).await;
         assert!(found.expect("it does not wait for the first").is_ok());
-        let refused = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let refused = refused.local_addr().expect("a bound port");
+        let dropped = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let refused = dropped.local_addr().expect("a bound port");
+        drop(dropped);
         for both in [[answered, refused], [refused, answered]] {
             assert!(find_listening(both.into_iter()).await.is_ok());
         }
