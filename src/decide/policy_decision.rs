@@ -309,10 +309,9 @@ impl PolicyDecision {
     /// the largest one.
     #[inline]
     pub(crate) fn denies_at_once(&self) -> bool {
-        match self.named().limit {
-            Limit::DenyAll => true,
-            ref limit => self.charge.cost > MAX_QUOTA && limit.quota() == MAX_QUOTA,
-        }
+        let limit = &self.named().limit;
+        let is_clamped_to_fit = self.charge.cost > MAX_QUOTA && limit.quota() == MAX_QUOTA;
+        is_clamped_to_fit || matches!(limit, Limit::DenyAll)
     }
 }
 

@@ -34,11 +34,13 @@ pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
     };
     let named = |tried: Result<(), Failure>, server: &Option<ReplyingServer>| match server {
         Some(node) => tried.map_err(|failure| failure.of(node.clone())),
-        None => tried.map_err(|failure| match failure {
-            // It is a node of a cluster, perhaps the only one.
-            Failure::Refused(error) if error.starts_with("CROSSSLOT") => Failure::Forbidden(Refusal::new(error)),
-            other => other,
-        }),
+        // It is a node of a cluster, perhaps the only one.
+        None => match tried {
+            Err(Failure::Refused(error)) if error.starts_with("CROSSSLOT") => {
+                Err(Failure::Forbidden(Refusal::new(error)))
+            }
+            tried => tried,
+        },
     };
     let tried = trials.iter();
     all_or_refusal(tried.map(async |(trial, server)| named(run_trial_at(backend, trial).await, server))).await?;
