@@ -101,19 +101,9 @@ fn rests<'a>(removed: &str, nested: &str, path: &str) -> SmallVec<[Cow<'a, str>;
 /// last.
 #[cfg(feature = "axum")]
 fn is_set(removed: &str, nested: &str) -> bool {
-    let mut prefix = nested
-        .trim_end_matches('/')
-        .rsplit('/')
-        .filter(|segment| !segment.is_empty());
-    let mut removed = removed
-        .trim_end_matches('/')
-        .rsplit('/')
-        .filter(|segment| !segment.is_empty());
-    prefix.any(|segment| {
-        removed
-            .next()
-            .is_some_and(|value| value != segment && !segment.contains('{'))
-    })
+    let last_first = |path| str::rsplit(path, '/').filter(|segment| !segment.is_empty());
+    let mut ends = last_first(nested).zip(last_first(removed));
+    ends.any(|(segment, value)| value != segment && !segment.contains('{'))
 }
 
 #[cfg(feature = "axum")]

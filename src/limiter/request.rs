@@ -285,7 +285,7 @@ impl LimiterRequest<'_> {
     ///
     /// The decision is always allowed. Later requests are denied until enough of the costs has expired; they count in full, up to
     /// 999,999,999,999,999; of a [`TokenBucket`](crate::TokenBucket) and a [`SlidingCounter`](crate::SlidingCounter) up to what is
-    /// computed exactly, and of slots up to a billion.
+    /// computed exactly, and of slots up to a billion. Unlike a [ban](Limiter::ban), it does not refuse a key that no request has.
     ///
     /// ```
     /// # use std::time::Duration;
