@@ -142,8 +142,8 @@ impl Decision {
         self.0.allowed
     }
 
-    /// How many units [`take_up_to`](crate::LimiterRequest::take_up_to) has taken; of other decisions 1 if the request is admitted,
-    /// else 0.
+    /// How many times [`take_up_to`](crate::LimiterRequest::take_up_to) has counted the costs; of other decisions 1 if the request is
+    /// admitted, else 0.
     #[must_use]
     pub fn taken(&self) -> u32 {
         if self.0.allowed { self.0.units } else { 0 }

@@ -70,8 +70,6 @@ pub struct ClientIp(Proxies);
 impl ClientIp {
     /// Trusts peers, and hops in a list, in these networks, such as `10.0.0.0/8`, `fd00::/8` or `192.0.2.1`.
     ///
-    /// An empty list trusts no address: the header is ignored, and each request counts by the address of its peer.
-    ///
     /// The networks of a provider, such as those of Cloudflare, are read from the lists that it publishes, with one in a line:
     ///
     /// ```

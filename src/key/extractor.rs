@@ -270,6 +270,7 @@ pointers!(Arc Box);
 /// assert!(error.to_string().starts_with("no peer address on the request"));
 /// # Ok::<(), http::Error>(())
 /// ```
+#[derive(Clone, PartialEq, Eq)]
 pub struct KeyError {
     kind: Kind,
     message: Cow<'static, str>,

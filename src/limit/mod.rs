@@ -223,15 +223,13 @@ mod token_bucket;
 
 #[cfg(feature = "calendar")]
 pub use self::calendar::Calendar;
-#[doc(hidden)]
-pub use self::line::{Arrival, ChargeLine};
 #[cfg(feature = "serde")]
 pub(crate) use self::parse::deserialize_text;
 #[cfg(any(feature = "serde", feature = "admin"))]
 pub(crate) use self::rate::parse_length;
 pub use self::{
-    ban::Ban, concurrency::Concurrency, fixed_window::FixedWindow, limit::Limit, rule::LeaseId,
-    sliding_counter::SlidingCounter, sliding_log::SlidingLog, token_bucket::TokenBucket,
+    ban::Ban, concurrency::Concurrency, fixed_window::FixedWindow, limit::Limit, sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 pub(crate) use self::{
     ban::Banned,
@@ -247,6 +245,11 @@ pub(crate) use self::{
     line::LONGEST_WAIT_US,
     rule::{BOUND, MAX_EXACT, MAX_TOTAL},
     sliding_log::{BUDGET, FEW, STEPS},
+};
+#[doc(hidden)]
+pub use self::{
+    line::{Arrival, ChargeLine},
+    rule::LeaseId,
 };
 
 /// Chooses the limit of a request.

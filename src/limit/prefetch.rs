@@ -34,7 +34,7 @@ macro_rules! prefetch {
             /// # Panics
             ///
             /// If the time is not a whole number of microseconds from 1 ms to 1 s, or longer than a tenth of the window; at compile
-            /// time in a `const`.
+            /// time in a `const`. [`try_prefetch`](Self::try_prefetch) returns an error.
             ///
             /// ```
             /// # use std::time::Duration;
@@ -55,8 +55,20 @@ macro_rules! prefetch {
                 self
             }
 
-            /// Like [`prefetch`](Self::prefetch), with an error in place of a panic, for texts. Zero is the default.
-            pub(super) fn try_prefetch(self, time: std::time::Duration) -> Result<Self, $crate::ConfigError> {
+            /// Like [`prefetch`](Self::prefetch), with an error in place of a panic, for a time from configuration. Zero is the default,
+            /// by which none are taken ahead.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # use tower_quota::*;
+            #[doc = concat!("assert!(", $example, ".try_prefetch(Duration::from_millis(10)).is_ok());")]
+            #[doc = concat!("assert!(", $example, ".try_prefetch(Duration::from_secs(10)).is_err());")]
+            /// ```
+            ///
+            /// # Errors
+            ///
+            /// If the time is neither zero nor a whole number of microseconds from 1 ms to 1 s, or longer than a tenth of the window.
+            pub fn try_prefetch(self, time: std::time::Duration) -> Result<Self, $crate::ConfigError> {
                 let $limit = &self;
                 if time.is_zero() {
                     return Ok(self);

@@ -146,7 +146,7 @@ impl LimiterRequest<'_> {
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// A limit denies it: the wait would be too long.
+    /// A limit denies it: the wait would be too long, or does not help.
     Denied(Denied),
     /// A limit denies it, and [too much waits](crate::Policy::max_waiting) for it already in this process.
     LineFull(Denied),

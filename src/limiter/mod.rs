@@ -64,7 +64,8 @@ impl Limiter {
     /// a setting that needs an HTTP request: [`Policy::with_limit_fn`](crate::Policy::with_limit_fn), [`cost_fn`](Policy::cost_fn),
     /// [`apply_if`](Policy::apply_if), [`refund_if`](Policy::refund_if), [`wait_up_to_fn`](Policy::wait_up_to_fn), [`fair_by`](Policy::fair_by),
     /// [`priority_fn`](Policy::priority_fn), [`learn_from_responses`](Policy::learn_from_responses), or `plans`, `routes` or
-    /// `methods` in its file. [`try_new`](Self::try_new) returns an error instead.
+    /// `methods` in its file. [`try_new`](Self::try_new) returns an error instead, and also one where this logs an error: for a
+    /// name that has another limit elsewhere on the store.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         let limiter = or_panic(Self::build(store, policies));
@@ -139,6 +140,9 @@ fn unknown_plan(plan: &str, plans: Option<&PlanChoice>) -> StoreError {
 /// A string is a key; [`Key::header`] and its siblings make the keys that a layer makes. While the store fails, the policies'
 /// [`FailureMode`](crate::FailureMode)s apply to all of these but resets: by default this process counts, and
 /// [`Decision::store_error`] returns the failure.
+///
+/// With a [`RedisStore`](crate::RedisStore), what a future has sent before it is dropped, such as by a timeout around it, may be
+/// counted or changed all the same; only [`acquire`](Self::acquire) gives back what was counted.
 impl Limiter {
     /// Counts the cost of the policies if it fits; the default cost is 1. A [`request`](Self::request) has other costs.
     ///

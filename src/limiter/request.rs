@@ -10,7 +10,7 @@ use crate::{
 
 /// A request to a [`Limiter`] in which policies have keys and costs of their own; made by [`Limiter::request`].
 #[derive(Clone, Debug)]
-#[must_use = "a request is decided by `check`, `check_now`, `peek`, `charge` or `acquire`"]
+#[must_use = "a request is decided by `check`, `check_now`, `take_up_to`, `peek`, `charge` or `acquire`"]
 pub struct LimiterRequest<'a> {
     limiter: &'a Limiter,
     key: Key,
@@ -242,23 +242,24 @@ impl LimiterRequest<'_> {
         }
     }
 
-    /// Counts the costs as many times as it fits, at most `units` times: how many of n jobs may run now.
+    /// Counts the costs as often as they fit, at most so many times: how many of n jobs may run now.
     ///
-    /// [`Decision::taken`] is how many that were; the decision is allowed if it was at least one. It is one call of the store, and
-    /// of several policies all count as many. With 0 units it is a [`peek`](Self::peek).
+    /// [`Decision::taken`] is how many times that was; the decision is allowed if it was at least one. It is one call of the store, and
+    /// of several policies all count as often. With 0 times it is a [`peek`](Self::peek).
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(10)));
+    /// // Two mails for each job.
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(20)).cost(2));
     ///
     /// let decision = mails.request("42").take_up_to(7).await?;
-    /// assert_eq!((decision.taken(), decision.remaining()), (7, 3));
+    /// assert_eq!((decision.taken(), decision.remaining()), (7, 6));
     /// let decision = mails.request("42").take_up_to(7).await?;
     /// assert_eq!((decision.taken(), decision.remaining()), (3, 0));
-    /// // Of the three, one was not needed.
-    /// decision.take_receipt().settle(2).await?;
+    /// // Of the three, one was not needed: four mails were sent.
+    /// decision.take_receipt().settle(2 * 2).await?;
     /// assert_eq!(mails.request("42").take_up_to(7).await?.taken(), 1);
     /// assert_eq!(mails.request("42").take_up_to(7).await?.taken(), 0);
     /// # Ok(())
@@ -268,16 +269,16 @@ impl LimiterRequest<'_> {
     /// # Errors
     ///
     /// As [`check`](Self::check). And if a policy has slots or bans, or keys of its own that lie in several slots of a Redis cluster.
-    pub async fn take_up_to(mut self, units: u32) -> Result<Decision, StoreError> {
+    pub async fn take_up_to(mut self, times: u32) -> Result<Decision, StoreError> {
         let takes_one = |policy: &PolicyContext| policy.ban.is_some() || policy.limit.limit.is_held();
         if self.limiter.policies.newest().context.policies.iter().any(takes_one) {
             return Err(undecided::one_by_one());
         }
-        let operation = match units {
+        let operation = match times {
             0 => Operation::Peek,
             _ => self.operation(Operation::Check),
         };
-        self.units = if operation == Operation::Peek { 0 } else { units };
+        self.units = if operation == Operation::Peek { 0 } else { times };
         self.perform(operation).await
     }
 

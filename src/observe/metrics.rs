@@ -50,9 +50,9 @@ metrics! {
     describe_histogram CHECK_DURATION = "tower_quota_check_duration_seconds", Seconds,
         "Time from a check to the reply of the store";
     describe_counter STORE_ERRORS = "tower_quota_store_errors_total", Count,
-        "Checks that the store failed, by the kind of the error";
+        "Checks and other operations that the store failed, by the kind of the error";
     describe_counter LOST_SETTLEMENTS = "tower_quota_lost_settlements_total", Count,
-        "Refunds and later charges that no store has confirmed";
+        "Refunds, later charges, learnt pauses and units ahead that no store has confirmed";
     describe_histogram CALL_REQUESTS = "tower_quota_redis_call_requests", Count,
         "Requests that one script call has decided";
     describe_counter REDIS_CHECKS = "tower_quota_redis_checks_total", Count,

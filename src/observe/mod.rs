@@ -1,8 +1,8 @@
 //! What applications and operators observe: callbacks, and metrics through the facade `metrics`.
 //!
 //! Without the feature of that name nothing is recorded. `docs/metrics.md` has the names. The only values of labels are names of
-//! policies, addresses of servers of Redis and words of this crate: no key, address of a caller or path is one, so callers
-//! cannot add series.
+//! policies, addresses of servers of Redis, files of limits and words of this crate: no key, address of a caller or path of a
+//! request is one, so callers cannot add series.
 
 #[cfg_attr(
     not(all(feature = "serde", feature = "_redis")),

@@ -99,6 +99,7 @@ pub enum Headers {
     /// A client that expects a delta takes it for a wait of more than 50 years.
     LegacyEpoch,
     /// Those of a function, made by [`custom`](Self::custom).
+    #[non_exhaustive]
     Custom(Custom),
     /// Those of two, made by [`and`](Self::and).
     #[non_exhaustive]

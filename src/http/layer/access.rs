@@ -88,8 +88,8 @@ impl RateLimitLayer {
     ///
     /// If a name is empty or has a slash, since no service has it.
     #[track_caller]
-    pub fn skip_services<'a>(self, names: impl IntoIterator<Item = &'a str>) -> Self {
-        let names: Vec<Box<str>> = names.into_iter().map(Into::into).collect();
+    pub fn skip_services<N: AsRef<str>>(self, names: impl IntoIterator<Item = N>) -> Self {
+        let names: Vec<Box<str>> = names.into_iter().map(|name| name.as_ref().into()).collect();
         for name in &names {
             assert!(
                 !name.is_empty() && !name.contains('/'),

@@ -221,7 +221,7 @@ impl RateLimitLayer {
     ///
     /// If two policies have the same name, one is not [valid](crate::Policy::validate) or has a setting of a wait without one, or
     /// [`Plans`](crate::Plans) do not fit together or have no [`by`](crate::Plans::by). [`try_new`](Self::try_new) returns an error
-    /// instead.
+    /// instead, and also one where this logs an error: for a name that has another limit elsewhere on the store.
     #[track_caller]
     pub fn new(store: impl Store, policies: impl IntoPolicies) -> Self {
         let layer = or_panic(Self::build(store, policies));

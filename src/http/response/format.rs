@@ -107,6 +107,26 @@ use crate::{
 ///
 /// [`Grpc::without_key`]: super::Grpc::without_key
 ///
+/// # A choice at run time
+///
+/// A box of a format is one:
+///
+/// ```
+/// use http::Request;
+/// use tower_quota::response::{self, Rejection, ResponseFormat};
+///
+/// let of_site = |is_for_browsers: bool| -> Box<dyn ResponseFormat> {
+///     match is_for_browsers {
+///         true => Box::new(response::html(|_, _| "<h1>Too many requests</h1>")),
+///         false => Box::new(response::Problem),
+///     }
+/// };
+///
+/// let (parts, ()) = Request::new(()).into_parts();
+/// let blocked = of_site(true).respond(Rejection::Blocked, &parts);
+/// assert_eq!(blocked.headers()["content-type"], "text/html; charset=utf-8");
+/// ```
+///
 /// # A success in place of an error
 ///
 /// The response may be a success. This format serves a cheaper result when a limit denies the search or the store fails:
@@ -163,6 +183,13 @@ where
 {
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
         self(rejection, parts)
+    }
+}
+
+/// A format that is chosen at run time.
+impl ResponseFormat for Box<dyn ResponseFormat> {
+    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
+        (**self).respond(rejection, parts)
     }
 }
 

@@ -115,7 +115,7 @@ impl SlidingLog {
     ///
     /// # Panics
     ///
-    /// If `n` is 0 or above 100,000; at compile time in a `const`.
+    /// If `n` is 0 or above 100,000; at compile time in a `const`. [`try_precision`](Self::try_precision) returns an error.
     ///
     /// ```
     /// use std::time::Duration;
@@ -135,8 +135,19 @@ impl SlidingLog {
         self
     }
 
-    /// Like [`precision`](Self::precision), with an error in place of a panic, for texts.
-    pub(crate) fn try_precision(self, n: u32) -> Result<Self, ConfigError> {
+    /// Like [`precision`](Self::precision), with an error in place of a panic, for a number from configuration.
+    ///
+    /// ```
+    /// use tower_quota::SlidingLog;
+    ///
+    /// assert!(SlidingLog::per_second(9_000_000).try_precision(1_000).is_ok());
+    /// assert!(SlidingLog::per_second(9_000_000).try_precision(0).is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If `n` is 0 or above 100,000.
+    pub fn try_precision(self, n: u32) -> Result<Self, ConfigError> {
         if !Self::is_precision(n) {
             return Err(ConfigError::new("a precision is between 1 and 100000"));
         }

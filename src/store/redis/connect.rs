@@ -80,7 +80,7 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// Those of [`RedisStore::connect`], and if a setting is out of its range, there is no source, or a client of the
+    /// Those of [`RedisStore::connect`], and if settings contradict each other, there is no source, or a client of the
     /// application cannot serve a limiter.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let (connect_timeout, server) = (self.connect_timeout, self.server());
@@ -114,7 +114,7 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// If the URL is not one of Redis, or requires a feature that is off; if a setting is out of its range, there is no source,
+    /// If the URL is not one of Redis, or requires a feature that is off; if settings contradict each other, there is no source,
     /// or a client of the application cannot serve a limiter; and outside of a tokio runtime.
     pub fn connect_lazy(self) -> Result<RedisStore, ConfigError> {
         let (connect_timeout, server) = (self.connect_timeout, self.server());
