@@ -209,27 +209,14 @@ impl Concurrency {
     /// # Panics
     ///
     /// If the time is not a whole number of microseconds between 1 s and 1 h; at compile time in a `const`.
-    /// [`try_lease`](Self::try_lease) returns an error.
     #[track_caller]
     pub const fn lease(self, lease: Duration) -> Self {
         assert!(is_valid(lease), "{}", LEASE_FAULT);
         Self { lease, ..self }
     }
 
-    /// Like [`lease`](Self::lease), with an error in place of a panic, for a time from configuration.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::Concurrency;
-    ///
-    /// assert!(Concurrency::new(1).try_lease(Duration::from_secs(60)).is_ok());
-    /// assert!(Concurrency::new(1).try_lease(Duration::ZERO).is_err());
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the time is not a whole number of microseconds between 1 s and 1 h.
-    pub fn try_lease(self, lease: Duration) -> Result<Self, ConfigError> {
+    /// Like [`lease`](Self::lease), with an error in place of a panic, for texts.
+    pub(crate) fn try_lease(self, lease: Duration) -> Result<Self, ConfigError> {
         match is_valid(lease) {
             true => Ok(Self { lease, ..self }),
             false => Err(ConfigError::new(LEASE_FAULT)),

@@ -556,3 +556,52 @@ async fn in_a_line_of_a_sliding_counter_each_window_admits_a_quota() {
         assert!((expected - 0.1..=expected).contains(&waits[nth]), "{nth}: {waits:?}");
     }
 }
+
+/// As another program may have written it.
+#[tokio::test]
+async fn a_line_that_is_cut_off_counts_as_far_as_it_goes_and_a_long_one_as_far_as_a_call_reads() {
+    const QUOTA: u64 = 100_000;
+    const MOST_READ: u64 = 8 * 997;
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let store = clock.redis_store(&redis).await;
+    let (limit, key) = (Limit::from(FixedWindow::per_hour(QUOTA)), Key::from("k"));
+    let charge = |cost| [Charge::new("a", &limit, &key, cost).in_line(in_line(1, None))];
+    clock.write_to(&redis).await;
+    for (operation, cost) in [(Operation::Charge, QUOTA), (Operation::Wait, 1)] {
+        let response = store.decide(&[StoreRequest::new(operation, &charge(cost))]).await;
+        response.expect("Redis replies");
+    }
+    let line = redis.command::<Vec<String>>("KEYS", ["quota:1:line:*"]).await.remove(0);
+    redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+    clock.write_to(&redis).await;
+
+    let remaining = async |text: &[u8]| {
+        let words = [line.clone().into_bytes(), text.to_vec()];
+        redis.command_of_bytes::<()>("SET", words).await;
+        let response = store.decide(&[StoreRequest::new(Operation::Peek, &charge(1))]).await;
+        response.expect("Redis replies").outcomes()[0].states()[0].remaining
+    };
+    let place = |process: usize, size: u64| -> Vec<u8> {
+        let (process, until) = (process as f64, (clock.now() + SECOND) as f64);
+        let entries = (0..size).flat_map(|_| [1.0, 1.0]);
+        let numbers = [process, process, until, size as f64].into_iter().chain(entries);
+        numbers.flat_map(f64::to_le_bytes).collect()
+    };
+    let three = place(7, 3);
+    for bytes in 0..=three.len() {
+        let whole = bytes.saturating_sub(32) / 16;
+        assert_eq!(remaining(&three[..bytes]).await, QUOTA - whole as u64, "{bytes} bytes");
+    }
+    for sizes in [
+        &[MOST_READ - 1][..],
+        &[MOST_READ + 1],
+        &[MOST_READ - 1, 5],
+        &[4_000, 3_000],
+        &[4_000, 3_000, 3_000],
+    ] {
+        let places = sizes.iter().enumerate().map(|(number, size)| place(7 + number, *size));
+        let counted = sizes.iter().sum::<u64>().min(MOST_READ);
+        let text = places.collect::<Vec<_>>().concat();
+        assert_eq!(remaining(&text).await, QUOTA - counted, "{sizes:?}");
+    }
+}
