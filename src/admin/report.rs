@@ -345,7 +345,8 @@ fn report_lines(policy: &WatchedPolicy, names: &SubjectNames) -> (usize, Vec<Val
 /// The subjects with most of something, with the most first.
 fn most<T: Copy + Ord>(of_keys: &HashMap<Key, T>, names: &SubjectNames) -> Vec<(Reverse<T>, String)> {
     let mut keys: Vec<_> = of_keys.iter().collect();
-    keys.sort_by_key(|(_, number)| Reverse(**number));
+    // A name may be a hash, which only those that are listed need.
+    keys.sort_by(|(a, more), (b, less)| less.cmp(more).then_with(|| a.as_str().cmp(b.as_str())));
     let subjects = keys.into_iter().take(MOST);
     let mut subjects: Vec<_> = subjects
         .map(|(key, number)| (Reverse(*number), names.name(key)))

@@ -204,6 +204,22 @@ async fn bans_sends_what_it_shows() {
     shows(include_str!("../../../examples/bans.rs"), bans::app()).await;
 }
 
+/// Forms that the browser of the visitor sends.
+#[tokio::test(start_paused = true)]
+async fn the_page_of_another_site_bans_none_of_its_visitors() {
+    let app = bans::app();
+    let login = |site: &str| {
+        crate::support::get_from("203.0.113.7", "/login")
+            .method("POST")
+            .header("sec-fetch-site", site)
+    };
+    for _ in 0..5 {
+        assert_eq!(crate::support::send(&app, login("cross-site")).await.status, 403);
+    }
+    let own = login("same-origin").header("x-password", "lovelace");
+    assert_eq!(crate::support::send(&app, own).await.status, 200);
+}
+
 #[tokio::test(start_paused = true)]
 async fn export_sends_what_it_shows() {
     shows(
