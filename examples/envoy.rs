@@ -119,7 +119,8 @@ impl<S: Store + Clone> RateLimitService for RateLimits<S> {
             .iter()
             .any(|descriptor| descriptor.entries.len() > MOST_ENTRIES)
         {
-            return Err(Status::invalid_argument("a descriptor has at most 6 entries"));
+            let fault = format!("a descriptor has at most {MOST_ENTRIES} entries");
+            return Err(Status::invalid_argument(fault));
         }
         for descriptor in &request.descriptors {
             let hits = match &descriptor.hits_addend {
@@ -175,7 +176,7 @@ fn policy_names(domain: &str, descriptor: &RateLimitDescriptor) -> Vec<String> {
     })
 }
 
-/// Each of them doubles the names.
+/// Each entry doubles the names.
 const MOST_ENTRIES: usize = 6;
 
 /// The values of the entries; of the address of an IPv6 client its /64 network.

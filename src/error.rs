@@ -167,11 +167,17 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The names of all kinds in logs and metrics, in their order.
-    pub(crate) const NAMES: [&str; 4] = ["timeout", "unreachable", "refused", "protocol"];
+    /// All kinds, in their order.
+    pub(crate) const ALL: [Self; 4] = [Self::Timeout, Self::Unreachable, Self::Refused, Self::Protocol];
 
+    /// The name in logs and metrics.
     pub(crate) fn name(self) -> &'static str {
-        Self::NAMES[self as usize]
+        match self {
+            Self::Timeout => "timeout",
+            Self::Unreachable => "unreachable",
+            Self::Refused => "refused",
+            Self::Protocol => "protocol",
+        }
     }
 }
 

@@ -61,7 +61,7 @@ pub(super) async fn reset(selected: &Selected) -> Result<bool, AdminError> {
     Ok(!done.is_empty())
 }
 
-/// The error that no limit is known of which counts could be reset.
+/// An error if no limit of the policy is known, so that only bans were reset.
 pub(super) fn require_limits(selected: &Selected) -> Result<(), AdminError> {
     match selected.sharing().any(|policy| !policy.limits.is_empty()) {
         true => Ok(()),

@@ -123,7 +123,7 @@ impl CheckContext {
         self.policies.iter().find_map(error).map_or(Ok(()), Err)
     }
 
-    /// Logs them.
+    /// Logs the error of such policies.
     pub(crate) fn log_conflict(&self) {
         if let Err(error) = self.refuse_conflict() {
             tracing::error!(error = error.to_string(), "two limits have one name");

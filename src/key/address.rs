@@ -234,6 +234,7 @@ impl Grouping {
             IpAddr::V6(_) => network,
         }
     }
+
     /// The key of a peer, an address, or a network that has one key; a network of several keys is none of them.
     #[cfg(feature = "admin")]
     pub(super) fn parse(&self, text: &str) -> Option<Key> {

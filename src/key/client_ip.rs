@@ -83,8 +83,9 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// If there is none; if an element is not a network, such as `10.0.0.1/8`, or contains every address: `0.0.0.0/0` and `::/0`; or if it
-    /// contains `::ffff:0:0/96` or `64:ff9b::/96`, which are [compared as IPv4 addresses](super::ip()#ipv4-in-ipv6).
+    /// If the list is empty; if an element is not a network, such as `10.0.0.1/8`, or contains every address: `0.0.0.0/0` and
+    /// `::/0`; or if it contains `::ffff:0:0/96` or `64:ff9b::/96`, which are
+    /// [compared as IPv4 addresses](super::ip()#ipv4-in-ipv6).
     ///
     /// ```
     /// use http::Request;

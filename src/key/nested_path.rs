@@ -97,8 +97,8 @@ fn rests<'a>(removed: &str, nested: &str, path: &str) -> SmallVec<[Cow<'a, str>;
     rests
 }
 
-/// Whether a service within a nested router may have set the path, with which that of the client ends: the router removes its prefix
-/// last.
+/// Whether a service within a nested router has set the path, and that of the client only happens to end with it: what routers remove
+/// ends with the prefix of the nested one.
 #[cfg(feature = "axum")]
 fn is_set(removed: &str, nested: &str) -> bool {
     let last_first = |path| str::rsplit(path, '/').filter(|segment| !segment.is_empty());

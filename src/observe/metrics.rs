@@ -99,7 +99,7 @@ pub(crate) struct CheckMetrics(Handles<Arc<CheckHandles>>);
 
 struct CheckHandles {
     duration: Histogram,
-    store_errors: [Counter; ErrorKind::NAMES.len()],
+    store_errors: [Counter; ErrorKind::ALL.len()],
 }
 
 impl CheckMetrics {
@@ -132,7 +132,7 @@ impl Default for CheckHandles {
         let _ = (counter!(LOST_SETTLEMENTS), counter!(EVICTIONS));
         Self {
             duration: histogram!(CHECK_DURATION),
-            store_errors: ErrorKind::NAMES.map(|kind| counter!(STORE_ERRORS, "kind" => kind)),
+            store_errors: ErrorKind::ALL.map(|kind| counter!(STORE_ERRORS, "kind" => kind.name())),
         }
     }
 }

@@ -181,7 +181,7 @@ pub(super) fn remaining(line: &str) -> Option<u64> {
 /// The limits in a line of `RateLimit`, each with what remains of it and the seconds until its reset: the members of a list such as
 /// `"name";r=0;t=30`, of the drafts -08 to -11, or a dictionary such as `limit=10, remaining=0, reset=30`, of draft -07.
 pub(crate) fn limits(line: &str) -> impl Iterator<Item = (&str, [Option<&str>; 2])> {
-    // A line has no line break.
+    // A dictionary is one limit: no line has a line break to split it at.
     let (between_limits, delimiter, names) = match is_dictionary(line) {
         true => ('\n', ',', ["remaining", "reset"]),
         false => (',', ';', ["r", "t"]),

@@ -179,8 +179,8 @@ use crate::{ConfigError, key};
 /// service within a router has removed a prefix, as middleware makes `/login` of `/en/login`, and axum has not matched the whole
 /// path, the one that is left is compared too. Where a service in a nested router has set another path, it is compared with the prefix
 /// and without it. A policy or `[block]` for either path applies, and `others` are those of neither. `[skip]` is for the whole path,
-/// and if a service has set it, for both. A path that is set is taken for one that routers have left if the path of the client
-/// ends with the prefix and this path: a limit of what a service sets is safe in a layer around its handler.
+/// and if a service has set it, for both. If the path of the client ends with the prefix and the path that is set, nothing tells
+/// that a service has set it: limit such a path in a layer around its handler.
 ///
 /// # Skipped and blocked requests
 ///

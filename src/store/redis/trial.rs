@@ -32,7 +32,7 @@ pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
         true => backend.client.hash_tags()?.into_iter().map(of_node).collect(),
         false => vec![(ScriptCall::trial(ONE_SERVER.map(key), None), None)],
     };
-    let named = |tried: Result<(), Failure>, server: &Option<ReplyingServer>| match server {
+    let explained = |tried: Result<(), Failure>, server: &Option<ReplyingServer>| match server {
         Some(node) => tried.map_err(|failure| failure.of(node.clone())),
         // It is a node of a cluster, perhaps the only one.
         None => match tried {
@@ -43,10 +43,10 @@ pub(super) async fn run_trial(backend: &Backend) -> Result<(), Failure> {
         },
     };
     let tried = trials.iter();
-    all_or_refusal(tried.map(async |(trial, server)| named(run_trial_at(backend, trial).await, server))).await?;
+    all_or_refusal(tried.map(async |(trial, server)| explained(run_trial_at(backend, trial).await, server))).await?;
     // Only then: while a primary is dead, the trial is repeated.
     let taught = trials.iter();
-    all_or_refusal(taught.map(async |(trial, server)| named(teach(backend, trial).await, server))).await
+    all_or_refusal(taught.map(async |(trial, server)| explained(teach(backend, trial).await, server))).await
 }
 
 /// Hash tags of keys in each quarter of the slots, which a node of a cluster refuses together.
