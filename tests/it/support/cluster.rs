@@ -199,10 +199,8 @@ impl Cluster {
         }
         eventually("the new owner has all epochs", async || {
             let has_all = number(&self.primaries[to], "cluster_current_epoch:").await >= newest;
-            for other in self.primaries.iter().filter(|_| !has_all) {
-                let port = other.port().to_string();
-                let meet = ["MEET", "127.0.0.1", &port];
-                self.primaries[to].command::<()>("CLUSTER", meet).await;
+            if !has_all {
+                self.meet(to).await;
             }
             has_all
         })
@@ -213,6 +211,29 @@ impl Cluster {
         self.primaries[to].command::<()>("CLUSTER", setslot).await;
         for primary in &self.primaries {
             primary.command::<()>("CLUSTER", setslot).await;
+        }
+        // A primary that hears the claim only when the slot has been moved on may give the slot back: `SETSLOT` leaves the mark that
+        // its owner does not claim it.
+        let claim = number(&self.primaries[to], "cluster_my_epoch:").await;
+        eventually("the others have heard the claim", async || {
+            let mut heard = true;
+            for primary in &self.primaries {
+                heard &= epoch_of(primary, &id).await >= claim;
+            }
+            if !heard {
+                self.meet(to).await;
+            }
+            heard
+        })
+        .await;
+    }
+
+    /// Has a primary exchange messages with the others.
+    async fn meet(&self, primary: usize) {
+        for other in &self.primaries {
+            let port = other.port().to_string();
+            let meet = ["MEET", "127.0.0.1", &port];
+            self.primaries[primary].command::<()>("CLUSTER", meet).await;
         }
     }
 
@@ -228,4 +249,12 @@ async fn number(node: &Redis, name: &str) -> u64 {
         .lines()
         .find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     number.expect("a number")
+}
+
+/// The epoch that a node knows of the one with this identifier.
+async fn epoch_of(node: &Redis, id: &str) -> u64 {
+    let nodes: String = node.command("CLUSTER", ["NODES"]).await;
+    let line = nodes.lines().find(|line| line.starts_with(id));
+    let epoch = line.and_then(|line| line.split(' ').nth(6)?.parse().ok());
+    epoch.expect("a number")
 }
