@@ -226,7 +226,7 @@ impl Decision {
     /// # async fn main() -> Result<(), tower_quota::AcquireError> {
     /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_second(1)));
     /// for seconds in [0, 1] {
-    ///     let decision = mails.request("42").max_wait(Duration::from_secs(5)).acquire().await?;
+    ///     let decision = mails.request("42").wait_up_to(Duration::from_secs(5)).acquire().await?;
     ///     assert_eq!(decision.delay(), Duration::from_secs(seconds));
     /// }
     /// # Ok(())

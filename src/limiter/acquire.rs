@@ -11,7 +11,7 @@ use crate::{
 impl Limiter {
     /// Waits until the cost of the policies fits, and counts it; the default cost is 1.
     ///
-    /// It waits for at most [`max_wait`](crate::LimiterRequest::max_wait), by default for the longest waits of the
+    /// It waits for at most [`wait_up_to`](crate::LimiterRequest::wait_up_to), by default for the longest waits of the
     /// [policies](crate::Policy::wait_up_to); without either it does not wait. A call that would wait longer is denied at once,
     /// with the wait that it would take. Calls of one key are admitted in the order of arrival, across all replicas that share the
     /// store. If the future is dropped before, nothing is counted.
@@ -35,7 +35,7 @@ impl Limiter {
     /// }
     /// assert_eq!(start.elapsed().as_secs(), 2);
     ///
-    /// let denied = mails.request("smtp").max_wait(Duration::from_millis(500)).acquire().await.unwrap_err();
+    /// let denied = mails.request("smtp").wait_up_to(Duration::from_millis(500)).acquire().await.unwrap_err();
     /// assert_eq!(denied.to_string(), "rate limit exceeded: mails; try again in 1 s");
     ///
     /// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
@@ -66,8 +66,8 @@ impl LimiterRequest<'_> {
     ///
     /// Requests of policies without waits that set none are not behind those that wait, and what they release wakes none of them
     /// earlier than within a second. Where some requests wait, give the policy a [wait](crate::Policy::wait_up_to).
-    pub fn max_wait(mut self, longest: Duration) -> Self {
-        self.max_wait = Some(longest);
+    pub fn wait_up_to(mut self, longest: Duration) -> Self {
+        self.wait_up_to = Some(longest);
         self
     }
 
@@ -96,7 +96,7 @@ impl LimiterRequest<'_> {
     /// let policies = [("requests", 10), ("tokens", 100)].map(|(name, n)| Policy::new(name, TokenBucket::per_second(n)));
     /// let model = Limiter::new(MemoryStore::new(), policies);
     ///
-    /// let request = |tokens| model.request("42").cost_of("tokens", tokens).max_wait(Duration::from_secs(1));
+    /// let request = |tokens| model.request("42").cost_of("tokens", tokens).wait_up_to(Duration::from_secs(1));
     /// let _first = request(100).acquire().await?;
     /// let second = request(50).acquire().await?;
     /// assert_eq!(second.delay(), Duration::from_millis(500));

@@ -16,7 +16,7 @@ pub struct LimiterRequest<'a> {
     key: Key,
     cost: Option<u64>,
     pub(super) plan: Option<Cow<'a, str>>,
-    pub(super) max_wait: Option<Duration>,
+    pub(super) wait_up_to: Option<Duration>,
     pub(super) turn_key: u32,
     pub(super) priority: i32,
     pub(super) units: u32,
@@ -64,7 +64,7 @@ impl Limiter {
             key: key.into(),
             cost: None,
             plan: None,
-            max_wait: None,
+            wait_up_to: None,
             turn_key: 0,
             priority: 0,
             units: 1,
@@ -368,7 +368,7 @@ impl LimiterRequest<'_> {
         Waiting {
             fair: self.turn_key,
             priority: self.priority,
-            ..self.max_wait.map_or(of_policy, |longest| of_policy.up_to(longest))
+            ..self.wait_up_to.map_or(of_policy, |longest| of_policy.up_to(longest))
         }
     }
 

@@ -251,8 +251,8 @@ impl<K> Policy<K> {
     /// The longest wait of each request, in place of [one for all](Self::wait_up_to); with zero the request does not wait.
     /// Setting it again, or `wait_up_to`, replaces it.
     ///
-    /// A [`Limiter`](crate::Limiter), which has no requests, does not take such a policy: it has
-    /// [`max_wait`](crate::LimiterRequest::max_wait).
+    /// A [`Limiter`](crate::Limiter), which has no requests, does not take such a policy: each of its calls has
+    /// [`wait_up_to`](crate::LimiterRequest::wait_up_to).
     ///
     /// ```
     /// use std::time::Duration;

@@ -377,7 +377,7 @@ async fn slots_and_bans_are_listed_with_the_subjects_that_have_them() {
         let limiter = limiter.clone();
         async move {
             let longest = Duration::from_secs(600);
-            limiter.request("45").max_wait(longest).acquire().await.map(drop)
+            limiter.request("45").wait_up_to(longest).acquire().await.map(drop)
         }
     });
     let mut visit = Visit::of(tab, app, "").await;

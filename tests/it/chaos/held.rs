@@ -145,7 +145,7 @@ async fn wait(limiter: Limiter, key: String, seen: Arc<Seen>) {
     while !seen.ends.load(Ordering::Relaxed) {
         let permit = limiter
             .request(key.as_str())
-            .max_wait(Duration::from_secs(2))
+            .wait_up_to(Duration::from_secs(2))
             .acquire()
             .await;
         let Ok(permit) = permit else {

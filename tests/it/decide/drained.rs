@@ -259,7 +259,7 @@ async fn a_request_that_waits_in_a_line_is_not_waited_for() {
         let mut waiting = pin!(
             limiter
                 .request("k")
-                .max_wait(Duration::from_secs(3_600))
+                .wait_up_to(Duration::from_secs(3_600))
                 .acquire()
                 .into_future()
         );

@@ -600,7 +600,7 @@ async fn those_that_arrive_with_keys_in_two_slots_of_a_cluster_and_wait_begin_no
     }
     // A denial of one that does not wait counts.
     for _ in 0..3 {
-        assert!(request().max_wait(Duration::ZERO).acquire().await.is_err());
+        assert!(request().wait_up_to(Duration::ZERO).acquire().await.is_err());
     }
     let banned = request().check().await.expect("a cluster");
     assert!(banned.retry_after() > Some(30 * SECOND), "{banned:?}");

@@ -188,7 +188,7 @@ async fn requests_that_were_given_turns_leave_nothing_behind() {
     let acquire = |tenant: Option<&'static str>| {
         let limiter = limiter.clone();
         tokio::spawn(async move {
-            let request = limiter.request("k").max_wait(60 * SECOND);
+            let request = limiter.request("k").wait_up_to(60 * SECOND);
             match tenant {
                 Some(tenant) => request.fair_by(tenant).acquire().await.is_ok(),
                 None => request.acquire().await.is_ok(),
@@ -475,7 +475,7 @@ async fn requests_that_are_denied_together_take_no_turns() {
     let acquire = |tenant: &'static str, longest| {
         let limiter = limiter.clone();
         async move {
-            let request = limiter.request("k").fair_by(tenant).max_wait(longest);
+            let request = limiter.request("k").fair_by(tenant).wait_up_to(longest);
             request.acquire().await.map(|_| tenant)
         }
     };
@@ -585,7 +585,7 @@ async fn a_request_that_would_wait_for_too_long_with_units_ahead_is_denied_at_on
     let acquire = || {
         let limiter = limiter.clone();
         tokio::spawn(async move {
-            let acquired = limiter.request("k").max_wait(SECOND * 215 / 100).acquire().await;
+            let acquired = limiter.request("k").wait_up_to(SECOND * 215 / 100).acquire().await;
             (acquired.is_ok(), start.elapsed())
         })
     };

@@ -620,7 +620,7 @@ async fn nothing_is_lost_of_a_request_that_no_longer_waits() {
         Limiter::new(without_refunds(), second()),
         Limiter::new(Later(without_refunds()), second()),
     ] {
-        let acquire = || limiter.request("42").max_wait(Duration::from_secs(9)).acquire();
+        let acquire = || limiter.request("42").wait_up_to(Duration::from_secs(9)).acquire();
         drop(acquire().await.expect("there is room"));
         let timeout = tokio::time::timeout(Duration::from_millis(100), async { acquire().await }).await;
         assert!(timeout.is_err(), "it waits");
@@ -666,7 +666,7 @@ async fn requests_that_wait_are_counted_until_their_turn() {
         sent.spawn(async move {
             limiter
                 .request("42")
-                .max_wait(Duration::from_secs(2))
+                .wait_up_to(Duration::from_secs(2))
                 .acquire()
                 .await
                 .is_ok()
@@ -691,7 +691,7 @@ async fn a_wait_that_ends_with_a_denial_has_no_duration() {
     let metrics = Metrics::install();
     let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", Concurrency::new(1)));
     let _held = limiter.check("42").await.expect("a memory store does not fail");
-    let call = limiter.request("42").max_wait(Duration::from_secs(2)).acquire().await;
+    let call = limiter.request("42").wait_up_to(Duration::from_secs(2)).acquire().await;
     assert!(matches!(call, Err(AcquireError::Denied(_))), "{call:?}");
     metrics.assert_outcomes("mails", &[("admitted", 1.0), ("limited", 1.0)]);
     metrics.assert_waits("mails", [0.0; 3]);

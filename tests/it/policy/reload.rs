@@ -86,7 +86,7 @@ async fn a_request_that_waits_takes_the_new_numbers() {
     let limiter = Limiter::new(MemoryStore::new(), policies.get("api").unwrap());
     assert_eq!(remaining(&limiter).await, 0);
     let began = tokio::time::Instant::now();
-    let request = limiter.request("42").max_wait(Duration::from_secs(3_600));
+    let request = limiter.request("42").wait_up_to(Duration::from_secs(3_600));
     let mut acquired = std::pin::pin!(request.acquire());
     assert_waits(&mut acquired).await;
 
@@ -133,7 +133,7 @@ async fn a_refund_and_a_wait_keep_the_name_under_which_they_count() {
     };
     let first = limiter.check("42").await.expect("the store replies");
     assert_eq!(remaining(&limiter).await, 0);
-    let request = limiter.request("42").max_wait(Duration::from_secs(5));
+    let request = limiter.request("42").wait_up_to(Duration::from_secs(5));
     let mut acquired = std::pin::pin!(request.acquire());
     assert_waits(&mut acquired).await;
 

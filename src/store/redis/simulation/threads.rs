@@ -153,7 +153,7 @@ fn a_request_that_waits_is_refunded_if_its_caller_leaves() {
         let callers = [1, 2, 9].map(|polls| {
             let limiter = limiter(&store, SlidingLog::per_hour(2));
             spawn(async move {
-                let acquire = limiter.request("42").max_wait(Duration::from_secs(7_200)).acquire();
+                let acquire = limiter.request("42").wait_up_to(Duration::from_secs(7_200)).acquire();
                 leave(acquire.into_future(), polls).await
             })
         });

@@ -190,7 +190,7 @@ pub(super) async fn work() {
         let decision = timeout(ENDLESS, limiter.check("k")).await;
         report.record(decision.expect("a check ends").ok().as_ref());
 
-        match timeout(ENDLESS, limiter.request("k").max_wait(LONGEST_WAIT).acquire()).await {
+        match timeout(ENDLESS, limiter.request("k").wait_up_to(LONGEST_WAIT).acquire()).await {
             Ok(Ok(permit)) => report.record(Some(&permit)),
             Ok(Err(AcquireError::Denied(denied))) => report.record(Some(denied.decision())),
             Ok(Err(error)) => panic!("the process counts by itself: {error}"),
