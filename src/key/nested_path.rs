@@ -92,9 +92,7 @@ fn rests<'a>(removed: &str, nested: &str, path: &str) -> SmallVec<[Cow<'a, str>;
     let begins = [0, in_removed.saturating_sub(in_prefix)];
     let begins = begins.into_iter().filter(|_| in_prefix != in_removed);
     let rests = begins.map(|begin| with_prefix(nested, segments(removed).skip(begin), path).into());
-    let mut rests: SmallVec<_> = rests.collect();
-    rests.dedup();
-    rests
+    rests.collect()
 }
 
 /// Whether a service within a nested router has set the path, and that of the client only happens to end with it: what routers remove

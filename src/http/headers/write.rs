@@ -161,7 +161,7 @@ fn policy_item(named: &NamedLimit) -> &HeaderValue {
         }
         // The months and days of a calendar differ in length.
         if let Some(window) = limit.window() {
-            policy.text(";w=").number(ceil_secs(window).max(1));
+            policy.text(";w=").number(ceil_secs(window));
         }
         policy.into()
     })
@@ -197,7 +197,7 @@ fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
 fn single_policy(policy: &PolicyDecision) -> HeaderValue {
     let mut value = Text::from(policy.limit());
     if let Some(window) = policy.window() {
-        value.text(";w=").number(ceil_secs(window).max(1));
+        value.text(";w=").number(ceil_secs(window));
     }
     value.into()
 }
