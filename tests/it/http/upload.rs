@@ -11,7 +11,7 @@ use axum::Router;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, Version, header::CONNECTION};
 use http_body::{Frame, SizeHint};
-use http_body_util::Full;
+use http_body_util::{Full, StreamBody};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -274,6 +274,39 @@ async fn a_body_without_end_is_read_to_the_bound() {
 }
 
 #[tokio::test]
+async fn a_body_of_the_bound_is_read() {
+    let layer = denied().drain_body(10_000, Duration::from_secs(3_600));
+    let request = Request::post("/").header("content-length", "10000");
+    let body = Full::<Bytes>::from(vec![0; 10_000]);
+    let response = reject(layer, request.body(body).expect("a good request")).await;
+    assert!(!response.headers().contains_key(CONNECTION));
+}
+
+/// The client has closed its half of the connection, or reset its stream.
+#[tokio::test]
+async fn a_body_that_ends_in_an_error_ends_the_connection() {
+    let layers = [denied(), denied().drain_body(1_000, Duration::from_secs(3_600))];
+    for layer in layers {
+        let body = StreamBody::new(tokio_stream::iter([Err::<Frame<Bytes>, _>("it is reset")]));
+        let request = Request::post("/").header("content-length", "100");
+        let response = reject(layer, request.body(body).expect("a good request")).await;
+        assert_eq!(response.headers()[CONNECTION], "close");
+    }
+}
+
+/// There is no timer.
+#[test]
+fn without_a_runtime_no_body_is_read() {
+    let layer = denied().drain_body(10_000, Duration::from_secs(3_600));
+    let request = Request::post("/").header("content-length", "10000");
+    let rejected = reject(layer, request.body(Unread(10_000)).expect("a good request"));
+    let Poll::Ready(response) = pin!(rejected).poll(&mut Context::from_waker(Waker::noop())) else {
+        panic!("nothing is waited for");
+    };
+    assert_eq!(response.headers()[CONNECTION], "close");
+}
+
+#[tokio::test]
 async fn a_body_that_cannot_keep_the_connection_is_not_read() {
     let long = || Request::post("/").header("content-length", "1001");
     let layer = || denied().drain_body(1_000, Duration::from_secs(3_600));
@@ -296,6 +329,7 @@ async fn small_content_keeps_the_connection_if_all_of_it_has_arrived() {
         (100, Some(50), true),
         (100, Some(60), false),
         (100, None, false),
+        (8_192, Some(8_192), true),
         (0, None, true),
     ] {
         let request = Request::post("/").header("content-length", length);
@@ -312,8 +346,15 @@ async fn content_that_keeps_no_connection_is_not_read() {
     for (request, closed) in [
         (small().version(Version::HTTP_2), false),
         (small().header("expect", "100-continue"), true),
+        (small().header("expect", "100-Continue"), true),
         (small().header("transfer-encoding", "chunked"), true),
         (Request::post("/").header("content-length", "8193"), true),
+        (
+            Request::post("/")
+                .version(Version::HTTP_10)
+                .header("content-length", "8193"),
+            true,
+        ),
     ] {
         let response = reject(denied(), request.body(Unread(100)).expect("a good request")).await;
         assert_eq!(response.headers().contains_key(CONNECTION), closed);
