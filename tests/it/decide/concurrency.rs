@@ -847,6 +847,21 @@ async fn a_slot_is_free_when_a_body_is_dropped_or_empty() {
 }
 
 #[tokio::test]
+async fn a_slot_is_free_when_a_body_has_failed() {
+    let store = MemoryStore::new();
+    let limiter = slots_of(&store, 1);
+    let service = RateLimitLayer::new(store, exports(1)).layer(service_fn(|_: Request<String>| {
+        let frames = tokio_stream::iter([Err::<http_body::Frame<Bytes>, _>("it fails")]);
+        ready(Ok::<_, Infallible>(Response::new(StreamBody::new(frames))))
+    }));
+    let mut body = service.oneshot(Request::new(String::new())).await.unwrap().into_body();
+    assert_eq!(free(&limiter).await, 0);
+    assert!(body.frame().await.expect("an error").is_err());
+    assert_eq!(free(&limiter).await, 1, "although the body is there");
+    drop(body);
+}
+
+#[tokio::test]
 async fn a_slot_is_free_when_a_request_fails_panics_or_is_cancelled() {
     let store = MemoryStore::new();
     let limiter = slots_of(&store, 1);

@@ -325,6 +325,30 @@ async fn a_body_of_a_call_ends_once() {
     }
 }
 
+#[tokio::test]
+async fn a_condition_reads_the_extensions_of_the_head_at_the_end_of_a_call() {
+    #[derive(Clone)]
+    struct Rows(u8);
+
+    let policy = Policy::new("p", SlidingLog::per_hour(100)).key(key::constant("all"));
+    let policy = policy.refund_if(|completion| {
+        let rows = completion.extension::<Rows>().map(|rows| rows.0);
+        completion.grpc_status() == Some(0) && rows == Some(0)
+    });
+    let store = MemoryStore::new();
+    let service =
+        RateLimitLayer::new(store.clone(), policy.clone()).layer(service_fn(async |_: Request<Empty<Bytes>>| {
+            let response = Response::builder().header("content-type", "application/grpc");
+            let body = Steps([Step::Trailers(Some("0"))].iter(), false);
+            Ok::<_, Infallible>(response.extension(Rows(0)).body(body).expect("a response"))
+        }));
+    let response = service.oneshot(Request::new(Empty::new())).await.expect("a response");
+    let _ = response.into_body().collect().await.expect("a body");
+    let layer = RateLimitLayer::new(store, policy);
+    let left = layer.peek(&Request::new(()).into_parts().0).await.expect("a decision");
+    assert_eq!(left.remaining(), 100);
+}
+
 /// The completion of a response with these fields, whose body is not read.
 async fn of_head(fields: &[(&'static str, &'static str)]) -> String {
     let seen = Seen::default();

@@ -3,7 +3,8 @@
 use std::{
     convert::Infallible,
     fmt::Debug,
-    future::{Ready, ready},
+    future::{Ready, poll_fn, ready},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -15,7 +16,7 @@ use std::{
 use http::{Request, Response, StatusCode};
 use tokio::{
     task::{JoinHandle, yield_now},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tower::{
     BoxError, Layer, Service, ServiceBuilder, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn,
@@ -56,6 +57,7 @@ each_reply! {
     at_its_turn_a_request_waits_until_the_service_is_ready
     a_held_request_is_called_on_an_instance_that_was_ready_at_its_turn
     an_error_of_readiness_at_the_turn_is_the_error_of_the_request
+    a_panic_of_readiness_at_the_turn_is_an_error_of_the_server
     a_caller_that_leaves_before_the_service_is_ready_has_cancelled_and_frees_its_slots
 }
 
@@ -168,6 +170,7 @@ enum Readiness {
     Ready,
     Busy,
     Gone,
+    Panics,
 }
 
 impl Checked {
@@ -235,6 +238,7 @@ impl Service<Request<Body>> for Checked {
             // The test ends before it is ready.
             Readiness::Busy => Poll::Pending,
             Readiness::Gone => Poll::Ready(Err("it is gone".into())),
+            Readiness::Panics => panic!("the service"),
         }
     }
 
@@ -305,6 +309,24 @@ async fn an_error_of_readiness_at_the_turn_is_the_error_of_the_request(store: im
     yield_now().await;
     assert_eq!(ended(&store).await, [1, 1, 0]);
     assert_eq!(shared.calls(), 1);
+}
+
+/// The panic is caught, and the request is dropped later.
+async fn a_panic_of_readiness_at_the_turn_is_an_error_of_the_server(store: impl Store + Clone) {
+    let (inner, shared) = Checked::new();
+    let service = RateLimitLayer::new(store.clone(), ends()).layer(inner);
+    assert_eq!(send(&service, "a").await.unwrap().unwrap(), (StatusCode::OK, 0));
+    let mut held = Box::pin(service.oneshot(request("a")));
+    assert!(timeout(SECOND / 2, &mut held).await.is_err());
+    shared.set(Readiness::Panics);
+    let panicked = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| held.as_mut().poll(cx))) {
+        Ok(polled) => polled.map(|_| false),
+        Err(_) => Poll::Ready(true),
+    });
+    assert!(panicked.await);
+    drop(held);
+    yield_now().await;
+    assert_eq!(ended(&store).await, [1, 1, 0]);
 }
 
 async fn a_caller_that_leaves_before_the_service_is_ready_has_cancelled_and_frees_its_slots(store: impl Store + Clone) {
