@@ -124,10 +124,11 @@ async fn a_refund_after_the_response_is_waited_for() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_is_waited_for_while_its_decision_is_observed() {
-    let store = slow();
+    // Both are there all the time, so that neither has the identity of the other.
+    let (memory, store) = (MemoryStore::new(), slow());
     store.open(2);
-    assert_waited_for_while_observed(store).await;
-    assert_waited_for_while_observed(MemoryStore::new()).await;
+    assert_waited_for_while_observed(store.clone()).await;
+    assert_waited_for_while_observed(memory.clone()).await;
 }
 
 async fn assert_waited_for_while_observed(store: impl Store + Clone) {
