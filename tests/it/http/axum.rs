@@ -280,6 +280,13 @@ async fn a_policy_met_twice_on_one_request_is_charged_once_with_one_warning() {
 }
 
 #[tokio::test]
+async fn a_policy_met_twice_is_charged_once_for_a_cost_of_its_whole_limit() {
+    let layer = limit(say_hi().cost(2));
+    let app = hello(layer.clone()).layer(layer);
+    assert_eq!(statuses(&app, "/hello/sayHi", 2).await, [200, 429]);
+}
+
+#[tokio::test]
 async fn a_format_that_returns_a_stream_is_logged_once() {
     let log = Log::capture();
     let format = response::axum(|_: Rejection<'_>, _: &Parts| {
@@ -300,6 +307,20 @@ async fn a_policy_met_again_under_another_key_is_charged_again() {
 
     send(&app, support::get("/hello/sayHi")).await;
     assert_eq!(store.len(), 2);
+}
+
+#[tokio::test]
+async fn a_denial_has_none_of_the_extensions_of_its_request() {
+    #[derive(Clone)]
+    struct User;
+
+    let app = hello(limit(say_hi().cost(2)));
+    for (status, is_denied) in [(200, false), (429, true)] {
+        let response = send(&app, support::get("/hello/sayHi").extension(User)).await;
+        assert_eq!(response.status, status);
+        assert!(response.extensions.get::<User>().is_none());
+        assert_eq!(response.extensions.get::<Decision>().is_some(), is_denied);
+    }
 }
 
 #[tokio::test]

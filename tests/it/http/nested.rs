@@ -107,12 +107,13 @@ async fn the_decision_on_the_response_has_the_policies_of_all_layers() {
     let store = MemoryStore::new();
     let inner = RateLimitLayer::new(store.clone(), policy("inner", SlidingLog::per_hour(10))).response_extensions(true);
     let outer = RateLimitLayer::new(store, policy("outer", SlidingLog::per_hour(10)));
-    let service = outer.layer(inner.layer(service_fn(answer)));
-
-    let response = service.oneshot(Request::new(Body::new())).await.unwrap();
-    let decision = response.extensions().get::<Decision>().unwrap();
-    let names: Vec<_> = decision.policies().map(|policy| policy.name().to_owned()).collect();
-    assert_eq!(names, ["outer", "inner"]);
+    for inner in [inner.clone(), inner.extensions(false)] {
+        let service = outer.layer(inner.layer(service_fn(answer)));
+        let response = service.oneshot(Request::new(Body::new())).await.unwrap();
+        let decision = response.extensions().get::<Decision>().unwrap();
+        let names: Vec<_> = decision.policies().map(|policy| policy.name().to_owned()).collect();
+        assert_eq!(names, ["outer", "inner"]);
+    }
 }
 
 #[tokio::test]

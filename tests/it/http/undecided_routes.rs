@@ -22,6 +22,10 @@ async fn routes_without_a_decision_are_named_in_their_order() {
     let app: Router = Router::new()
         .route("/admitted", get(async || "").layer(limit(by_address.clone())))
         .route("/denied", get(async || "").layer(limit(closed)))
+        .route(
+            "/hidden",
+            get(async || "").layer(limit(by_address.clone()).extensions(false)),
+        )
         .route("/user", get(async || "").layer(limit(by_user)))
         .route("/posts", get(async || "").post(async || "").layer(limit(posts)))
         .route("/skipped", post(async || "").layer(limit(by_address).skip(|_| true)))
@@ -32,6 +36,7 @@ async fn routes_without_a_decision_are_named_in_their_order() {
         "/admitted",
         "/admitted",
         "/denied",
+        "/hidden",
         "/user",
         "/posts",
         "POST /posts",
