@@ -577,6 +577,22 @@ async fn the_wait_behind_a_full_line_is_that_of_all_requests_there() {
     assert_eq!(peeked, Some(wait));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_peek_of_a_layer_is_behind_the_requests_that_wait() {
+    let layer = RateLimitLayer::new(MemoryStore::new(), ten_a_second());
+    let mut tasks = JoinSet::new();
+    for _ in 0..101 {
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::new()))
+        }));
+        tasks.spawn(service.oneshot(Request::new(Body::new())));
+        tokio::task::yield_now().await;
+    }
+    let (parts, ()) = Request::new(()).into_parts();
+    let peeked = layer.peek(&parts).await.expect("it replies").retry_after();
+    assert_eq!(peeked, Some(101 * SECOND / 10));
+}
+
 /// With units that are taken ahead, what is admitted counts for longer than the window.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_would_wait_for_too_long_with_units_ahead_is_denied_at_once() {
