@@ -634,6 +634,31 @@ mod tests {
     }
 
     #[test]
+    fn a_delay_that_no_duration_has_is_none() {
+        let field = |number: u8, content: &[u8]| [&[number << 3 | 2, content.len() as u8], content].concat();
+        let requested = |delay: &[u8]| {
+            let url = field(1, b"type.googleapis.com/google.rpc.RetryInfo");
+            let info = field(2, &field(1, delay));
+            retry_delay(BASE64.encode(field(3, &[url, info].concat())).as_bytes())
+        };
+        const SECONDS: u8 = 1 << 3;
+        const NANOS: u8 = 2 << 3;
+        let negative = [[0xff; 9].as_slice(), &[1]].concat();
+
+        assert_eq!(requested(&[SECONDS, 5, NANOS, 7]), Some(Duration::new(5, 7)));
+        assert_eq!(
+            requested(&[SECONDS, 5, NANOS, 0x80, 0x94, 0xeb, 0xdc, 0x03]),
+            None,
+            "1 s"
+        );
+        assert_eq!(requested(&[[SECONDS].as_slice(), &negative].concat()), None);
+        assert_eq!(requested(&[[NANOS].as_slice(), &negative].concat()), None);
+        // A number of more than ten bytes is malformed, and what is before it counts.
+        let long = [[SECONDS, 5, NANOS].as_slice(), &[0x80; 10], &[1]].concat();
+        assert_eq!(requested(&long), Some(Duration::from_secs(5)));
+    }
+
+    #[test]
     fn a_duration_of_another_form_is_none() {
         for text in ["", "m", "6x", "6m5", "1.2.3s", "-5s", "6 m", "1e400s"] {
             assert_eq!(duration(text), None, "{text}");

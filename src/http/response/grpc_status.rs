@@ -293,6 +293,12 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_wait_is_no_longer_than_durations_of_protobuf() {
+        assert_eq!(retry_info(Duration::MAX), retry_info(MAX_WAIT));
+        assert_ne!(retry_info(MAX_WAIT - SHORTEST_WAIT), retry_info(MAX_WAIT));
+    }
+
     // GR-18.
     #[test]
     fn pushback_is_rounded_up_to_milliseconds() {
@@ -307,5 +313,7 @@ mod tests {
         let status = ::tonic::Status::from(crate::store::StoreError::refused("the limiter has no plan `none`"));
         assert_eq!(status.code(), ::tonic::Code::Internal);
         assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "-1");
+        let source = std::error::Error::source(&status).expect("the error of the store, for logs");
+        assert_eq!(source.to_string(), "the limiter has no plan `none`");
     }
 }

@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse, Response, Result},
     routing::get as route,
 };
+use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode, request::Parts};
 use tower_quota::{
     AcquireError, Decision, Denied, FailureMode, Headers, Limit, Limiter, MemoryStore, Policy, RateLimitLayer,
@@ -205,6 +206,15 @@ async fn the_response_to_a_head_has_a_length_and_no_body() {
     let (to_get, to_head) = (to(Method::GET), to(Method::HEAD));
     assert!(!to_get.body().is_empty() && to_head.body().is_empty());
     assert_eq!(to_head.headers()["content-length"], *to_get.body().len().to_string());
+
+    let with_length = exports().format(|_: Rejection<'_>, _: &Parts| {
+        let response = http::Response::builder().status(429).header("content-length", "5");
+        response.body(Bytes::new()).expect("a response")
+    });
+    let to_head = denial(&with_length)
+        .await
+        .response_to(&request(Method::HEAD).into_parts().0);
+    assert_eq!(to_head.headers()["content-length"], "5");
 
     for status in [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED] {
         let limiter = exports().format(move |_: Rejection<'_>, _: &Parts| {

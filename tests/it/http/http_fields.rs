@@ -432,6 +432,7 @@ async fn hd_22_of_single_values_the_lower_remaining_wins_whole() {
 async fn lists_of_the_service_and_of_inner_layers_are_continued_on_one_line() {
     let theirs = &[
         ("ratelimit", "\"a\";r=1;t=1"),
+        ("ratelimit", ""),
         ("ratelimit", "\"b\";r=2;t=2"),
         ("ratelimit-policy", "\"a\";q=1;w=1, \"b\";q=2;w=2"),
     ];
@@ -542,6 +543,11 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
             ]
         );
     }
+
+    // Of what lacks a line for it, the first one is kept.
+    let theirs = &[HIGH[0], HIGH[1], HIGH[0], HIGH[1], LOW[0]];
+    let admitted = call_behind(RateLimitLayer::new(s1(), default()).headers(style), 200, theirs).await;
+    assert_eq!(lines(&admitted), ["x-ratelimit-remaining: 5", "x-ratelimit-reset: 9"]);
 
     let theirs = &[
         ("ratelimit", "limit=200, remaining=99, reset=9"),

@@ -12,8 +12,8 @@ use axum::{Router, routing::get as route};
 use http::StatusCode;
 use proptest::{collection::vec, prelude::*};
 use tower_quota::{
-    Concurrency, Decision, Denial, FailureMode, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog,
-    key,
+    Concurrency, Decision, Denial, FailureMode, Headers, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer,
+    SlidingLog, key,
     store::{Operation, Outcome, Store, StoreFuture, StoreRequest, StoreResponse},
 };
 
@@ -398,6 +398,15 @@ async fn a_header_shows_it_by_choice_on_admissions_and_denials() {
                 .is_some_and(|state| state.starts_with(r#""enforced";"#))
         );
     }
+}
+
+#[tokio::test]
+async fn a_header_shows_it_without_other_fields() {
+    let one = hourly("one", 1).observe_only().key(key::constant("k"));
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), one).observed_header(true);
+    let received = send(&app([layer.headers(Headers::None)]), get("/")).await;
+    assert_eq!(received.field("ratelimit-observed"), Some(r#""one";r=0;t=3600"#));
+    received.assert_silent();
 }
 
 #[tokio::test]
