@@ -348,6 +348,16 @@ mod tests {
 
     use super::*;
 
+    #[cfg(feature = "_redis")]
+    #[test]
+    fn a_stored_text_is_one_that_a_key_has() {
+        let is_key = |length| Key::from_stored(&"a".repeat(length)).is_some();
+        assert_eq!([0, 1, 128, 129].map(is_key), [false, true, true, false]);
+        for text in ["key=\u{e9}", "key=a\n"] {
+            assert!(Key::from_stored(text).is_none(), "{text}");
+        }
+    }
+
     /// A component: its kind, its label, its value.
     type Component = (&'static str, Vec<u8>, Vec<u8>);
 

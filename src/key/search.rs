@@ -346,6 +346,7 @@ mod tests {
     use proptest::prelude::{any, prop_assert_eq, proptest};
 
     use super::*;
+    use crate::key::{KeyExtractor, ip};
 
     proptest! {
         #[test]
@@ -397,6 +398,23 @@ mod tests {
             ),
         ] {
             assert_eq!(key.readable().replace('é', "^C3^A9"), key.as_str());
+        }
+    }
+
+    #[test]
+    fn the_work_of_a_search_is_bounded() {
+        let alternatives =
+            |_| KeyForm::first((0..16).map(|nth| KeyForm::of("header:", &format!("x-{nth}"), Value::Text)));
+        let form = KeyForm::all((0..3).map(alternatives));
+        let search = Search::parse("a|b|c").unwrap();
+        assert_eq!(form.filled(&search.values).len(), 64);
+    }
+
+    #[test]
+    fn a_network_that_begins_with_those_of_a_nat64_is_a_key() {
+        let form = ip().ipv6_prefix(32).form();
+        for (text, is_key) in [("ip=64:ff9b::/32", true), ("ip=64:ff9b::/40", false)] {
+            assert_eq!(form.has(&Key::parse(text).unwrap()), is_key, "{text}");
         }
     }
 

@@ -436,6 +436,27 @@ async fn a_search_names_what_else_a_key_is_made_of() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_complete_key_is_found_without_the_incomplete_ones_of_its_policy() {
+    let policy = policy("by-user", user().or((user(), key::path())));
+    let operator = Operator::of(&RateLimitLayer::new(MemoryStore::new(), policy));
+    assert_eq!(operator.keys("alice", "found").await, ["by-user ext:user=alice"]);
+    assert_eq!(operator.keys("alice", "incomplete").await, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_search_has_eight_values_and_finds_eight_keys_of_a_policy() {
+    let header = |nth: u8| key::header(format!("x-{nth}"));
+    let any = (1..10).fold(header(0), |key, nth| key.or(header(nth)));
+    let operator = Operator::of(&RateLimitLayer::new(MemoryStore::new(), policy("by-any", any)));
+    assert_eq!(operator.keys("alice", "found").await.len(), 8);
+
+    operator.search("a|b|c|d|e|f|g|h").await;
+    // More of them are a key, of another form.
+    let key = vec!["key=x"; 40].join("|");
+    assert_eq!(operator.keys(&key, "found").await, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_search_has_the_state_of_each_key() {
     let layer = RateLimitLayer::new(MemoryStore::new(), policies().remove(1));
     let operator = Operator::of(&layer);

@@ -7,7 +7,7 @@ use tower_quota::{
     key::{self, ClientAddr, ClientIpSource, Ip, UnixPeer},
 };
 
-use crate::support::{get, get_from, send};
+use crate::support::{Log, get, get_from, send};
 
 fn app() -> Router {
     Router::new()
@@ -48,6 +48,7 @@ async fn the_address_is_the_one_that_is_counted() {
 
 #[tokio::test]
 async fn without_a_rule_or_a_peer_the_response_names_the_fix() {
+    let log = Log::capture();
     for path in ["/", "/option"] {
         let received = send(&app(), get(path)).await;
         assert_eq!(received.status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -60,6 +61,10 @@ async fn without_a_rule_or_a_peer_the_response_names_the_fix() {
         let text = String::from_utf8_lossy(&received.body).into_owned();
         assert!(text.contains("into_make_service_with_connect_info"), "{text}");
     }
+    // The log has it once; without nextest, another test of the process may have logged it before.
+    let least = usize::from(std::env::var_os("NEXTEST").is_some());
+    let logged = log.text().matches("a handler cannot run").count();
+    assert!((least..=1).contains(&logged), "{}", log.text());
 }
 
 #[tokio::test]
