@@ -74,7 +74,7 @@
 //! | `tls` | | TLS: `rediss://` |
 //! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor, [`Denied`] as a response |
 //! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service, [`Denied`] as a `Status` |
-//! | `tonic-tls` | | the peer address behind the TLS of tonic's server |
+//! | `tonic-tls` | | the peer address where the application accepts the TLS of connections that it gives to tonic's server |
 //! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] and limits in the configuration of an application, which can change while it runs |
 //! | `file` | | [`Policies`] from files in TOML or JSON |

@@ -799,7 +799,7 @@ async fn a_policy_is_for_one_method_only() {
 #[cfg(feature = "tonic-tls")]
 #[tokio::test]
 async fn the_peer_is_found_behind_tls() {
-    use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+    use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig, server::TcpConnectInfo};
 
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     let certificate = certified.cert.pem();
@@ -807,8 +807,14 @@ async fn the_peer_is_found_behind_tls() {
 
     let (incoming, endpoint) = listen().await;
     let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity));
+    // Where the application accepts TLS, tonic inserts what it has of TLS alone.
+    let of_tls_alone = MapRequestLayer::new(|mut request: Request<Body>| {
+        assert!(request.extensions_mut().remove::<TcpConnectInfo>().is_some());
+        request
+    });
     let server = server
         .expect("a good certificate")
+        .layer(of_tls_alone)
         .layer(limit())
         .add_service(Echo::default());
     tokio::spawn(server.serve_with_incoming(incoming));

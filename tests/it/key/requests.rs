@@ -16,6 +16,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
+use tonic::transport::server::UdsConnectInfo;
 use tower_quota::{
     FixedWindow, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
     key::{self, ClientIpSource, UnixPeer},
@@ -957,6 +958,17 @@ fn twins_of_addresses() -> Vec<Twin> {
             "ip of a Unix socket",
             key::ip(),
             || Request::get("/").extension(UnixPeer),
+            Key::unix_peer(),
+        ),
+        Twin::new(
+            "ip of a Unix socket of tonic",
+            key::ip(),
+            || {
+                Request::get("/").extension(UdsConnectInfo {
+                    peer_addr: None,
+                    peer_cred: None,
+                })
+            },
             Key::unix_peer(),
         ),
         Twin::new(
