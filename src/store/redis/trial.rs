@@ -206,7 +206,7 @@ pub(super) async fn connected(
                 "`connect_timeout` sets a longer one"
             } else if last.is_of_certificate() {
                 "its certificate is refused, and one of an own authority needs the file that `SSL_CERT_FILE` names"
-            } else if server.starts_with("`rediss") && matches!(last, Failure::Timeout) {
+            } else if server.starts_with("rediss") && last.is_no_reply() && !last.is_refused_connection() {
                 "if the server has no TLS at this port, the URL begins with `redis`"
             } else {
                 "a service that must start without Redis uses `connect_lazy`"
@@ -308,5 +308,23 @@ mod tests {
             // The trial, then all scripts; each by its digest, and then with its text.
             assert!(begun.elapsed() <= 4 * ROUND_TRIP, "{:?}", begun.elapsed());
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_some_seconds_trials_are_rare() {
+        let network = Network::new(0, false);
+        network.cut_off();
+        let backend = Arc::new(simulated_backend(network.clone()));
+        let counting = async {
+            sleep(2 * LONG_WAIT).await;
+            let before = network.calls();
+            sleep(Duration::from_secs(60)).await;
+            network.calls() - before
+        };
+        let calls = tokio::select! {
+            _ = ready(&backend) => unreachable!("the network is cut off"),
+            calls = counting => calls,
+        };
+        assert!((20..=61).contains(&calls), "{calls}");
     }
 }
