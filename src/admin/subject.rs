@@ -193,8 +193,6 @@ pub(super) struct SubjectNames {
     /// Whether a name is the key itself.
     pub(super) show_keys: bool,
     hashed_by: Arc<Mutex<HashSecret>>,
-    /// Locked while the store is asked for the secret, so that no request has the own one meanwhile.
-    asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The secret of the hashes of subjects.
@@ -234,7 +232,6 @@ impl SubjectNames {
                 is_shared: bytes.is_none(),
                 error: None,
             })),
-            asking: Arc::default(),
         }
     }
 
@@ -250,7 +247,6 @@ impl SubjectNames {
 
     /// Takes the secret from the first store that has one for all processes, unless the application has set it.
     pub(super) async fn share_by(&self, admin: &Admin) {
-        let _asking = self.asking.lock().await;
         let known = {
             let own = lock(&self.hashed_by);
             own.bytes.filter(|_| own.ask_at <= Instant::now())
