@@ -269,3 +269,52 @@ mod unrecorded {
     pub(super) use describe as describe_gauge;
     pub(super) use describe as describe_histogram;
 }
+
+#[cfg(test)]
+pub(crate) mod log {
+    use std::{
+        fs::File,
+        io::{Read, Seek},
+        sync::Arc,
+    };
+
+    use tracing::subscriber::{DefaultGuard, set_default};
+
+    /// What this thread logs.
+    pub(crate) struct Log {
+        file: File,
+        _guard: DefaultGuard,
+    }
+
+    impl Log {
+        pub(crate) fn capture() -> Self {
+            let file = tempfile::tempfile().expect("a file");
+            let copy: Arc<File> = Arc::new(file.try_clone().expect("the same file"));
+            let subscriber = tracing_subscriber::fmt().with_writer(copy).with_ansi(false).finish();
+            Self {
+                file,
+                _guard: set_default(subscriber),
+            }
+        }
+
+        pub(crate) fn text(&mut self) -> String {
+            let mut text = String::new();
+            let read = self.file.rewind().and_then(|()| self.file.read_to_string(&mut text));
+            read.expect("the log");
+            text
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_found_once_is_never_reported_as_not_found() {
+        let [lacking, found] = [NeverFound::default(), NeverFound::default()];
+        assert!(!found.note(true));
+        let logged = |of: &NeverFound| (0..2 * NeverFound::LOGGED_AT).filter(|_| of.note(false)).count();
+        assert_eq!((logged(&lacking), logged(&found)), (1, 0));
+    }
+}

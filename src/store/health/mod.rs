@@ -316,7 +316,7 @@ mod tests {
     use tokio::runtime::{Builder, Runtime};
 
     use super::*;
-    use crate::error::ErrorKind;
+    use crate::{error::ErrorKind, observe::log::Log};
 
     fn runtime() -> Runtime {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -350,5 +350,29 @@ mod tests {
             });
             assert_eq!(state(), NodeState::Ok);
         }
+    }
+
+    #[test]
+    fn a_node_that_joins_while_others_fail_is_watched_at_once_and_one_that_leaves_failing_is_logged() {
+        let mut log = Log::capture();
+        let ([a, b], health) = (["a", "b"].map(Node::new), Arc::<Health>::default());
+        let error = StoreError::new(ErrorKind::Timeout, "no reply");
+        runtime().block_on(async {
+            health.set_nodes(vec![a.clone()]);
+            health.failed(&a, 1, &error);
+            health.set_nodes(vec![a.clone(), b.clone()]);
+            health.failed(&b, 3, &error);
+            let failed: Vec<_> = health.status().iter().map(|node| node.failed).collect();
+            assert_eq!(failed, [1, 3]);
+
+            while lock(&a.states).state == NodeState::Ok {
+                health.failed(&a, 1, &error);
+                sleep(TICK).await;
+            }
+        });
+        health.set_nodes(vec![b]);
+        let text = log.text();
+        let left = "a node of the rate limit store that failed has no slots anymore node=\"a\"";
+        assert_eq!(text.matches(left).count(), 1, "{text}");
     }
 }

@@ -361,9 +361,18 @@ impl ConnectionSettings {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
+    use std::{
+        future::{pending, ready},
+        sync::atomic::{AtomicU64, Ordering},
+    };
+
+    use tokio::time::sleep;
 
     use super::*;
+    use crate::{
+        observe::log::Log,
+        store::{ErrorKind, StoreError},
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_does_not_return_ends_after_30_s_and_one_that_panics_at_once() {
@@ -386,5 +395,66 @@ mod tests {
             assert!(error.starts_with(&expected), "{error}");
             assert_eq!(called.elapsed().as_secs(), seconds, "{error}");
         }
+    }
+
+    /// The provider of the passwords 1, 2 and so on.
+    fn numbered() -> Arc<CredentialSource> {
+        let calls = Arc::new(AtomicU64::new(0));
+        let provider = move || {
+            let password = (calls.fetch_add(1, Ordering::Relaxed) + 1).to_string();
+            ready(Ok::<_, String>(
+                Credentials::new("user", password).reauthenticate_after(2 * MIN_REAUTHENTICATION),
+            ))
+        };
+        let builder = RedisStoreBuilder::new().credentials(provider);
+        builder.credentials.expect("a provider")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn credentials_that_no_server_has_seen_are_used_for_5_s() {
+        let source = numbered();
+        for (pause, expected) in [(0, "1"), (4, "1"), (2, "2"), (4, "2")] {
+            sleep(Duration::from_secs(pause)).await;
+            let credentials = source.latest(CONNECT_WAIT).await.expect("credentials");
+            assert_eq!(&*credentials.password, expected);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_authenticated_again_with_new_credentials_and_each_outage_is_one_line() {
+        let mut log = Log::capture();
+        let settings = ConnectionSettings {
+            number: 1,
+            credentials: Some(numbered()),
+        };
+        let authenticator = settings.authenticator().expect("a provider");
+        let first = authenticator.credentials().await.expect("credentials");
+        authenticator.tried(None);
+        assert_eq!(&*first.password, "1");
+
+        // Redis refuses the first two and the fourth.
+        let (sender, mut sent) = tokio::sync::mpsc::unbounded_channel();
+        let _task = authenticator.keep_authenticated(move |credentials| {
+            let is_refused = ["2", "3", "5"].contains(&&*credentials.password);
+            let _ = sender.send(credentials.password);
+            Some(ready(if is_refused {
+                Err("WRONGPASS".to_owned())
+            } else {
+                Ok(())
+            }))
+        });
+        for expected in 2..=6 {
+            let password = sent.recv().await.expect("the task runs");
+            assert_eq!(*password, expected.to_string());
+        }
+        let text = log.text();
+        assert_eq!(text.matches("cannot be authenticated again").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn the_error_of_a_provider_is_one_line_with_its_causes() {
+        let error = |text| StoreError::new(ErrorKind::Unreachable, text);
+        let error = error("no token").with_source(error("no reply\nof the vault"));
+        assert_eq!(in_full(&error), "no token: no reply of the vault");
     }
 }

@@ -317,6 +317,7 @@ pub(super) fn shown(url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::log::Log;
 
     fn parse(url: &str) -> Result<Url<'_>, ConfigError> {
         Url::parse(url, None, false)
@@ -504,5 +505,18 @@ mod tests {
     fn nodes_of_a_cluster_share_their_credentials() {
         let (_, nodes) = urls_in("valkey-cluster://u:p@a:1?node=b:2");
         assert_eq!(nodes, ["redis://u:p@a:1", "redis://u:p@b:2"]);
+    }
+
+    #[test]
+    fn a_parameter_that_may_be_a_part_of_a_password_is_not_logged() {
+        let mut log = Log::capture();
+        // The password would be `6379?secret=x`.
+        for (url, is_logged) in [
+            ("redis://host:6379?secret=x@host", false),
+            ("redis://host:6379?client=x", true),
+        ] {
+            assert!(Url::parse(url, None, false).is_ok());
+            assert_eq!(log.text().contains("is ignored"), is_logged, "{url}");
+        }
     }
 }

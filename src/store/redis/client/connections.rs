@@ -187,13 +187,11 @@ where
 mod tests {
     use std::{
         cell::RefCell,
-        fs::File,
         future::{pending, ready},
-        io::{Read, Seek},
     };
 
     use super::*;
-    use crate::store::redis::acl::Refusal;
+    use crate::{observe::log::Log, store::redis::acl::Refusal};
 
     #[tokio::test(start_paused = true)]
     async fn a_new_primary_that_cannot_be_used_is_logged_once_however_its_failures_change() {
@@ -210,10 +208,7 @@ mod tests {
             ),
             (&[Failure::Timeout, refused.clone(), refused.clone()], 1),
         ] {
-            let mut log = tempfile::tempfile().expect("a file");
-            let copy: Arc<File> = Arc::new(log.try_clone().expect("the same file"));
-            let subscriber = tracing_subscriber::fmt().with_writer(copy).finish();
-            let _guard = tracing::subscriber::set_default(subscriber);
+            let mut log = Log::capture();
             let (reports, agreed) = watch::channel(None);
             let left = RefCell::new(failures.iter());
             let (tried, mut attempts) = watch::channel(0);
@@ -235,10 +230,7 @@ mod tests {
                 _ = successor(Some(&"old:6379"), pending(), Some(agreed), connect) => unreachable!(),
                 () = reporting => {}
             }
-            let mut text = String::new();
-            log.rewind()
-                .and_then(|()| log.read_to_string(&mut text))
-                .expect("the log");
+            let text = log.text();
             assert_eq!(text.matches("cannot be used").count(), expected, "{failures:?}: {text}");
         }
     }
