@@ -274,4 +274,26 @@ mod tests {
         let _ = shared.of(MemoryStore::new().id());
         assert!(!is_there());
     }
+
+    #[tokio::test]
+    async fn each_release_that_is_sent_in_one_call_counts() {
+        let outstanding = Arc::<Outstanding>::default();
+        let release = || outstanding.owe(OwedKind::Release);
+        let undrained = async || {
+            let drained = outstanding.clone().drained(Duration::ZERO).await;
+            drained.err().map(|error| error.to_string())
+        };
+        let mut releases = release().due();
+        releases.join(release());
+        let two = "the store has not confirmed 0 settlements and 2 releases of slots";
+        assert_eq!(undrained().await.as_deref(), Some(two));
+        releases.confirm();
+        assert_eq!(undrained().await, None);
+
+        let mut releases = release().due();
+        releases.join(release());
+        let lost = outstanding.clone().drained(Duration::from_secs(9));
+        drop(releases);
+        assert_eq!(lost.await.err().map(|error| error.to_string()).as_deref(), Some(two));
+    }
 }

@@ -333,4 +333,20 @@ mod tests {
             assert_eq!((overrides.list().len(), is_empty()), (left, left == 0), "{time} s");
         }
     }
+
+    #[tokio::test]
+    async fn what_has_ended_is_in_no_list() {
+        let now = Arc::new(AtomicU64::new(0));
+        let clock = now.clone();
+        let seconds = move || Duration::from_secs(clock.load(Ordering::Relaxed));
+        let overrides = Overrides::new(OverrideSource::Memory(Box::new(seconds)));
+        let limit = Some((Limit::from(SlidingLog::per_hour(9)), Duration::from_secs(5)));
+        assert!(overrides.set("p", &1_u64.into(), limit, None).await.is_ok());
+        for (time, listed) in [(4, 1), (5, 0)] {
+            now.store(time, Ordering::Relaxed);
+            assert_eq!(overrides.list().len(), listed, "{time} s");
+            #[cfg(feature = "admin")]
+            assert_eq!(overrides.keys_of("p").len(), listed, "{time} s");
+        }
+    }
 }

@@ -106,5 +106,8 @@ mod tests {
         assert!(woken.take_woken() && !woken.take_woken() && !other.take_woken());
         wake_line(u64::MAX - 1);
         assert!(other.take_woken());
+
+        (0..2 * MISSED as u64).for_each(wake_line);
+        assert_eq!(lock(&SIGNALS).missed.len(), MISSED, "the last ones");
     }
 }

@@ -309,4 +309,22 @@ mod tests {
         assert!(places <= 2 * 100 + 64, "{places}");
         assert_eq!(shard.len(), 100);
     }
+
+    #[test]
+    fn a_key_that_is_listed_again_and_again_leaves_few_places() {
+        let (limit, key) = (Limit::from(SlidingLog::per_hour(5)), Key::from("a"));
+        let charge = Charge::new("a", &limit, &key, 1);
+        let (id, mut shard) = (Id::new(&charge), Shard::new(1_000));
+        let kept = |expires_at| Kept {
+            expires_at: Some(expires_at),
+            denies_until: 0,
+            cost: 1,
+        };
+        shard.insert(&id, State::new(&limit), kept(1_000), 1_000, 1);
+        for expires_at in (2..1_000).rev() {
+            shard.put_back(&id, State::new(&limit), kept(expires_at), 1);
+        }
+        let places = shard.policies[0].free.len();
+        assert!(places <= 2 + 64, "{places}");
+    }
 }

@@ -340,7 +340,7 @@ fn line_key(charge: &Charge) -> LineKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Key, Limit, SlidingLog};
+    use crate::{Key, Limit, ManualClock, SlidingLog, store::ChargeLine};
 
     fn shards(capacity: usize) -> Shards {
         Shards::new(capacity, Clock::monotonic())
@@ -375,5 +375,32 @@ mod tests {
             assert!(of_shards.iter().all(|&of_shard| of_shard <= MAX_SHARD), "{capacity}");
             assert_eq!(of_shards.iter().sum::<usize>(), capacity);
         }
+    }
+
+    #[test]
+    fn lines_in_which_no_request_waits_anymore_are_forgotten() {
+        let clock = ManualClock::new();
+        let read = clock.clone();
+        let shards = Shards::new(100_000, Clock::Custom(Box::new(move || read.now())));
+        let limit = Limit::from(SlidingLog::per_hour(1));
+        for number in 0..2_000 {
+            let line = ChargeLine {
+                number,
+                longest_us: u64::MAX >> 12,
+                ahead: 0,
+                leads: None,
+                leads_elsewhere: false,
+            };
+            let charge = Charge::new("p", &limit, &Key::from(number), 1).in_line(Some(line));
+            // The second one waits, and its process ends.
+            for allowed in [true, false] {
+                let response = shards.decide(&[StoreRequest::new(Operation::Wait, [&charge])]);
+                assert_eq!(response.outcomes[0].allowed, allowed);
+            }
+            assert!(lock(&shards.lines).contains_key(&line_key(&charge)));
+            clock.advance(Duration::from_millis(100));
+        }
+        let lines = lock(&shards.lines).capacity();
+        assert!(lines < 200, "{lines}");
     }
 }
