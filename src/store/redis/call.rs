@@ -331,7 +331,7 @@ mod tests {
     use super::*;
     use crate::{
         Key, Limit, SlidingLog,
-        store::{Charge, Operation, StoreRequest, redis::request::OwnedRequest},
+        store::{Charge, ChargeLine, Operation, StoreRequest, redis::request::OwnedRequest},
     };
 
     /// Words that end with a zero byte, and numbers.
@@ -483,5 +483,37 @@ mod tests {
 
         let call = ScriptCall::new(&merged[..1], &key_format, true, 0);
         assert!(!call.is_across && call.keys.len() == 1, "all keys are in one slot");
+    }
+
+    /// The number of its line is the one that is woken.
+    #[test]
+    fn checks_of_two_lines_are_described_apart() {
+        let limit = Limit::from(SlidingLog::per_minute(5));
+        let requests = [("a", 1), ("b", 2)].map(|(key, number)| {
+            let line = ChargeLine {
+                number,
+                longest_us: 1,
+                ahead: 0,
+                leads: None,
+                leads_elsewhere: false,
+            };
+            request(&[Charge::new("p", &limit, &Key::from(key), 1).in_line(Some(line))])
+        });
+        let merged = requests.each_ref().map(|request| MergedRequest { request, times: 1 });
+        let call = call_of(&merged);
+        assert_eq!(call.arguments.len(), 3, "the header, and one for each");
+    }
+
+    #[test]
+    fn refunds_that_leave_other_amounts_are_described_apart() {
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
+        let requests = [1, 2].map(|kept| {
+            let admitted_at = Duration::from_secs(9);
+            let charge = Charge::new("p", &limit, &key, 1).keeping(kept);
+            StoreRequest::new(Operation::Refund { admitted_at }, [&charge]).to_owned(|_| {})
+        });
+        let merged = requests.each_ref().map(|request| MergedRequest { request, times: 1 });
+        let call = call_of(&merged);
+        assert_eq!(call.arguments.len(), 3, "the header, and one for each");
     }
 }

@@ -473,4 +473,25 @@ mod tests {
         let permit = queue.try_permit(&mut queue.state(), BatchLimits::GROUP_COMMIT, Instant::now());
         assert!(permit.is_some());
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_wait_when_the_breaker_opens_are_not_sent_and_all_count_as_failed() {
+        let network = Network::new(0, false);
+        let queue = CommitQueue::new(Arc::new(simulated_backend(network.clone())), Arc::default());
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
+        let charges = [Charge::new("p", &limit, &key, 1)];
+        let check = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
+        let (one, response) = queued(vec![check.clone()]);
+        let (two, other_response) = queued(vec![check; 2]);
+        for _ in 0..3 {
+            queue.breaker.record_failure(&Failure::Timeout);
+        }
+        queue.send_batch(vec![one, two]).await;
+        for response in [response, other_response] {
+            assert!(response.await.expect("a response").is_err());
+        }
+        assert_eq!(network.calls(), 0);
+        let nodes = queue.backend.client.health().status();
+        assert_eq!(nodes.iter().map(|node| node.failed).sum::<u64>(), 3);
+    }
 }

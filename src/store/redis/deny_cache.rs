@@ -489,4 +489,17 @@ mod tests {
             });
         }
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_denial_of_several_charges_is_valid_until_the_last_of_them_fits() {
+        let (cache, start) = (DenyCache::new(), Instant::now());
+        let charges = ["a", "b"].map(|key| TestCharge::new(key, 5, 1).charge());
+        let request = StoreRequest::new(Operation::Check, &charges);
+        let states = [WAIT / 2, WAIT].map(|wait| ChargeState::new(1, Some(wait), Duration::from_secs(5)));
+        let generation = cache.generation(&request);
+        let check = request.to_owned(|_| {});
+        cache.insert(&check, start, generation, Duration::from_secs(9), &states);
+        assert!(cache.get(&request, start + WAIT - MICRO).is_some());
+        assert!(cache.get(&request, start + WAIT).is_none());
+    }
 }

@@ -232,4 +232,21 @@ mod tests {
             assert!(is_of_replica(error.as_bytes()), "{error}");
         }
     }
+
+    #[test]
+    fn a_server_that_starts_or_is_replaced_replies_with_passing_errors() {
+        for (error, is_passing) in [
+            ("MOVED 3999 127.0.0.1:6381", true),
+            ("CLUSTERDOWN The cluster is down", true),
+            ("BUSY Redis is busy running a script", true),
+            ("LOADING Redis is loading the dataset in memory", true),
+            ("WRONGTYPE Operation against a key", false),
+            (
+                "NOPERM this user has no permissions to run the 'publish' command",
+                false,
+            ),
+        ] {
+            assert_eq!(Failure::of_call(error).is_passing(), is_passing, "{error}");
+        }
+    }
 }

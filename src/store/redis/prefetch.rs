@@ -678,6 +678,47 @@ mod tests {
         tokio::time::advance(2 * LOST_AFTER).await;
         let shard = prefetch.lock(HASH);
         assert!(shard.keys[&HASH].is_idle(Instant::now()), "no task ends the grant");
+        drop(shard);
+        heat(&prefetch, limit, 1);
+        assert!(prefetch.lock(HASH).keys[&HASH].grants.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_is_known_by_the_last_grant_and_its_end() {
+        let (prefetch, limit) = (Prefetch::default(), &limits()[0]);
+        let left = || prefetch.lock(HASH).keys[&HASH].left;
+        let sent = Sent {
+            hash: HASH,
+            cost: 1,
+            at: Instant::now(),
+        };
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let asked = heat(&prefetch, limit, 20).expect("it is hot");
+        let grant = prefetch.keep(HASH, &asked, Some(&granted(8)), Instant::now());
+        let grant = grant.expect("it is kept");
+        assert_eq!(left(), QUOTA / 2 - 8);
+        prefetch.note(sent, &granted(0), Instant::now());
+        assert_eq!(left(), QUOTA / 2 - 8, "it may have been counted before the grant");
+        assert_eq!(prefetch.end(HASH, &grant), 8);
+        assert_eq!(left(), QUOTA / 2, "what was not used is returned");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_whose_limit_was_changed_takes_units_again_when_those_of_before_have_ended() {
+        let (prefetch, [limit, other, ..]) = (Prefetch::default(), &limits());
+        assert!(heat(&prefetch, limit, 20).is_some());
+        let charge = Charge {
+            hash: HASH,
+            ..Charge::new("p", other, &Key::from("hot"), 1)
+        };
+        let is_noted = || {
+            let used = prefetch.use_for((&charge, TIME), Instant::now());
+            used.is_err_and(|sent| sent.is_some())
+        };
+        assert!(!is_noted() && !is_noted());
+        tokio::time::advance(2 * LOST_AFTER).await;
+        let _ = is_noted(); // it finds them ended
+        assert!(is_noted());
     }
 
     #[tokio::test(start_paused = true)]

@@ -299,4 +299,24 @@ mod tests {
         let bytes = taken.bytes_current / i64::from(SLOTS);
         assert!((130..=165).contains(&bytes), "{bytes} bytes");
     }
+
+    #[tokio::test]
+    async fn a_node_that_is_gone_has_no_breaker_and_its_queues_end_with_the_next_new_one() {
+        let queues = CommitQueues::new(simulated_backend(Network::new(0, true)));
+        let Queues::Cluster(of_nodes) = &queues.queues else {
+            unreachable!("it is a cluster")
+        };
+        let add = |name| {
+            let node = health::Node::new(name);
+            let mut of_nodes = unpoisoned(of_nodes.lock());
+            queues.queues_of_node(&mut of_nodes, Some(&node));
+            node
+        };
+        let (gone, _stays) = (add("a"), add("b"));
+        assert_eq!(queues.breakers(), (2, 0));
+        drop(gone);
+        assert_eq!(queues.breakers(), (1, 0));
+        let _new = add("c");
+        assert_eq!(unpoisoned(of_nodes.lock()).len(), 2);
+    }
 }

@@ -294,4 +294,14 @@ mod tests {
             assert_eq!(merged(&twice).1, times);
         }
     }
+
+    #[test]
+    fn a_part_of_an_optional_request_fails_and_the_request_does_not() {
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
+        let charges = ["p", "q"].map(|policy| Charge::new(policy, &limit, &key, 1));
+        let request = StoreRequest::new(Operation::Check, &charges).optional(true);
+        let failure = || Err(StoreError::refused("no"));
+        assert!(request.part(Operation::Check, &[0]).outcome(failure()).is_err());
+        assert!(request.outcome(failure()).is_ok_and(|outcome| outcome.is_unknown()));
+    }
 }

@@ -514,4 +514,25 @@ mod tests {
         let scraped = scraped.render();
         assert!(scraped.contains("tower_quota_lost_settlements_total 1\n"), "{scraped}");
     }
+
+    /// The clocks of two nodes differ.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_a_request_is_the_latest_of_its_nodes_and_each_charge_has_its_own() {
+        let queues = CommitQueues::new(simulated_backend(Network::new(0, true)));
+        let limit = Limit::from(SlidingLog::per_hour(5));
+        let keys = ["a", "b"].map(Key::from);
+        let across = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
+        let request = StoreRequest::new(Operation::Check, &across).to_owned(|_| {});
+        let mut progress = Progress::new(&queues, &request, false);
+        let times = [9, 7].map(Duration::from_secs);
+        for (position, time) in times.into_iter().enumerate() {
+            let state = ChargeState::new(4, None, Duration::ZERO);
+            let response = StoreResponse::new(time, [Outcome::new(true, [state])]);
+            let recorded = progress.record(0, &[position], Operation::Check, &response);
+            assert!(recorded.is_ok());
+        }
+        assert_eq!(progress.server_time, times[0]);
+        let decided_at: Vec<_> = progress.states.iter().map(|state| state.decided_at).collect();
+        assert_eq!(decided_at, times.map(Some));
+    }
 }

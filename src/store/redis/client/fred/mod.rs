@@ -364,7 +364,36 @@ fn plain_text(details: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
+    use std::{future::pending, sync::Mutex};
+
+    use fred::types::MessageKind;
+
     use super::*;
+    use crate::store::redis::task::AbortOnDrop;
+
+    #[tokio::test]
+    async fn if_messages_were_missed_all_lines_are_woken() {
+        let (sender, messages) = broadcast::channel(1);
+        for content in ["1", "2"] {
+            let sent = sender.send(Message {
+                channel: "wake".into(),
+                value: content.into(),
+                kind: MessageKind::Message,
+                server: Server::new("localhost", 6379),
+            });
+            assert!(sent.is_ok());
+        }
+        drop(sender);
+        let events = Mutex::new(Vec::new());
+        let receive = |event: Event<'_>| {
+            events.lock().expect("no panic").push(match event {
+                Event::Subscribed => "all".to_owned(),
+                Event::Message(content) => String::from_utf8_lossy(content).into_owned(),
+            });
+        };
+        pass_on(messages, AbortOnDrop(tokio::spawn(pending())), &receive).await;
+        assert_eq!(events.into_inner().expect("no panic"), ["all", "2"]);
+    }
 
     #[test]
     fn an_error_of_several_lines_is_an_error_reply() {
