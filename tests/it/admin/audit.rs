@@ -72,7 +72,10 @@ async fn the_actor_is_the_user_of_basic_authentication_or_that_of_the_applicatio
     };
     let of_basic = admin().router_behind_authentication();
     // `alice:secret`
-    let _ = reset(of_basic.clone(), &[("authorization", "Basic YWxpY2U6c2VjcmV0")]).await;
+    for scheme in ["Basic", "basic"] {
+        let credentials = format!("{scheme} YWxpY2U6c2VjcmV0");
+        let _ = reset(of_basic.clone(), &[("authorization", &credentials)]).await;
+    }
     let _ = reset(of_basic.clone(), &[("authorization", "Basic ???")]).await;
     let _ = reset(of_basic, &[("authorization", "Bearer YWxpY2U6c2VjcmV0")]).await;
     let own = admin().actor(|parts| Some(parts.extensions.get::<User>()?.0.to_owned()));
@@ -92,7 +95,7 @@ async fn the_actor_is_the_user_of_basic_authentication_or_that_of_the_applicatio
     });
     assert_eq!(
         actors.collect::<Vec<_>>(),
-        ["\"alice\"", "\"not", "\"not", "\"bob\""],
+        ["\"alice\"", "\"alice\"", "\"not", "\"not", "\"bob\""],
         "{text}"
     );
     assert!(!text.contains("secret"), "{text}");
@@ -110,6 +113,12 @@ async fn a_change_that_is_refused_is_logged_with_the_reason() {
             "the text is not a key",
         ),
         ("/reset", r#"{"key":["alice"]}"#, &[], "the body is not a subject"),
+        (
+            "/reset",
+            r#"{"key":"key=2","store":"alice"}"#,
+            &[],
+            "the body is not a subject",
+        ),
         (
             "/reset",
             r#"{"policy":"other","key":"key=1"}"#,

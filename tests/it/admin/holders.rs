@@ -158,6 +158,24 @@ async fn lines_are_listed_in_redis() {
     lists_lines(connected(patient(), &redis.url()).await).await;
 }
 
+/// The store has the places of 32 of them.
+#[tokio::test(start_paused = true)]
+async fn the_wait_of_a_subject_is_that_behind_all_that_wait_in_this_process() {
+    let policy = Policy::new("mails", SlidingLog::per_minute(1)).wait_up_to(100 * MINUTE);
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    let (operator, mut calls) = (of(&limiter), JoinSet::new());
+    for _ in 0..41 {
+        let limiter = limiter.clone();
+        calls.spawn(async move { limiter.acquire("42").await.map(drop) });
+    }
+    eventually("all wait but the first", async || {
+        operator.policy().await["waiting"] == 40
+    })
+    .await;
+    let counts = operator.counts("mails", "key=42").await;
+    assert!(counts["retry_after_seconds"].as_f64() > Some(2_400.0), "{counts}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn decisions_are_counted_by_policy_while_there_is_a_router() {
     let requests = |quota| Policy::new("api", SlidingLog::per_hour(quota)).key(key::ip());

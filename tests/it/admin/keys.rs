@@ -457,6 +457,15 @@ async fn a_search_has_eight_values_and_finds_eight_keys_of_a_policy() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_key_of_a_policy_that_two_layers_share_is_found_once() {
+    let store = MemoryStore::new();
+    let layers = [(); 2].map(|()| RateLimitLayer::new(store.clone(), policy("api", key::ip())));
+    let admin = Admin::new().layer(&layers[0]).layer(&layers[1]);
+    let operator = Operator(admin.router_behind_authentication());
+    assert_eq!(operator.keys("192.0.2.1", "found").await, ["api ip=192.0.2.1"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_search_has_the_state_of_each_key() {
     let layer = RateLimitLayer::new(MemoryStore::new(), policies().remove(1));
     let operator = Operator::of(&layer);

@@ -23,7 +23,7 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Broken, Counted, Log, Received, Redis, connected, eventually, get, get_from, less_patient, patient, send,
+    Broken, Counted, Flaky, Log, Received, Redis, connected, eventually, get, get_from, less_patient, patient, send,
     this_binary,
 };
 
@@ -1029,14 +1029,17 @@ async fn policies_that_differ_in_a_setting_are_listed_apart() {
 
 #[tokio::test(start_paused = true)]
 async fn a_policy_of_two_stores_is_selected_by_the_number_of_the_store() {
-    let layers = [layer(), layer()];
+    let store = MemoryStore::new();
+    let [first, third] = [(); 2].map(|()| RateLimitLayer::new(store.clone(), api(SlidingLog::per_minute(2))));
+    let second = layer();
     let operator = Operator(
         Admin::new()
-            .layer(&layers[0])
-            .layer(&layers[1])
+            .layer(&first)
+            .layer(&second)
+            .layer(&third)
             .router_behind_authentication(),
     );
-    call(&app(&layers[1]), "192.0.2.1", 1).await;
+    call(&app(&second), "192.0.2.1", 1).await;
     let get = async |query: &str| {
         send(
             &operator.0,
@@ -1063,6 +1066,20 @@ async fn a_policy_of_two_stores_is_selected_by_the_number_of_the_store() {
         operator.post("/reset", &body, &[]).await.json()["counts"][0]["remaining"],
         2
     );
+}
+
+#[tokio::test]
+async fn a_subject_is_allowed_if_a_request_of_the_cost_of_the_policy_fits() {
+    let layer = RateLimitLayer::new(MemoryStore::new(), api(SlidingLog::per_minute(5)).cost(3));
+    let operator = Operator::of(&layer);
+    for (requests, remaining, allowed) in [(0, 5, true), (1, 2, false)] {
+        call(&app(&layer), "192.0.2.1", requests).await;
+        let counts = operator.counts("api", "ip=192.0.2.1").await;
+        assert_eq!(
+            (&counts["remaining"], &counts["allowed"]),
+            (&json!(remaining), &json!(allowed))
+        );
+    }
 }
 
 #[tokio::test]
@@ -1149,6 +1166,22 @@ async fn a_reset_ends_bans_where_no_limit_was_chosen_yet() {
     assert!(error.contains("only bans are reset"), "{error}");
     assert!(log.text().contains("outcome=\"done\""), "{}", log.text());
     assert_eq!(hourly().await, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_reset_ends_bans_that_only_one_of_two_layers_has() {
+    let store = MemoryStore::new();
+    let limited = RateLimitLayer::new(store.clone(), api(SlidingLog::per_minute(1)));
+    let bans = api(SlidingLog::per_minute(1)).ban(Ban::after(1, 10 * MINUTE));
+    let banning = RateLimitLayer::new(store, bans);
+    let admin = Admin::new().layer(&limited).layer(&banning);
+    assert_eq!(
+        call(&app(&banning), "192.0.2.1", 3).await,
+        StatusCode::TOO_MANY_REQUESTS
+    );
+    let operator = Operator(admin.router_behind_authentication());
+    assert_eq!(operator.reset("api", "ip=192.0.2.1").await.status, StatusCode::OK);
+    assert_eq!(call(&app(&banning), "192.0.2.1", 1).await, StatusCode::OK);
 }
 
 /// The limits of two plans, which have counts of their own.
@@ -1622,6 +1655,15 @@ async fn the_report_has_the_failure_of_a_store_of_another_kind() {
         "the store of the counts fails: the store is away"
     );
     assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 2);
+
+    // Layers on one store have its failures in common.
+    let store = Flaky::default();
+    store.fail(true);
+    let [one, other] = [(); 2].map(|()| RateLimitLayer::new(store.clone(), api(SlidingLog::per_minute(2))));
+    call(&app(&one), "192.0.2.1", 1).await;
+    let admin = Admin::new().layer(&one).layer(&other);
+    let report = Operator(admin.router_behind_authentication()).report().await;
+    assert_eq!(report["stores"][0]["nodes"].as_array().map(Vec::len), Some(1));
 
     for mode in [FailureMode::Open, FailureMode::Closed] {
         let layer = RateLimitLayer::new(Broken::default(), api(SlidingLog::per_minute(2)).failure_mode(mode));
