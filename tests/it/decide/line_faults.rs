@@ -592,10 +592,13 @@ async fn a_subscription_that_fails_is_logged_once_for_each_outage(library: Clien
     let store = store.expect("Redis may come later");
     store.receive_wakes();
     for outage in 1..=2 {
+        let begun = Instant::now();
         eventually("it is logged", async || {
             log.text().matches("no messages wake requests").count() == outage
         })
         .await;
+        // After ten attempts: a failover is shorter.
+        assert!(begun.elapsed() > 4 * SECOND, "{:?}", begun.elapsed());
         redis.restart();
         eventually("it is subscribed", async || redis.wake_subscriptions().await == 1).await;
         assert_eq!(log.text().matches("no messages wake requests").count(), outage);

@@ -11,7 +11,7 @@ use std::{
 use tokio::{
     runtime::Builder,
     task::{spawn_blocking, yield_now},
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tower_quota::{
     Ban, ClientLibrary, Concurrency, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies,
@@ -20,8 +20,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Cluster, Counted, Log, PATIENCE, Redis, Wrapped, connected, each_client, eventually, get, less_patient, patient,
-    send,
+    Cluster, Counted, Faketime, Log, PATIENCE, Redis, Wrapped, connected, each_client, eventually, get, less_patient,
+    patient, send,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -528,7 +528,7 @@ async fn refused_reads(redis: &Redis) -> u64 {
 }
 
 async fn something_else_under_the_key_of_overrides_is_logged_once(library: ClientLibrary) {
-    let (log, redis) = (Log::capture(), Redis::start());
+    let (log, mut redis) = (Log::capture(), Redis::start());
     let [one, _] = two(builder().client_library(library), &redis).await;
     let failures = Arc::new(AtomicU64::new(0));
     let count = failures.clone();
@@ -538,8 +538,14 @@ async fn something_else_under_the_key_of_overrides_is_logged_once(library: Clien
     one.override_limit("mails", "a", log_of(9), HOUR)
         .await
         .expect("it is valid");
-    let started = Instant::now();
     redis.command::<()>("SET", ["quota:1:overrides", "x"]).await;
+    eventually("a read is refused", async || refused_reads(&redis).await > 0).await;
+    // While Redis is away, nothing is refused.
+    redis.command::<()>("SAVE", [""; 0]).await;
+    redis.kill();
+    sleep(Duration::from_secs(3)).await;
+    let started = Instant::now();
+    redis.restart();
     eventually("it is logged", async || {
         log.text().contains("the overrides cannot be read")
     })
@@ -565,18 +571,28 @@ async fn something_else_under_the_key_of_overrides_is_logged_once(library: Clien
 async fn after_a_failure_they_are_read_again_soon(library: ClientLibrary) {
     let redis = Redis::start();
     let store = connected(builder().client_library(library), &redis.url()).await;
-    for round in 0.. {
-        redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
-        redis.command::<()>("SET", ["quota:1:overrides", "x"]).await;
-        eventually("a read fails", async || refused_reads(&redis).await > 0).await;
-        let failed = Instant::now();
-        eventually("another one does", async || refused_reads(&redis).await > 1).await;
-        if failed.elapsed() < Duration::from_millis(500) {
-            break;
+    for outage in 0..2 {
+        for round in 0.. {
+            redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
+            redis.command::<()>("SET", ["quota:1:overrides", "x"]).await;
+            eventually("a read fails", async || refused_reads(&redis).await > 0).await;
+            let failed = Instant::now();
+            eventually("another one does", async || refused_reads(&redis).await > 1).await;
+            let is_soon = failed.elapsed() < Duration::from_millis(500);
+            assert!(is_soon || round < 20, "the next read was after {:?}", failed.elapsed());
+            if is_soon && outage == 0 {
+                // The pauses have become long.
+                eventually("more reads fail", async || refused_reads(&redis).await > 7).await;
+            }
+            redis.command::<()>("DEL", ["quota:1:overrides"]).await;
+            store.ready().await.expect("it is read again");
+            // By the task that follows them too.
+            let reads = redis.script_calls().await;
+            eventually("it is read twice", async || redis.script_calls().await > reads + 1).await;
+            if is_soon {
+                break;
+            }
         }
-        assert!(round < 20, "the next read was after {:?}", failed.elapsed());
-        redis.command::<()>("DEL", ["quota:1:overrides"]).await;
-        store.ready().await.expect("it is read again");
     }
 }
 
@@ -710,6 +726,23 @@ async fn after_the_clock_is_set_back_an_override_that_was_ended_is_over_and_late
     .await;
     set("b").await.expect("it is valid");
     has_quota(&other, "b", 9).await;
+}
+
+#[tokio::test]
+async fn an_override_that_a_clock_ahead_has_ended_applies_again_when_it_is_set_back() {
+    let clock = Faketime::new();
+    let redis = clock.start_redis();
+    let [one, other] = two(builder(), &redis).await;
+    let set = async |key: &str, quota| one.override_limit("mails", key, log_of(quota), HOUR).await;
+    set("a", 9).await.expect("it is valid");
+    has_quota(&other, "a", 9).await;
+    clock.set(90 * 60_000);
+    eventually("it is over", async || other.overrides().is_empty()).await;
+    // Another one is read meanwhile.
+    set("b", 8).await.expect("it is valid");
+    has_quota(&other, "b", 8).await;
+    clock.set(0);
+    has_quota(&other, "a", 9).await;
 }
 
 /// The bytes that Redis has sent.

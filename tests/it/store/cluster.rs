@@ -244,6 +244,9 @@ async fn requests_of_one_call_are_served_when_their_keys_are_on_two_nodes() {
         let answer = check(charges).await.expect("it is in one place");
         assert_eq!(answer.outcomes()[0].states()[0].remaining, 5);
     }
+    // What is sent again has not failed.
+    let status = store.status().expect("it has one");
+    assert!(status.nodes.iter().all(|node| node.failed == 0), "{status:?}");
 }
 
 /// Policies about the callers of these names, which lie in different slots.

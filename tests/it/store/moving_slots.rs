@@ -155,6 +155,13 @@ async fn denials_begin_a_ban_which_a_reset_ends() {
         moving.move_keys().await;
     }
 
+    // A denial of a cost above the limit counts for no ban.
+    let above = [Charge::new("above", &one, &key, 2).ban(&Ban::after(1, Duration::from_secs(3_600)))];
+    for _ in 0..2 {
+        let denied = decide(&store, Operation::Check, &above).await;
+        assert!(!denied.allowed && !bans(&denied));
+    }
+
     // One that another caller begins denies, and nothing is counted.
     let length = Duration::from_secs(60);
     decide(&store, Operation::Ban { length }, &charges).await;
@@ -214,6 +221,43 @@ async fn each_operation_on_several_keys_is_executed_once() {
     assert_eq!(remaining(&decide(&store, Operation::Peek, &both).await), [10, 2]);
     moving.end().await;
     assert_eq!(remaining(&decide(&store, Operation::Peek, &both).await), [10, 2]);
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_ends_no_denial_and_no_refund_of_the_others() {
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let (one, key) = (Limit::from(SlidingLog::per_hour(1)), Key::from("k"));
+    let ban = Ban::after(9, Duration::from_secs(3_600));
+    let charges = ["full", "foreign", "moved"].map(|policy| Charge::new(policy, &one, &key, 1));
+    let response = store.decide(&[StoreRequest::new(Operation::Check, &charges)]).await;
+    let admitted_at = response.expect("the cluster replies").server_time;
+
+    let moving = Moving::of(&cluster, "k").await;
+    let [_, foreign, moved] = charges.each_ref().map(|charge| redis_key(charge.policy(), &one, &key));
+    let foreign_ban = "quota:1:ban:foreign:{key=k}";
+    let node = &cluster.primaries[moving.from];
+    node.command::<()>("DEL", [&foreign]).await;
+    for key in [&foreign, foreign_ban] {
+        node.command::<()>("HSET", [key, "field", "value"]).await;
+    }
+    cluster.begin_to_move(moving.slot, moving.from, moving.to).await;
+    cluster.move_key(&moved, moving.from, moving.to).await;
+    assert!(!decide(&store, Operation::Check, &charges).await.allowed);
+
+    let length = Duration::from_secs(60);
+    let with_bans = charges.clone().map(|charge| charge.ban(&ban));
+    decide(&store, Operation::Ban { length }, &with_bans[..1]).await;
+    let denied = decide(&store, Operation::Check, &with_bans).await;
+    assert!(!denied.allowed && denied.states()[0].banned_for().is_some());
+
+    let [full, foreign, moved] = charges;
+    let refund = StoreRequest::new(Operation::Refund { admitted_at }, [&foreign, &full, &moved]);
+    assert!(store.decide(&[refund]).await.is_err());
+    assert_eq!(
+        remaining(&decide(&store, Operation::Peek, &[full, moved]).await),
+        [1, 1]
+    );
 }
 
 /// The lines are not stored then, and each process knows its own.

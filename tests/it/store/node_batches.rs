@@ -182,6 +182,12 @@ async fn policies_whose_slots_lie_on_one_node_are_decided_in_one_call() {
     let left = decide_all(&store, Operation::Peek, &ten, &keys).await.expect("a reply");
     let left: Vec<_> = left.states().iter().map(|state| state.remaining).collect();
     assert_eq!(left, [10, 10, 8]);
+
+    // Units are counted in one slot, whichever nodes have the others.
+    let of = |name| Policy::new(name, SlidingLog::per_hour(3));
+    let both = Limiter::new(store, [of("one"), of("other")]);
+    let taken = both.request(keys[0]).key_of("other", keys[1]).take_up_to(2).await;
+    assert!(taken.expect_err("they lie in two slots").is_permanent());
 }
 
 #[tokio::test]

@@ -54,6 +54,24 @@ async fn a_node_that_does_not_reply_is_a_reason_to_ask_for_the_slots() {
 }
 
 #[tokio::test]
+async fn a_node_that_cannot_decide_or_redirect_is_a_reason_to_ask_for_the_slots() {
+    for error in ["MOVED 1 ?:6379", "CLUSTERDOWN The cluster is down"] {
+        let (old, new) = (Redis::start(), Redis::start());
+        let pointer = Pointer::redirecting(old.port()).await;
+        let store = store(&pointer).await;
+        // The redirections until now were reasons too.
+        pointer.refuse_with(error);
+        let mut lookups = 0;
+        while lookups < pointer.lookups() {
+            lookups = pointer.lookups();
+            sleep(Duration::from_millis(500)).await;
+        }
+        pointer.point_to(new.port());
+        until_served(&store).await;
+    }
+}
+
+#[tokio::test]
 async fn a_check_waits_until_the_node_that_it_is_redirected_to_is_connected() {
     let (old, new) = (Redis::start(), Redis::start());
     let pointer = Pointer::redirecting(old.port()).await;

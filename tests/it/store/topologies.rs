@@ -60,18 +60,22 @@ each_client! {
 /// As behind a name, whose address is that of the new primary.
 async fn a_server_that_has_become_a_replica_is_left(library: ClientLibrary) {
     let new = Redis::start();
-    // Its replies are `READONLY`, and `MASTERDOWN` without its primary.
-    for (options, primary) in [(&[][..], new.port()), (&["--replica-serve-stale-data", "no"], 1)] {
+    // Its replies are `READONLY`, also as a part of the reply of a script, and `MASTERDOWN` without its primary.
+    for (options, primary, operation) in [
+        (&[][..], new.port(), Operation::Check),
+        (&[], new.port(), Operation::Charge),
+        (&["--replica-serve-stale-data", "no"], 1, Operation::Check),
+    ] {
         let old = Redis::start_with(options);
         let proxy = Proxy::start(old.port()).await;
         let store = connected(patient().client_library(library), &proxy.url()).await;
-        decide(&store, Operation::Check, &limit(), "k", 1).await;
+        decide(&store, operation, &limit(), "k", 1).await;
 
         proxy.go_to(new.port());
         old.command::<()>("REPLICAOF", ["127.0.0.1", &primary.to_string()])
             .await;
         eventually("checks are counted by the new primary", async || {
-            try_decide(&store, Operation::Check, &limit(), "k", 1).await
+            try_decide(&store, operation, &limit(), "k", 1).await
         })
         .await;
     }
@@ -506,6 +510,22 @@ async fn a_new_primary_that_refuses_the_store_is_logged(library: ClientLibrary) 
     let (store, _proxy) = store_that_is_led(library, &redis, other.port()).await;
     eventually("it is logged", async || {
         log.text().contains("the new primary cannot be used")
+    })
+    .await;
+    decide(&store, Operation::Check, &limit(), "k", 1).await;
+}
+
+/// What sentinels report may be out of date.
+#[tokio::test]
+async fn a_new_primary_that_is_none_is_not_used() {
+    let log = Log::capture();
+    let (redis, other) = (Redis::start(), Redis::start());
+    other
+        .command::<()>("REPLICAOF", ["127.0.0.1", &redis.port().to_string()])
+        .await;
+    let (store, _proxy) = store_that_is_led(ClientLibrary::Fred, &redis, other.port()).await;
+    eventually("it is logged", async || {
+        log.text().contains("the server is not a primary")
     })
     .await;
     decide(&store, Operation::Check, &limit(), "k", 1).await;

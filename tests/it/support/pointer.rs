@@ -1,5 +1,5 @@
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicU16, AtomicU64, Ordering},
 };
 
@@ -21,8 +21,8 @@ struct Said {
     primary: AtomicU16,
     /// The port of a replica of that node, if there is one: the slots are many ranges then.
     replica: AtomicU16,
-    /// The port that calls are redirected to.
-    redirected: AtomicU16,
+    /// The reply to calls.
+    reply: Mutex<String>,
     /// How often it was asked for the slots.
     lookups: AtomicU64,
 }
@@ -44,7 +44,7 @@ impl Pointer {
         let said = Arc::new(Said {
             primary: primary.unwrap_or(port).into(),
             replica: AtomicU16::new(0),
-            redirected: redirected.into(),
+            reply: Mutex::new(moved(redirected)),
             lookups: AtomicU64::new(0),
         });
         let shared = said.clone();
@@ -72,7 +72,12 @@ impl Pointer {
 
     /// Redirects to the node at this port from now on.
     pub(crate) fn redirect_to(&self, node: u16) {
-        self.said.redirected.store(node, Ordering::Relaxed);
+        self.refuse_with(&moved(node));
+    }
+
+    /// Replies to calls with this error from now on.
+    pub(crate) fn refuse_with(&self, error: &str) {
+        error.clone_into(&mut self.said.reply.lock().expect("no panic"));
     }
 
     /// How often it was asked for the slots.
@@ -99,10 +104,14 @@ async fn converse(client: TcpStream, said: Arc<Said>) -> io::Result<()> {
                     said.replica.load(Ordering::Relaxed),
                 )
             }
-            _ => format!("-MOVED 1 127.0.0.1:{}\r\n", said.redirected.load(Ordering::Relaxed)),
+            _ => format!("-{}\r\n", said.reply.lock().expect("no panic")),
         };
         client.write_all(reply.as_bytes()).await?;
     }
+}
+
+fn moved(to: u16) -> String {
+    format!("MOVED 1 127.0.0.1:{to}")
 }
 
 /// The reply to `CLUSTER SLOTS`.
