@@ -353,4 +353,11 @@ mod tests {
         assert_eq!(node.run(60, GOOD).len(), 1, "the rest");
         assert!(node.states.is_settled(node.totals));
     }
+
+    #[test]
+    fn a_check_that_fails_by_its_key_is_a_reply() {
+        let mut node = Watched::new();
+        node.run(10, checks(0, 20, 80));
+        assert_eq!(node.states.state, NodeState::Degraded);
+    }
 }

@@ -365,6 +365,10 @@ mod tests {
     };
 
     use super::*;
+    use crate::store::{
+        ErrorKind,
+        redis::simulation::{backend::simulated_backend, network::Network},
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_future_is_dropped_when_the_deadline_has_passed() {
@@ -415,5 +419,13 @@ mod tests {
             sender.send(7).expect("the receiver waits");
         });
         assert_eq!(deadline.wait(receiver).await, Some(Ok(7)));
+    }
+
+    #[tokio::test]
+    async fn a_check_that_was_not_decided_in_time_counts_as_failed() {
+        let backend = simulated_backend(Network::new(0, false));
+        assert_eq!(backend.timed_out(0).kind(), ErrorKind::Timeout);
+        let nodes = backend.client.health().status();
+        assert_eq!(nodes.iter().map(|node| node.failed).sum::<u64>(), 1);
     }
 }

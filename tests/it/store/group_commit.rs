@@ -219,8 +219,7 @@ async fn a_check_that_is_dropped_before_it_is_sent_is_not_charged_and_delays_no_
 async fn checks_that_wait_for_a_redis_that_hangs_fail_by_their_deadline() {
     let redis = Redis::start();
     let builder = RedisStore::builder().deadline(Duration::from_millis(100));
-    let redis_store = connected(builder, &redis.url()).await;
-    let store = Counted::new(redis_store.clone());
+    let store = Counted::new(connected(builder, &redis.url()).await);
     let limit = SlidingLog::per_hour(5).into();
 
     let frozen = redis.freeze();
@@ -241,15 +240,12 @@ async fn checks_that_wait_for_a_redis_that_hangs_fail_by_their_deadline() {
         assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unreachable), "{kind:?}");
         assert!(waited < Duration::from_secs(1), "{waited:?}");
     }
-    let failed = redis_store.status().expect("it has one").nodes[0].failed;
-    assert!(failed >= 1_000, "{failed}");
     drop(frozen);
     eventually("the store is answered", async || {
         try_decide(&store, Operation::Peek, &limit, "k", 1).await
     })
     .await;
 }
-
 #[tokio::test]
 async fn an_error_of_one_request_fails_no_other_of_its_call() {
     let redis = Redis::start();
