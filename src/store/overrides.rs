@@ -349,4 +349,9 @@ mod tests {
             assert_eq!(overrides.keys_of("p").len(), listed, "{time} s");
         }
     }
+
+    #[test]
+    fn the_name_of_an_operator_is_a_line_of_at_most_100_characters() {
+        assert_eq!(line_of(&"é\n".repeat(200)), "é".repeat(100));
+    }
 }
