@@ -77,10 +77,7 @@ pub(super) fn wait(denied: Decision, again: Option<Undecided>, sent: Sent) -> Re
     if is_full(denied.as_slice()) {
         // Others have entered since the check was sent, which has added this request to the places.
         leave_at_once(&denied, sent);
-        for line in lacking.into_iter().filter_map(|lacking| line::find(lacking.line)) {
-            line.state().is_stale = true;
-            line.signal.change();
-        }
+        drop(lacking);
         return Err(denied.for_a_full_line());
     }
     let again = again.unwrap_or_else(|| denied.again());
@@ -93,7 +90,7 @@ pub(super) fn is_full(policies: &[PolicyDecision]) -> bool {
     policies.iter().any(|policy| {
         let waiting = policy.line().and_then(line::find).map_or(0, |line| line.state().weight);
         let has_room = policy.policy().settings.may_wait_behind(waiting, policy.charge.cost);
-        policy.waits() && !policy.is_observed() && !has_room
+        policy.waits() && !has_room
     })
 }
 

@@ -405,4 +405,19 @@ mod tests {
             assert!(state.turns.len() <= PLACE_SIZE + 2, "{fair}");
         }
     }
+
+    #[test]
+    fn the_turns_of_any_number_of_priorities_take_bounded_memory() {
+        let mut state = State::default();
+        for priority in 1..10_000 {
+            let waiting = Waiting {
+                priority,
+                fair: 1,
+                ..Waiting::default()
+            };
+            let turn = state.turn_of(waiting);
+            state.admit(&(Reverse(priority), turn, 0, 0));
+            assert!(state.admitted.len() <= PLACE_SIZE + 3, "{priority}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
-    task::Poll,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -24,7 +24,7 @@ use tower_quota::{
     RateLimitLayer, SlidingCounter, SlidingLog, TokenBucket, key, limit::Calendar, store::Store,
 };
 
-use crate::support::{Clock, Cluster, Counted, Redis, connected, eventually, patient, timed};
+use crate::support::{Clock, Cluster, Counted, Gated, Redis, connected, eventually, patient, timed};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -747,6 +747,130 @@ async fn denials_at_a_full_line_share_checks() {
         tokio::task::yield_now().await;
         assert!(timeout(SECOND / 10, limiter.acquire("k")).await.is_err());
     }
+}
+
+/// A limiter of a policy and one of it beside another one, in a store that does not reply at once. One request waits, and no more may.
+async fn full_line(memory: &MemoryStore, room: usize) -> (Gated<MemoryStore>, [Limiter; 2]) {
+    let store = Gated::new(memory.clone());
+    let policy = |name| {
+        let policy = Policy::new(name, SlidingLog::per_hour(room as u64));
+        policy.wait_up_to(7_200 * SECOND).max_waiting(1)
+    };
+    let limiters = [
+        Limiter::new(store.clone(), policy("p")),
+        Limiter::new(store.clone(), [policy("p"), policy("other")]),
+    ];
+    store.open(room + 1);
+    for _ in 0..room {
+        let _ = limiters[0].acquire("k").await.expect("it fits");
+    }
+    waiting(&limiters[0], 1).await;
+    (store, limiters)
+}
+
+/// The wait of a request that is denied now, since the line is full, and the number of its policies.
+async fn denied_at_a_full_line(limiter: &Limiter) -> (Duration, usize) {
+    let Err(AcquireError::LineFull(denied)) = limiter.acquire("k").await else {
+        panic!("one waits");
+    };
+    let decision = denied.decision();
+    (
+        decision.retry_after().expect("it has a wait"),
+        decision.policies().count(),
+    )
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_at_a_full_line_holds_for_equal_requests_of_ten_milliseconds() {
+    let (store, [limiter, other]) = full_line(&MemoryStore::new(), 1).await;
+    store.open(100);
+    let (first, _) = denied_at_a_full_line(&limiter).await;
+    let mut waits = Vec::new();
+    for _ in 0..4 {
+        sleep(3 * MILLISECOND).await;
+        waits.push(denied_at_a_full_line(&limiter).await.0);
+    }
+    assert!(waits[..2] == [first; 2] && waits[3] < first, "{first:?}, {waits:?}");
+    assert_eq!(denied_at_a_full_line(&other).await.1, 2);
+}
+
+/// The key has been reset, and those that wait are not yet checked.
+#[tokio::test]
+async fn an_admission_at_a_full_line_is_that_of_one_request() {
+    let memory = MemoryStore::new();
+    let (store, [limiter, _]) = full_line(&memory, 3).await;
+    let direct = Limiter::new(memory, Policy::new("p", SlidingLog::per_hour(3)));
+    direct.reset("k").await.expect("in memory");
+    let mut context = Context::from_waker(Waker::noop());
+    let mut admitted = Box::pin(limiter.acquire("k"));
+    assert!(admitted.as_mut().poll(&mut context).is_pending());
+    store.open(1);
+    assert!(matches!(admitted.as_mut().poll(&mut context), Poll::Ready(Ok(_))));
+    let mut next = Box::pin(limiter.acquire("k"));
+    assert!(next.as_mut().poll(&mut context).is_pending(), "the store decides");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_during_its_check_makes_room_in_a_full_line() {
+    let store = Gated::new(MemoryStore::new());
+    let policy = Policy::new("p", SlidingLog::per_hour(1)).wait_up_to(36_000 * SECOND);
+    let limiter = Limiter::new(store.clone(), policy.max_waiting(1));
+    store.open(2);
+    let _ = limiter.acquire("k").await.expect("it fits");
+    let callers = waiting(&limiter, 1).await;
+    // The next check has been sent, and its reply is held back.
+    sleep(2 * SECOND).await;
+    callers.into_iter().for_each(|caller| caller.abort());
+    store.open(100);
+    sleep(SECOND / 10).await;
+    let next = timeout(SECOND / 10, limiter.acquire("k").into_future()).await;
+    assert!(next.is_err(), "it is not full: {next:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_for_which_no_request_waits_has_no_full_line() {
+    let store = MemoryStore::new();
+    let policy = |name| Policy::new(name, SlidingLog::per_hour(1));
+    let waits = || policy("waits").wait_up_to(7_200 * SECOND).max_waiting(1);
+    let one = Limiter::new(store.clone(), waits());
+    let both = Limiter::new(store, [waits(), policy("other")]);
+    let _ = both.acquire("k").await.expect("it fits");
+    waiting(&one, 1).await;
+    let Err(AcquireError::LineFull(denied)) = both.acquire("k").await else {
+        panic!("one waits");
+    };
+    let denials: Vec<_> = denied.decision().policies().map(|policy| policy.denial()).collect();
+    assert_eq!(denials, [Some(Denial::LineFull), Some(Denial::QuotaExceeded)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_has_waited_in_vain_has_no_receipt() {
+    let slots = Policy::new("slots", Concurrency::new(1)).wait_up_to(SECOND);
+    let observes = Policy::new("observes", SlidingLog::per_hour(9)).observe_only();
+    let limiter = Limiter::new(MemoryStore::new(), [slots, observes]);
+    let _held = limiter.acquire("k").await.expect("it fits");
+    let Err(AcquireError::Denied(denied)) = limiter.acquire("k").await else {
+        panic!("the slot is held");
+    };
+    assert!(denied.decision().take_receipt().is_empty());
+}
+
+/// Its check has added it to the place of the process.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_finds_a_line_full_after_its_check_leaves_the_place() {
+    let store = Gated::new(MemoryStore::new());
+    let policy = Policy::new("p", SlidingLog::per_hour(1)).wait_up_to(36_000 * SECOND);
+    let limiter = Limiter::new(store.clone(), policy.max_waiting(1));
+    store.open(1);
+    let _ = limiter.acquire("k").await.expect("it fits");
+    let callers = waiting(&limiter, 2).await;
+    store.open(100);
+    sleep(SECOND / 10).await;
+    let over = callers.iter().filter(|caller| caller.is_finished());
+    assert_eq!(over.count(), 1);
+    let denied = limiter.check("k").await.expect("in memory");
+    let wait = denied.retry_after().expect("one waits");
+    assert!(wait <= 7_200 * SECOND, "{wait:?}");
 }
 
 #[tokio::test]

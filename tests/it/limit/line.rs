@@ -446,29 +446,51 @@ async fn an_arrival_that_its_process_never_learns_of_is_held_no_longer_alone() {
 async fn a_full_place_that_a_request_does_not_fit_into_is_not_refreshed() {
     let both = Both::start().await;
     let hour = Duration::from_secs(3_600);
-    let (limit, key) = (Limit::from(SlidingLog::new(1, hour)), Key::from("k"));
-    let charge = |policy, line| Charge::new(policy, &limit, &key, 1).in_line(line);
-    let full = NAMES.map(|policy| charge(policy, None));
-    both.decide(StoreRequest::new(Operation::Charge, &full)).await;
-    for _ in 0..32 {
-        both.clock.advance(Duration::from_micros(1));
-        let waits = [charge("b", in_line(2, None))];
-        both.decide(StoreRequest::new(Operation::Wait, &waits)).await;
-    }
-    both.clock.advance(Duration::from_secs(1));
-    let waiting = [Arrival {
-        at: both.clock.now(),
-        weight: 1,
-    }];
-    let leads = [charge("a", in_line(1, Some(MOST))), charge("b", in_line(2, None))];
-    let stands = StoreRequest::new(Operation::Wait, &leads).standing(Some(&waiting), 1);
-    assert!(!both.decide(stands).await.allowed);
+    let limit = Limit::from(SlidingLog::new(1, hour));
+    // The request stands in another line, or has just arrived.
+    for stands in [true, false] {
+        let key = Key::from(stands.to_string());
+        let charge = |policy, line| Charge::new(policy, &limit, &key, 1).in_line(line);
+        let full = NAMES.map(|policy| charge(policy, None));
+        both.decide(StoreRequest::new(Operation::Charge, &full)).await;
+        for _ in 0..32 {
+            both.clock.advance(Duration::from_micros(1));
+            let waits = [charge("b", in_line(2, None))];
+            both.decide(StoreRequest::new(Operation::Wait, &waits)).await;
+        }
+        both.clock.advance(Duration::from_secs(1));
+        let waiting = [Arrival {
+            at: both.clock.now(),
+            weight: 1,
+        }];
+        let leads = [charge("a", in_line(1, Some(MOST))), charge("b", in_line(2, None))];
+        let request = match stands {
+            true => StoreRequest::new(Operation::Wait, &leads).standing(Some(&waiting), 1),
+            false => StoreRequest::new(Operation::Wait, &leads[1..]),
+        };
+        assert!(!both.decide(request).await.allowed);
 
-    both.clock.advance(Duration::from_secs(1));
-    let other = [charge("b", in_line(3, None))];
-    let outcome = both.decide(StoreRequest::new(Operation::Wait, &other)).await;
-    let wait = outcome.states()[0].retry_after.expect("it is denied");
-    assert!(wait < hour, "the place has expired: {wait:?}");
+        both.clock.advance(Duration::from_secs(1));
+        let other = [charge("b", in_line(3, None))];
+        let outcome = both.decide(StoreRequest::new(Operation::Wait, &other)).await;
+        let wait = outcome.states()[0].retry_after.expect("it is denied");
+        assert!(wait < hour, "the place has expired: {wait:?}");
+    }
+}
+
+/// It is not live for as long as the clock is behind.
+#[tokio::test]
+async fn a_place_of_a_clock_that_is_gone_is_forgotten() {
+    let both = Both::start().await;
+    let (limit, key) = (Limit::from(SlidingLog::per_hour(1)), Key::from("k"));
+    let admits = async |operation, line| {
+        let charge = [Charge::new("a", &limit, &key, 1).in_line(line)];
+        both.decide(StoreRequest::new(operation, &charge)).await.allowed
+    };
+    assert!(admits(Operation::Check, None).await);
+    assert!(!admits(Operation::Wait, in_line(1, None)).await);
+    both.clock.set(both.clock.now() - 24 * 3_600 * SECOND);
+    assert!(admits(Operation::Wait, in_line(2, None)).await);
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use axum::{Router, routing::get as route};
 use http::StatusCode;
 use tokio::time::{advance, sleep, timeout};
 use tower_quota::{
-    Ban, Decision, FailureMode, Limit, Limiter, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    AcquireError, Ban, Decision, FailureMode, Limit, Limiter, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
     store::{ErrorKind, NodeState, Store, StoreError, StoreFuture, StoreRequest},
 };
 
@@ -428,6 +428,30 @@ async fn each_failure_is_observed_although_the_process_counts() {
         assert_eq!(send(&app, get("/")).await.status, status);
     }
     assert_eq!(*reported.lock().expect("no panic"), [ErrorKind::Unreachable; 3]);
+}
+
+/// Those at a full line, for ten milliseconds.
+#[tokio::test(start_paused = true)]
+async fn denials_that_this_process_knows_are_no_replies() {
+    let log = Log::capture();
+    let store = Flaky::default();
+    let waits = policy(hourly(1)).wait_up_to(Duration::from_secs(7_200)).max_waiting(1);
+    let limiter = Limiter::new(store.clone(), waits);
+    let is_full = async || matches!(limiter.acquire("k").await, Err(AcquireError::LineFull(_)));
+    assert!(check(&limiter, 1).await);
+    let waiting = limiter.clone();
+    tokio::spawn(async move { waiting.acquire("k").await });
+    sleep(Duration::from_millis(1)).await;
+    assert!(is_full().await);
+
+    store.fail(true);
+    let _ = limiter.check("other").await.expect("this process counts");
+    assert!(is_full().await);
+    for _ in 0..200 {
+        let _ = limiter.check("other").await.expect("this process counts");
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert!(log.text().contains("decided=0 failed="), "{}", log.text());
 }
 
 #[tokio::test(start_paused = true)]
