@@ -284,7 +284,7 @@ pub(crate) trait PolicyFile: Send + Sync {
     /// The number of the file in the process.
     fn number(&self) -> u64;
 
-    /// The limit of all requests of the policy as of the last load, if they have one.
+    /// The limit of the policy as of the last load: one that counts nothing where it is chosen for each request.
     fn newest_limit(&self) -> Option<Arc<NamedLimit>>;
 }
 

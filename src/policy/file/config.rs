@@ -272,9 +272,7 @@ impl PolicyFile for FromFile {
 
     fn newest_limit(&self) -> Option<Arc<NamedLimit>> {
         let state = self.file.state();
-        let limit = state
-            .config
-            .switched(state.used.get(&*self.place)?.policy_limit.clone());
-        limit.choose.is_none().then_some(limit.fixed)
+        let used = state.used.get(&*self.place)?;
+        Some(state.config.switched(used.policy_limit.clone()).fixed)
     }
 }

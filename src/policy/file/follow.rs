@@ -378,3 +378,32 @@ fn renew(policies: &mut [Policy], (file, config, used): Load<'_>) {
         policy.policy_limit = config.switched(described.policy_limit.clone());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Limiter, MemoryStore};
+
+    fn file(quota: u64) -> Policies {
+        serde_json::from_str(&format!(r#"{{"policies": {{"p": {{"limit": "{quota}/s"}}}}}}"#)).expect("a policy")
+    }
+
+    #[test]
+    fn a_file_forgets_the_layers_and_limiters_that_are_gone() {
+        let policies = file(1);
+        for _ in 0..100 {
+            let _ = Limiter::new(MemoryStore::new(), policies.unkeyed("p").expect("a policy"));
+        }
+        assert_eq!(policies.file.state().subscribers.len(), 1);
+    }
+
+    #[test]
+    fn what_is_decided_by_an_earlier_load_is_no_conflict_with_the_next_one() {
+        let (policies, store) = (file(1), MemoryStore::new());
+        let limiter = Limiter::new(store, policies.unkeyed("p").expect("a policy"));
+        let earlier = limiter.policies.newest();
+        policies.replace(&file(2)).expect("it fits");
+        assert_eq!(limiter.policies.newest().context.refuse_conflict(), Ok(()));
+        drop(earlier);
+    }
+}

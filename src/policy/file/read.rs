@@ -252,8 +252,6 @@ impl Policies {
                         log_refused(error);
                         let _ = policies.file.note_outcome::<&str>(Err(error));
                         loads += 1; // that of this note
-                        // What was refused before is to be reported again.
-                        changes.refused = None;
                         reading.await
                     }
                 };
@@ -361,20 +359,19 @@ impl Changes {
             self.last = Some((reading, Instant::now()));
             return;
         }
-        // Another load since then has cleared the fault.
+        // Another load since then, or a reading that did not end, has replaced the fault.
         let is_refused = matches!(&self.refused, Some((refused, at)) if refused == content && *at == loads);
         self.differing += u32::from(same.is_none());
         if self.differing == UNSETTLED {
             let error = "the file changes from each reading to the next";
             log_refused(error);
             let _ = policies.file.note_outcome::<&str>(Err(error));
-            self.refused = None;
         }
         let since = same.map_or_else(Instant::now, |(_, since)| since);
         if began.saturating_duration_since(since) >= QUIET && !is_refused {
             match policies.load(content.clone().map_err(ConfigError::new), loads) {
                 None => return,
-                Some(Ok(())) => self.refused = None,
+                Some(Ok(())) => {}
                 Some(Err(error)) => {
                     log_refused(&error.to_string());
                     self.refused = Some((content.clone(), policies.file.state().loads));
@@ -382,5 +379,27 @@ impl Changes {
             }
         }
         self.last = Some((reading, since));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_before_another_load_is_not_applied_after_it() {
+        let text = |quota| Ok(format!("policies.api.limit = 'sliding-log {quota}/min'"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("limits.toml");
+        fs::write(&path, "policies = {}").expect("a file");
+        let policies = Policies::from_file(&path).expect("policies");
+        let loads = policies.file.state().loads;
+        assert!(matches!(policies.load(text(2), loads), Some(Ok(()))));
+        assert!(policies.load(text(1), loads).is_none());
+        let api = policies.unkeyed("api").expect("a policy");
+        assert_eq!(
+            api.limit().map(ToString::to_string).as_deref(),
+            Some("sliding-log 2/min")
+        );
     }
 }

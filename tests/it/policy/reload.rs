@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{self, Write},
+    ops::Range,
     path::{Path, PathBuf},
     process::Command,
     sync::{
@@ -95,6 +96,20 @@ async fn a_request_that_waits_takes_the_new_numbers() {
     let admitted = acquired.await.expect("there is room");
     assert_eq!((admitted.limit(), admitted.remaining()), (3, 1));
     assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_check_of_a_request_that_waits_takes_the_new_numbers() {
+    let file = File::new(&api("concurrency 1"));
+    let policies = file.watch();
+    let limiter = Limiter::new(MemoryStore::new(), policies.get("api").unwrap());
+    let _held = limiter.check("42").await.expect("the store replies");
+    let request = limiter.request("42").max_wait(Duration::from_millis(500));
+    let mut acquired = std::pin::pin!(request.acquire());
+    assert_waits(&mut acquired).await;
+    file.write(&api("concurrency 2"));
+    policies.reload().unwrap();
+    assert_eq!(acquired.await.expect("there is room").limit(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -242,11 +257,23 @@ async fn settings_in_code_stay_and_take_precedence() {
         .route("/free", route(async || "hi"))
         .layer(layer(Clock::new().memory_store()));
     let failing = app(RateLimitLayer::new(Broken::default(), api.clone()));
-    let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails").unwrap().cost(3));
+    let of_mails = || policies.unkeyed("mails").unwrap();
+    let keyed = app(RateLimitLayer::new(
+        MemoryStore::new(),
+        of_mails().key(key::constant("all")),
+    ));
+    let mails = Limiter::new(MemoryStore::new(), of_mails().cost(3));
 
     let with = "limit = \"sliding-log 20/min\"\nkey = \"ip\"\ncost = 9\nfailure-mode = \"closed\"\n";
     file.write(&format!("[policies.api]\n{with}[policies.mails]\n{with}"));
     policies.reload().unwrap();
+    // Another layer has the key of the file.
+    let _layer = RateLimitLayer::new(MemoryStore::new(), policies.get("mails").unwrap());
+    policies.reload().unwrap();
+    for (address, remaining) in [("203.0.113.8", "r=11"), ("203.0.113.9", "r=2")] {
+        let fields = send(&keyed, get_from(address, "/")).await;
+        assert!(fields.field("ratelimit").unwrap().contains(remaining), "{address}");
+    }
     let post = get_from("203.0.113.8", "/").method("POST");
     assert_eq!(
         send(&of_memory, post).await.field("ratelimit"),
@@ -1099,6 +1126,46 @@ fn a_part_of_a_file_that_a_late_reading_finds_is_not_applied() {
     });
 }
 
+/// As on a network that fails. What was refused before is reported again when the reading has ended.
+#[test]
+fn a_reading_that_does_not_end_is_a_fault_until_it_does() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let file = File::new(&api("sliding-log 3/min"));
+        let policies = file.watch();
+        policies.reload_on_change(INTERVAL).unwrap();
+        let log = Log::capture();
+        for (text, before) in [(api("sliding-log 3/min"), None), (api("sliding-log 3"), Some("line 2"))] {
+            let is_before = || match (policies.fault(), before) {
+                (None, None) => true,
+                (fault, text) => fault.zip(text).is_some_and(|(fault, text)| fault.contains(text)),
+            };
+            file.write(&text);
+            readings(3).await;
+            assert!(is_before(), "{:?}", policies.fault());
+
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let blocker = tokio::task::spawn_blocking(move || released.recv());
+            for _ in 0..4 {
+                tokio::time::advance(INTERVAL).await;
+                tokio::task::yield_now().await;
+            }
+            let fault = policies.fault().expect("a fault");
+            assert_eq!(fault, "a reading of the file does not end");
+            release.send(()).unwrap();
+            blocker.await.unwrap().unwrap();
+            readings(3).await;
+            assert!(is_before(), "{:?}", policies.fault());
+        }
+        assert_eq!(log.text().matches("does not end").count(), 2, "{}", log.text());
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_file_is_not_applied_while_the_same_part_of_it_is_written_again() {
     let file = File::new(&api("sliding-log 3/min"));
@@ -1128,14 +1195,23 @@ async fn a_file_that_never_settles_is_a_fault_until_it_does() {
             .matches("the file changes from each reading to the next")
             .count()
     };
-    for written in 0..12 {
-        file.write(&api(&format!("sliding-log {}/min", 10 + written)));
-        tokio::time::sleep(INTERVAL).await;
-        assert_eq!(policies.fault().is_some(), warnings() == 1);
+    let change = async |limits: Range<u32>| {
+        for limit in limits {
+            file.write(&api(&format!("sliding-log {limit}/min")));
+            tokio::time::sleep(INTERVAL).await;
+            assert_eq!(policies.fault().is_some(), warnings() == 1);
+        }
+    };
+    // Twice it settles before it is reported.
+    for (limits, last) in [(10..19, "18"), (20..29, "28")] {
+        change(limits).await;
+        readings(2).await;
+        assert_eq!((quota(&app).await.as_str(), warnings()), (last, 0));
     }
-    assert_eq!((quota(&app).await.as_str(), warnings()), ("3", 1));
+    change(30..42).await;
+    assert_eq!((quota(&app).await.as_str(), warnings()), ("28", 1));
     readings(2).await;
-    assert_eq!((quota(&app).await.as_str(), policies.fault()), ("21", None));
+    assert_eq!((quota(&app).await.as_str(), policies.fault()), ("41", None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -1389,6 +1465,12 @@ async fn a_settlement_after_a_reload_removes_no_counts_of_the_new_window() {
 }
 
 async fn settles_with_the_newest_limit(clock: &Clock, store: impl Store + Clone, set: impl AsyncFn()) {
+    // After 10 s the charge is in the same hour as the new counts.
+    settles_later(clock, &store, &set, 10_000).await;
+    settles_later(clock, &store, &set, 10).await;
+}
+
+async fn settles_later(clock: &Clock, store: &(impl Store + Clone), set: &impl AsyncFn(), later: u64) {
     for (number, (limit, actual)) in [
         ("sliding-log", 0),
         ("sliding-log", 2),
@@ -1402,12 +1484,12 @@ async fn settles_with_the_newest_limit(clock: &Clock, store: impl Store + Clone,
     .into_iter()
     .enumerate()
     {
-        let described = |window| format!("policies.mails{number}.limit = '{limit} 5/{window}'");
+        let described = |window| format!("policies.mails{number}-{later}.limit = '{limit} 5/{window}'");
         let policies = |window| Policies::from_toml(&described(window)).expect("it describes a policy");
         let live = policies("s");
         let mails = Limiter::new(
             store.clone(),
-            live.unkeyed(&format!("mails{number}")).expect("it is there"),
+            live.unkeyed(&format!("mails{number}-{later}")).expect("it is there"),
         );
         let advance = async |by| {
             clock.advance(Duration::from_secs(by));
@@ -1417,7 +1499,7 @@ async fn settles_with_the_newest_limit(clock: &Clock, store: impl Store + Clone,
         let long = mails.check("42").await.expect("the store replies");
 
         live.replace(&policies("h")).expect("it fits");
-        advance(10_000).await;
+        advance(later).await;
         let mut used = 0;
         while mails.check("42").await.expect("the store replies").is_allowed() {
             used += 1;
@@ -1427,7 +1509,7 @@ async fn settles_with_the_newest_limit(clock: &Clock, store: impl Store + Clone,
         long.take_receipt().settle(actual).await.expect("the store replies");
         assert!(
             !mails.check("42").await.expect("the store replies").is_allowed(),
-            "{limit}, settled to {actual}"
+            "{limit}, settled to {actual} after {later} s"
         );
     }
 }
