@@ -31,8 +31,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Bench, Broken, Clock, Cluster, Counted, Gated, Later, Process, Redis, connected, decide, each_store, eventually,
-    patient, this_binary,
+    Bench, Broken, Clock, Cluster, Counted, Flaky, Gated, Later, Process, Redis, connected, decide, each_store,
+    eventually, patient, this_binary,
 };
 
 each_store! {
@@ -512,6 +512,18 @@ async fn slots_whose_renewal_is_not_confirmed_for_a_lease_are_lost() {
     tokio::time::sleep(LEASE).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn slots_whose_renewals_fail_for_less_than_a_lease_are_not_lost() {
+    let store = Flaky::default();
+    let limiter = Limiter::new(store.clone(), Policy::new("exports", Concurrency::new(1)));
+    let slots = limiter.check("42").await.unwrap().take_slots().unwrap();
+    for fails in [true, false] {
+        store.fail(fails);
+        tokio::time::sleep(LEASE / 2).await;
+        assert!(!slots.is_lost());
+    }
+}
+
 /// The store has renewed them at any time before its reply.
 #[tokio::test(start_paused = true)]
 async fn slots_are_lost_a_lease_after_their_last_renewal_was_sent() {
@@ -620,21 +632,30 @@ fn paused_runtime() -> tokio::runtime::Runtime {
 
 #[test]
 fn when_a_runtime_ends_the_next_request_of_another_one_renews_its_leases() {
-    let clock = ManualClock::new();
-    let store = MemoryStore::builder().manual_clock(&clock).build();
-    let limiter = Limiter::new(store, Policy::new("exports", Concurrency::new(2)));
-    let first = paused_runtime().block_on(limiter.check("42")).unwrap();
+    // It ends before the first renewal, or while that is in flight.
+    for length in [Duration::ZERO, LEASE / 5] {
+        let clock = ManualClock::new();
+        let store = Gated::new(MemoryStore::builder().manual_clock(&clock).build());
+        let limiter = Limiter::new(store.clone(), Policy::new("exports", Concurrency::new(2)));
+        store.open(1);
+        let first = paused_runtime().block_on(async {
+            let first = limiter.check("42").await.unwrap();
+            tokio::time::sleep(length).await;
+            first
+        });
+        store.open(1_000);
 
-    paused_runtime().block_on(async {
-        let second = limiter.check("42").await.unwrap();
-        for _ in 0..5 {
-            clock.advance(LEASE / 2);
-            tokio::time::sleep(LEASE / 2).await;
-            assert!(!limiter.check("42").await.unwrap().is_allowed());
-        }
-        drop((first, second));
-        assert_eq!(limiter.peek("42").await.unwrap().remaining(), 2);
-    });
+        paused_runtime().block_on(async {
+            let second = limiter.check("42").await.unwrap();
+            for _ in 0..5 {
+                clock.advance(LEASE / 2);
+                tokio::time::sleep(LEASE / 2).await;
+                assert!(!limiter.check("42").await.unwrap().is_allowed());
+            }
+            drop((first, second));
+            assert_eq!(limiter.peek("42").await.unwrap().remaining(), 2);
+        });
+    }
 }
 
 /// The length of a long lease, whose renewal task sleeps for longer than [`LEASE`].
