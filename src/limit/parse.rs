@@ -533,6 +533,8 @@ mod tests {
             ("sliding-log 100/min precision 0", "between 1 and 100000"),
             ("sliding-log 100/min precision 100001", "between 1 and 100000"),
             ("sliding-log 1/us", "between 1 ms and 10 years"),
+            // In microseconds it is a little more than 2^64.
+            ("sliding-log 1/30500569w", "between 1 ms and 10 years"),
             ("fixed-window 1000000000000000/h", "at most 999999999999999"),
             ("sliding-counter 1/99999999999999999999w", "is too large"),
             (

@@ -231,4 +231,13 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn what_a_larger_quota_has_counted_is_read_by_a_smaller_one() {
+        let [large, small] = [MAX_QUOTA, 1].map(|quota| SlidingCounter::new(quota, MAX_WINDOW));
+        let (window, mut counter) = (small.window_us(), Counter::default());
+        assert_eq!(large.read(&mut counter, window, 1), MAX_QUOTA);
+        large.add(&mut counter, window, MAX_QUOTA, 1);
+        assert_eq!(small.read(&mut counter, 2 * window, 1), 0);
+    }
 }

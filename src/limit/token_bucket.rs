@@ -372,6 +372,7 @@ impl Rule for TokenBucket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::rate::MAX_WINDOW;
 
     #[test]
     fn tokens_of_a_long_time_at_a_high_rate_are_exact() {
@@ -382,5 +383,13 @@ mod tests {
             assert_eq!(bucket.tokens(time), tokens);
         }
         assert_eq!(bucket.tokens(30_000_000_001), 10_000_000_070_333);
+    }
+
+    #[test]
+    fn a_share_of_a_rate_that_is_not_exact_takes_nothing_ahead() {
+        let bucket = TokenBucket::new(1_000, MAX_WINDOW).prefetch(Duration::from_secs(1));
+        assert_eq!(bucket.quota(), 999);
+        let share = Share::new(1, 30).expect("a share");
+        assert_eq!(bucket.scaled(share).quota(), 33);
     }
 }

@@ -25,6 +25,7 @@ each_store! {
     a_debt_of_many_full_charges_is_clamped_and_forgotten_in_order
     one_check_removes_fewer_than_1000_of_the_entries_that_have_expired
     while_more_than_1000_entries_have_expired_of_which_one_is_heavy_remaining_is_a_lower_bound
+    a_heavy_charge_beside_entries_that_have_expired_stays_when_they_are_removed
     a_wait_looks_past_entries_that_have_expired_and_are_still_there
     a_wait_that_would_read_more_than_1000_entries_is_a_lower_bound
     a_reset_looks_past_entries_of_a_clock_that_is_gone
@@ -43,6 +44,19 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 fn remaining(outcome: &Outcome) -> u64 {
     outcome.states()[0].remaining
+}
+
+async fn a_heavy_charge_beside_entries_that_have_expired_stays_when_they_are_removed(bench: Bench) {
+    let limit = SlidingLog::new(3_000, WINDOW).into();
+    for _ in 0..2_000 {
+        bench.check(&limit, 1).await;
+    }
+    bench.advance(WINDOW).await;
+    assert!(bench.check(&limit, 2).await.allowed);
+    for _ in 0..5 {
+        bench.check(&limit, 1).await;
+    }
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 3_000 - 7);
 }
 
 async fn a_peek_changes_nothing(bench: Bench) {

@@ -48,6 +48,40 @@ fn used(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>) -
     limit.quota() - peeked.states()[0].remaining
 }
 
+#[test]
+fn any_number_of_slots_can_be_charged() {
+    let (store, slots) = (MemoryStore::new(), Limit::from(Concurrency::new(1)));
+    let charge = |cost| Charge::new("p", &slots, &Key::from("k"), cost).lease(LeaseId::random());
+    for _ in 0..20_000 {
+        outcome(&store, Operation::Charge, &[charge(u64::MAX)]);
+    }
+    assert!(!outcome(&store, Operation::Check, &[charge(1)]).allowed);
+}
+
+/// Another policy of the name has a shorter window.
+#[test]
+fn a_ban_is_remembered_as_long_as_one_policy_remembers_it() {
+    let clock = Clock::new();
+    let store = store(100_000, &clock);
+    let [second, hour] = [1, 3_600].map(Duration::from_secs);
+    let policy = |ban| Limiter::new(store.clone(), Policy::new("p", SlidingLog::per_second(1)).ban(ban));
+    let (long, short) = (policy(Ban::after(1, hour)), policy(Ban::after(9, second)));
+    let denied = |limiter: &Limiter| {
+        let [first, second] = [(); 2].map(|()| limiter.request("k").check_now().expect("in memory"));
+        assert!(first.is_allowed());
+        second.retry_after().expect("it is denied")
+    };
+    assert_eq!(denied(&long), 60 * second);
+    clock.advance(60 * second);
+    assert_eq!(denied(&short), second);
+    clock.advance(10 * second);
+    // These take the room of what has expired.
+    for key in 0..10_000 {
+        assert!(admits(&store, "other", &hourly(), key.to_string()));
+    }
+    assert_eq!(denied(&long), 120 * second);
+}
+
 #[tokio::test]
 async fn expired_keys_are_evicted_first() {
     let clock = Clock::new();
