@@ -622,9 +622,11 @@ async fn the_longer_one_of_the_pauses_in_the_head_and_in_the_trailers_holds() {
         });
         let client = around(store, policy()).layer(exhausted);
         let read = client.clone().oneshot(request()).await.expect("infallible");
+        let decision = read.extensions().get::<Decision>().expect("a decision").clone();
         read.into_body().collect().await.expect("no error");
         let next = client.oneshot(request()).await.expect("infallible");
-        assert_eq!(wait(&next), seconds.map(Duration::from_secs), "{trailers:?}");
+        let pauses = [wait(&next), decision.requested_pause()];
+        assert_eq!(pauses, [seconds.map(Duration::from_secs); 2], "{trailers:?}");
     }
 }
 

@@ -8,7 +8,8 @@ use std::{
 
 use tokio::task::JoinSet;
 use tower_quota::{
-    ClientLibrary, Decision, FixedWindow, Limit, Limiter, MemoryStore, Policy, RedisStore, SlidingCounter, SlidingLog,
+    ClientLibrary, Decision, FixedWindow, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy, RedisStore,
+    SlidingCounter, SlidingLog, TokenBucket,
     store::{ErrorKind, Operation, Store},
 };
 
@@ -274,4 +275,39 @@ async fn a_settlement_that_is_not_polled_changes_nothing() {
     let receipt = check(&limiter, 10).await.take_receipt();
     drop(receipt.settle(0));
     assert_eq!(counted(&limiter).await, [10]);
+}
+
+/// As the docs of the bucket have it: the tokens that came since then are first those that stay charged.
+#[tokio::test]
+async fn a_settlement_of_a_bucket_returns_what_has_not_come_since_what_stays() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let limiter = Limiter::new(store, Policy::new("p", TokenBucket::per_second(1).burst(10)));
+    let estimated = limiter.request("k").cost(5).check().await.expect("in memory");
+    clock.advance(Duration::from_secs(1));
+    let _ = limiter.check("k").await.expect("in memory");
+    clock.advance(Duration::from_secs(3));
+    let remaining = async || limiter.peek("k").await.expect("in memory").remaining();
+    assert_eq!(remaining().await, 8);
+    estimated.take_receipt().settle(3).await.expect("in memory");
+    assert_eq!(remaining().await, 9);
+}
+
+/// Entries of charges above the limit are merged, and this one is not above it.
+#[tokio::test]
+async fn a_settlement_of_a_request_with_an_override_is_by_its_limit() {
+    let (clock, millis) = (ManualClock::new(), Duration::from_millis(100));
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let window = Duration::from_secs(1_000);
+    let policies = Policies::from_toml("policies.p.limit = 'sliding-log 1/1000s'").expect("a policy");
+    let limiter = Limiter::new(store, policies.unkeyed("p").expect("a policy"));
+    let set = limiter.override_limit("p", "k", SlidingLog::new(100, window), 2 * window);
+    set.await.expect("it is valid");
+    let estimated = [check(&limiter, 1).await, check(&limiter, 1).await];
+    for decision in estimated {
+        clock.advance(millis);
+        decision.take_receipt().settle(2).await.expect("in memory");
+    }
+    clock.advance(window - millis);
+    assert_eq!(limiter.peek("k").await.expect("in memory").remaining(), 99);
 }

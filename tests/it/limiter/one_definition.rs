@@ -505,7 +505,8 @@ async fn what_a_caller_of_a_limiter_leaves_stays_charged_whatever_a_layer_refund
     let store = Gated::new(MemoryStore::new());
     let policy = Policy::new("p", SlidingLog::per_hour(10)).refund_if(|completion| !completion.is_success());
     let trial = Policy::new("trial", SlidingLog::per_hour(9)).observe_only();
-    let layer = RateLimitLayer::new(store.clone(), [policy.key(user()), trial.key(user())]);
+    let off = Policy::new("off", Limit::DenyAll).observe_only();
+    let layer = RateLimitLayer::new(store.clone(), [policy, trial, off].map(|policy| policy.key(user())));
     let limiter = Limiter::from(&layer);
     let key = Key::header("x-user-id", "42");
     let mut charged = Box::pin(limiter.request(key.clone()).cost(3).charge());
