@@ -117,6 +117,18 @@ async fn the_decision_on_the_response_has_the_policies_of_all_layers() {
 }
 
 #[tokio::test]
+async fn the_decision_on_the_response_has_the_failure_of_the_outer_store() {
+    let inner = RateLimitLayer::new(MemoryStore::new(), policy("inner", SlidingLog::per_hour(10)));
+    let outer = policy("outer", SlidingLog::per_hour(10)).failure_mode(FailureMode::Open);
+    let outer = RateLimitLayer::new(Broken::default(), outer);
+    let service = outer.layer(inner.response_extensions(true).layer(service_fn(answer)));
+
+    let response = service.oneshot(Request::new(Body::new())).await.unwrap();
+    let decision = response.extensions().get::<Decision>().unwrap();
+    assert!(decision.store_error().is_some() && decision.policies().count() == 1);
+}
+
+#[tokio::test]
 async fn the_decision_on_the_response_has_that_of_the_outer_layer_whatever_the_inner_one_leaves() {
     let layer = |name| {
         let layer = RateLimitLayer::new(MemoryStore::new(), policy(name, SlidingLog::per_hour(10)));

@@ -283,9 +283,9 @@ async fn an_override_that_no_plan_applies_is_refused() {
     let mails = |limit| Policy::new("mails", limit);
     let free = || Plans::new("free", mails(Limit::Unlimited));
     let set = async |plans| {
-        Limiter::new(MemoryStore::new(), plans)
-            .override_limit("mails", "a", log_of(9), HOUR)
-            .await
+        let limiter = Limiter::new(MemoryStore::new(), plans);
+        let set = limiter.override_limit("mails", "a", log_of(9), HOUR).await;
+        set.map(|()| limiter)
     };
     let error = set(free()).await.expect_err("nothing would be limited");
     assert_eq!(error.kind(), ErrorKind::Refused);
@@ -293,9 +293,12 @@ async fn an_override_that_no_plan_applies_is_refused() {
         error.to_string().contains("has no effect; give the policy a limit"),
         "{error}"
     );
-    set(free().plan("pro", mails(log_of(5).into())))
-        .await
-        .expect("it has effect in one plan");
+    let plans = free().plan("pro", mails(log_of(5).into()));
+    let limiter = set(plans).await.expect("it has effect in one plan");
+    for (plan, limit) in [("pro", 9), ("free", u64::MAX)] {
+        let decision = limiter.request("a").plan(plan).check().await;
+        assert_eq!(decision.expect("the store answers").limit(), limit, "{plan}");
+    }
 }
 
 #[tokio::test]
@@ -348,6 +351,23 @@ async fn an_override_to_unlimited_or_deny_all_is_applied() {
         .await
         .expect("it is valid");
     assert!(!mails.check("b").await.expect("the store answers").is_allowed());
+}
+
+/// Slots are not refunded.
+#[tokio::test]
+async fn an_override_of_slots_is_not_applied_where_requests_are_refunded() {
+    let store = MemoryStore::new();
+    let mails = || Policy::new("mails", Limit::DenyAll);
+    let limiter = Limiter::new(store.clone(), mails());
+    let set = limiter.override_limit("mails", Key::constant("all"), Concurrency::new(1), HOUR);
+    set.await.expect("it is valid");
+    for (policy, status) in [(mails(), 200), (mails().refund_if(|_| true), 429)] {
+        let layer = RateLimitLayer::new(store.clone(), policy.key(key::constant("all")));
+        let app = axum::Router::new()
+            .route("/", axum::routing::get(async || "hi"))
+            .layer(layer);
+        assert_eq!(send(&app, get("/")).await.status.as_u16(), status);
+    }
 }
 
 #[tokio::test]

@@ -345,6 +345,17 @@ async fn a_policy_that_is_open_has_no_outcome_if_another_one_denies() {
 }
 
 #[tokio::test]
+async fn all_policies_of_a_request_that_fails_have_failed() {
+    let metrics = Metrics::install();
+    let closed = Policy::new("closed", SlidingLog::per_minute(9)).key(key::constant("all"));
+    let policies = [policy(1), closed.failure_mode(FailureMode::Closed)];
+    send_to(&app(RateLimitLayer::new(Later(Broken::default()), policies)), &["/"; 2]).await;
+    for policy in ["api", "closed"] {
+        metrics.assert_outcomes(policy, &[("failed", 2.0)]);
+    }
+}
+
+#[tokio::test]
 async fn each_kind_of_error_is_counted_by_itself() {
     for (kind, label) in [
         (ErrorKind::Timeout, "timeout"),
@@ -1009,7 +1020,8 @@ fn the_gauges_of_a_file_are_those_of_the_policies_that_layers_follow() {
     assert!(first[0] == 0.0 && first[1] > 0.0 && first[2] > 0.0, "{first:?}");
 
     // Another one of this path, such as to validate it.
-    drop(write("2/min").expect("policies"));
+    let validated = write("2/min").expect("policies");
+    validated.reload().expect("it is applied");
     assert_eq!(all(), first);
     assert!(write("2").is_err());
     policies.reload().unwrap_err();

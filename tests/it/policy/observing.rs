@@ -462,6 +462,17 @@ async fn a_permanent_denial_is_one_while_the_store_fails_too() {
     assert!(!decision.is_allowed());
     assert_eq!(state(&decision, "candidate"), (None, 4));
 
+    let closed = hourly("closed", 5).failure_mode(FailureMode::Closed);
+    let limiter = Limiter::new(Broken::default(), [closed, hourly("small", 2)]);
+    let decision = limiter
+        .request("k")
+        .cost_of("small", 3)
+        .check()
+        .await
+        .expect("a denial");
+    assert!(!decision.is_allowed());
+    assert_eq!(state(&decision, "small").0, Some(Denial::CostAboveLimit));
+
     let small = hourly("small", 2).observe_only();
     let limiter = Limiter::new(Broken::default(), [hourly("enforced", 5), small]);
     let request = limiter.request("k").cost_of("small", 3);
