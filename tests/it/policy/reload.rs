@@ -104,7 +104,7 @@ async fn the_last_check_of_a_request_that_waits_takes_the_new_numbers() {
     let policies = file.watch();
     let limiter = Limiter::new(MemoryStore::new(), policies.get("api").unwrap());
     let _held = limiter.check("42").await.expect("the store replies");
-    let request = limiter.request("42").max_wait(Duration::from_millis(500));
+    let request = limiter.request("42").wait_up_to(Duration::from_millis(500));
     let mut acquired = std::pin::pin!(request.acquire());
     assert_waits(&mut acquired).await;
     file.write(&api("concurrency 2"));
