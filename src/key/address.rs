@@ -144,8 +144,8 @@ impl Peer {
 /// The error for a request without a peer.
 pub(super) const NO_PEER: &str = "no peer address on the request; axum 0.8 needs \
     `into_make_service_with_connect_info::<SocketAddr>()` and the feature `axum` of tower-quota, tonic the feature `tonic`, or \
-    `tonic-tls` with TLS, and other servers, such as axum 0.7, a `tower_quota::key::PeerAddr` in the extensions of the request, or on a \
-    Unix socket a `UnixPeer`; what inserts it, such as `MockConnectInfo` in a test, is outside of this layer: in axum, added after it";
+    `tonic-tls` where the application accepts the TLS, and other servers, such as axum 0.7, a `tower_quota::key::PeerAddr` in the \
+    extensions of the request, or on a Unix socket a `UnixPeer`; what inserts it, such as `MockConnectInfo` in a test, is outside of this layer: in axum, added after it";
 
 /// The networks whose addresses share a key.
 #[derive(Clone, Debug)]

@@ -28,7 +28,7 @@ use crate::ConfigError;
 /// | server | extension |
 /// | --- | --- |
 /// | axum (feature `axum`) | serve with `into_make_service_with_connect_info::<SocketAddr>()`; in tests add the layer `MockConnectInfo` |
-/// | tonic (feature `tonic`, and `tonic-tls` for connections whose TLS the application accepts) | provided by its server |
+/// | tonic (feature `tonic`, and `tonic-tls` where the application accepts the TLS of connections) | provided by its server |
 /// | hyper and others, and Unix sockets | insert a [`PeerAddr`](super::PeerAddr), or [`UnixPeer`](super::UnixPeer) for a proxy that is trusted |
 ///
 /// A request without a peer is refused with 500, so that unknown callers never share a count by accident.

@@ -271,40 +271,9 @@ mod unrecorded {
 }
 
 #[cfg(test)]
-pub(crate) mod log {
-    use std::{
-        fs::File,
-        io::{Read, Seek},
-        sync::Arc,
-    };
-
-    use tracing::subscriber::{DefaultGuard, set_default};
-
-    /// What this thread logs.
-    pub(crate) struct Log {
-        file: File,
-        _guard: DefaultGuard,
-    }
-
-    impl Log {
-        pub(crate) fn capture() -> Self {
-            let file = tempfile::tempfile().expect("a file");
-            let copy: Arc<File> = Arc::new(file.try_clone().expect("the same file"));
-            let subscriber = tracing_subscriber::fmt().with_writer(copy).with_ansi(false).finish();
-            Self {
-                file,
-                _guard: set_default(subscriber),
-            }
-        }
-
-        pub(crate) fn text(&mut self) -> String {
-            let mut text = String::new();
-            let read = self.file.rewind().and_then(|()| self.file.read_to_string(&mut text));
-            read.expect("the log");
-            text
-        }
-    }
-}
+#[path = "../../tests/it/support/log.rs"]
+#[expect(dead_code, reason = "the integration tests use all of it")]
+pub(crate) mod log;
 
 #[cfg(test)]
 mod tests {

@@ -206,7 +206,7 @@ pub(crate) fn validate_for_limiter(policy: &Policy) -> Result<(), ConfigError> {
     } else if matches!(settings.longest_wait, Some(LongestWait::Computed(_))) {
         (
             "`.wait_up_to_fn(..)`",
-            "use `.wait_up_to(..)`, and that of a request for other waits",
+            "use `.wait_up_to(..)`, and `.request(key).wait_up_to(..)` for other waits",
         )
     } else if settings.wait_order.fair_by.is_some() {
         ("`.fair_by(..)`", "leave it out, and use `fair_by` of each request")

@@ -270,7 +270,7 @@ impl Rejection<'_> {
 impl Rejection<'_> {
     /// Responds to a request with this error of its handler. What is not possible does not become possible by waiting.
     pub(crate) fn of_error<R>(error: &StoreError, respond: impl FnOnce(Rejection<'_>) -> R) -> R {
-        let source = error.source();
+        let source = error.source().filter(|_| error.is_permanent());
         let impossible;
         let rejection = if let Some(refused) = source.and_then(|source| source.downcast_ref()) {
             Rejection::Refused(refused)

@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_node_that_joins_while_others_fail_is_watched_at_once_and_one_that_leaves_failing_is_logged() {
-        let mut log = Log::capture();
+        let log = Log::capture();
         let ([a, b], health) = (["a", "b"].map(Node::new), Arc::<Health>::default());
         let error = StoreError::new(ErrorKind::Timeout, "no reply");
         runtime().block_on(async {

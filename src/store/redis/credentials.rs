@@ -422,7 +422,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_is_authenticated_again_with_new_credentials_and_each_outage_is_one_line() {
-        let mut log = Log::capture();
+        let log = Log::capture();
         let settings = ConnectionSettings {
             number: 1,
             credentials: Some(numbered()),

@@ -87,6 +87,12 @@ impl Failure {
         matches!(self, Self::Unreachable(cause) if cause.contains("refused"))
     }
 
+    /// Whether there is no way to the server: its name has no address, or no network leads to it.
+    pub(super) fn is_of_network(&self) -> bool {
+        let causes = ["lookup", "unreachable", "No route"];
+        matches!(self, Self::Unreachable(cause) if causes.iter().any(|part| cause.contains(part)))
+    }
+
     /// Whether the certificate of the server is refused.
     pub(super) fn is_of_certificate(&self) -> bool {
         matches!(self, Self::Unreachable(cause) if cause.contains("ertificate"))

@@ -206,7 +206,11 @@ pub(super) async fn connected(
                 "`connect_timeout` sets a longer one"
             } else if last.is_of_certificate() {
                 "its certificate is refused, and one of an own authority needs the file that `SSL_CERT_FILE` names"
-            } else if server.starts_with("rediss") && last.is_no_reply() && !last.is_refused_connection() {
+            } else if server.starts_with("rediss")
+                && last.is_no_reply()
+                && !last.is_refused_connection()
+                && !last.is_of_network()
+            {
                 "if the server has no TLS at this port, the URL begins with `redis`"
             } else {
                 "a service that must start without Redis uses `connect_lazy`"

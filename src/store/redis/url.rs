@@ -509,7 +509,7 @@ mod tests {
 
     #[test]
     fn a_parameter_that_may_be_a_part_of_a_password_is_not_logged() {
-        let mut log = Log::capture();
+        let log = Log::capture();
         // The password would be `6379?secret=x`.
         for (url, is_logged) in [
             ("redis://host:6379?secret=x@host", false),

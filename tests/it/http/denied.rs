@@ -393,3 +393,13 @@ async fn the_debug_of_an_error_is_its_message() {
     let error = "sliding-log 5".parse::<Limit>().unwrap_err();
     assert_eq!(format!("{error:?}"), error.to_string());
 }
+
+/// Whatever its cause is.
+#[test]
+fn a_store_that_is_unreachable_is_no_fault_of_the_request() {
+    let cause = key::KeyError::malformed("the name of the server is malformed");
+    let error = StoreError::new(ErrorKind::Unreachable, "there is no connection").with_source(cause);
+    let response = error.into_response();
+    assert_eq!(response.status(), 503);
+    assert_eq!(response.headers()["retry-after"], "1");
+}

@@ -657,7 +657,10 @@ fn a_limiter_of_a_policy_that_needs_a_request_is_an_error_with_the_fix() {
         ),
         (
             uploads().wait_up_to_fn(|_| Duration::ZERO),
-            ["`.wait_up_to_fn(..)`", "that of a request for other waits"],
+            [
+                "`.wait_up_to_fn(..)`",
+                "and `.request(key).wait_up_to(..)` for other waits",
+            ],
         ),
         (
             uploads().fair_by(key::constant("all")),

@@ -24,7 +24,7 @@ each_client! {
     a_setting_that_evicts_counts_is_logged_once
     a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout
     a_redis_that_never_replies_is_an_error_after_the_connect_timeout
-    that_a_server_may_have_no_tls_is_said
+    a_server_without_tls_is_named_as_a_possible_cause
     a_redis_that_replies_late_is_not_reported_as_unconnected
     a_redis_that_cannot_write_yet_is_waited_for
     a_redis_without_memory_cannot_be_used
@@ -241,7 +241,8 @@ async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(librar
     }
 }
 
-async fn that_a_server_may_have_no_tls_is_said(library: ClientLibrary) {
+async fn a_server_without_tls_is_named_as_a_possible_cause(library: ClientLibrary) {
+    const HINT: &str = "if the server has no TLS at this port, the URL begins with `redis`";
     let silent = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let (redis, silent) = (Redis::start(), silent.local_addr().expect("a bound port"));
     for server in [format!("127.0.0.1:{}", redis.port()), silent.to_string()] {
@@ -249,12 +250,19 @@ async fn that_a_server_may_have_no_tls_is_said(library: ClientLibrary) {
             let builder = builder(library).connect_timeout(timeout);
             let error = builder.url(&format!("rediss://{server}")).connect().await;
             let error = error.unwrap_err().to_string();
-            assert!(
-                error.contains("if the server has no TLS at this port, the URL begins with `redis`"),
-                "{error}"
-            );
+            assert!(error.contains(HINT), "{error}");
         }
     }
+
+    // No name has a part of so many letters: no resolver is asked.
+    let nowhere = format!("rediss://{}", "a".repeat(64));
+    let error = builder(library)
+        .connect_timeout(5 * SHORT)
+        .url(&nowhere)
+        .connect()
+        .await;
+    let error = error.unwrap_err().to_string();
+    assert!(!error.contains(HINT), "{error}");
 }
 
 async fn a_redis_that_replies_late_is_not_reported_as_unconnected(library: ClientLibrary) {

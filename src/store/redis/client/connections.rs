@@ -208,7 +208,7 @@ mod tests {
             ),
             (&[Failure::Timeout, refused.clone(), refused.clone()], 1),
         ] {
-            let mut log = Log::capture();
+            let log = Log::capture();
             let (reports, agreed) = watch::channel(None);
             let left = RefCell::new(failures.iter());
             let (tried, mut attempts) = watch::channel(0);
