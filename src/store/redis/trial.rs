@@ -295,7 +295,7 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, server: String
     }
 }
 
-/// How long after a refusal all is tried again, since somebody has to permit it.
+/// How long after a refusal all is tried again: until then a permission may have been granted.
 const PERMISSION_PAUSE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
