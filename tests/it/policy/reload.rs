@@ -1096,16 +1096,17 @@ async fn a_slow_writer_drops_no_block_while_it_writes() {
     assert_eq!(send(&app, get("/")).await.status, StatusCode::FORBIDDEN);
 }
 
+/// A runtime in virtual time of which one thread reads files.
+fn one_reading_at_a_time() -> tokio::runtime::Runtime {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).max_blocking_threads(1);
+    runtime.build().expect("a runtime")
+}
+
 /// A reading that is late finds a part that was just written, and the next reading is not earlier than an interval after it.
 #[test]
 fn a_part_of_a_file_that_a_late_reading_finds_is_not_applied() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .max_blocking_threads(1)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
+    one_reading_at_a_time().block_on(async {
         let file = File::new(&api("sliding-log 3/min"));
         let (release, released) = std::sync::mpsc::channel::<()>();
         let blocker = tokio::task::spawn_blocking(move || released.recv());
@@ -1129,13 +1130,7 @@ fn a_part_of_a_file_that_a_late_reading_finds_is_not_applied() {
 /// As on a network that fails. What was refused before is reported again when the reading has ended.
 #[test]
 fn a_reading_that_does_not_end_is_a_fault_until_it_does() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .max_blocking_threads(1)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
+    one_reading_at_a_time().block_on(async {
         let file = File::new(&api("sliding-log 3/min"));
         let policies = file.watch();
         policies.reload_on_change(INTERVAL).unwrap();
