@@ -5,15 +5,16 @@ use std::time::{Duration, Instant};
 use tokio::{
     net::TcpListener,
     runtime::Builder,
-    task::{JoinSet, spawn_blocking},
-    time::interval,
+    task::{JoinSet, spawn_blocking, yield_now},
+    time::{interval, sleep, timeout},
 };
 use tower_quota::{ClientLibrary, Limit, RedisStore, SlidingLog, store::Operation};
 
-use crate::support::{PATIENCE, Proxy, Redis, connected, decide, each_client, eventually, try_decide};
+use crate::support::{PATIENCE, Proxy, Redis, connected, decide, each_client, eventually, patient, try_decide};
 
 each_client! {
     a_lost_connection_costs_the_checks_of_a_moment
+    no_check_waits_for_a_connection_that_was_lost
     what_closes_each_connection_is_not_flooded_with_them
     a_connection_is_replaced_though_the_runtime_that_has_missed_a_reply_is_not_driven
 }
@@ -52,6 +53,33 @@ async fn a_lost_connection_costs_the_checks_of_a_moment(library: ClientLibrary) 
         assert!(started.elapsed() < PATIENCE, "{costs:?} checks are not decided");
         costs.push(undecided(&store, &redis).await);
         decide(&store, Operation::Peek, &limit(), "k", 1).await;
+    }
+}
+
+/// Not even one that is made between the end of a connection and the moment when its keeper notices that.
+async fn no_check_waits_for_a_connection_that_was_lost(library: ClientLibrary) {
+    let redis = Redis::start();
+    // Each check is a call, whether another one has a reply or not.
+    let store = patient().client_library(library).group_commit(false);
+    let store = connected(store, &redis.url()).await;
+    for _ in 0..5 {
+        eventually("it is connected", async || {
+            try_decide(&store, Operation::Check, &limit(), "k", 1).await
+        })
+        .await;
+        let mut checks = JoinSet::new();
+        for _ in 0..20 {
+            let store = store.clone();
+            checks.spawn(async move {
+                sleep(Duration::from_millis(1)).await;
+                try_decide(&store, Operation::Check, &limit(), "k", 1).await
+            });
+        }
+        yield_now().await;
+        // While this thread is blocked, the connection is lost, and the checks become due.
+        redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        let ended = timeout(PATIENCE / 2, checks.join_all()).await;
+        assert!(ended.is_ok(), "a check waits for its deadline");
     }
 }
 

@@ -148,7 +148,11 @@ impl Connection {
     /// The client if it is connected, or why it is not, from the latest attempt, if one has ended.
     pub(super) fn connected(&self) -> Result<ConnectedClient, Option<Failure>> {
         match &self.keeper {
-            Keeper::Store(managed) => managed.connected(),
+            Keeper::Store(managed) => match managed.connected()? {
+                // Its keeper is about to notice that. fred would keep what is sent, and never reply.
+                (_, Some(routing)) if routing.is_finished() => Err(None),
+                connected => Ok(connected),
+            },
             Keeper::Application(client, _) if client.is_connected() => Ok((client.clone(), None)),
             Keeper::Application(_, errors) => Err(lock(errors).latest().map(connect_failure)),
         }
