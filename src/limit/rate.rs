@@ -231,7 +231,7 @@ fn in_units(length: Duration) -> (u128, &'static str) {
 }
 
 pub(super) const MIN_WINDOW: Duration = Duration::from_millis(1);
-pub(super) const MAX_WINDOW: Duration = Duration::from_secs(10 * 366 * 86_400);
+pub(super) const MAX_WINDOW: Duration = Duration::from_secs(3_653 * 86_400);
 
 /// What is wrong with the quota or the window of a limit.
 pub(super) const fn fault_of(quota: u64, window: Duration) -> Option<&'static str> {

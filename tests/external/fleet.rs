@@ -93,7 +93,7 @@ fn by_user(name: &'static str, limit: SlidingLog) -> Policy {
 /// A service with three policies in Redis, of which one is closed if Redis fails, and one refunds.
 pub(crate) async fn with_redis(url: String) -> Router {
     // A busy machine is no fault.
-    let builder = RedisStore::builder().deadline(Duration::from_secs(1));
+    let builder = RedisStore::builder().deadline(Duration::from_secs(3));
     let store = builder.url(&url).connect_lazy().expect("a store");
     let layer = |policy| RateLimitLayer::new(store.clone(), policy);
     let much = || SlidingLog::per_minute(100_000);

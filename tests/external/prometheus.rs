@@ -209,7 +209,7 @@ impl Place {
             Fault::Killed => redis.kill(),
             Fault::Stopped => std::mem::forget(redis.freeze()),
             Fault::CutOff => proxy.partition(),
-            Fault::Late => proxy.delay(Duration::from_secs(2)),
+            Fault::Late => proxy.delay(Duration::from_secs(6)),
             Fault::OutOfMemory => redis.command("CONFIG", ["SET", "maxmemory", "1"]).await,
             Fault::Busy => {
                 let mut client = Command::new("redis-cli");

@@ -79,7 +79,7 @@ pub enum Headers {
     /// `RateLimit` and `RateLimit-Policy` as in the IETF drafts -08 to -11 of *RateLimit header fields for HTTP*.
     ///
     /// `q` is the quota, of a bucket the burst, and `w` its window in seconds, rounded up: of a bucket the time in which it becomes
-    /// full. A calendar has no `w`. `r` is what remains, 0 in a denial unless the cost is above the limit; `t` is the time until
+    /// full. A calendar has no `w`. `r` is what remains, 0 of a policy that denies; `t` is the time until
     /// all of it is restored, in a denial the wait, in seconds, rounded up. Slots have `qu="concurrent-requests"` and no `w`, and
     /// as `t` the rest of the lease, in a denial 1. Several policies are members of one list.
     #[default]

@@ -3,7 +3,7 @@ use std::{cell::Cell, time::Duration};
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::{Denial, PolicyDecision};
+use crate::PolicyDecision;
 
 /// The value of a field while it is written.
 ///
@@ -73,12 +73,11 @@ impl From<u64> for Text {
     }
 }
 
-/// What remains, and the time until all is restored; of a policy that denies what a wait could admit, 0, and the wait if it helps.
+/// What remains, and the time until all is restored; of a policy that denies, 0, and the wait if it helps, which is never rounded to 0.
 pub(super) fn standing(policy: &PolicyDecision) -> (u64, Option<Duration>) {
     match policy.denial() {
         None => (policy.remaining().min(MAX_INTEGER), Some(policy.reset_after())),
-        Some(Denial::CostAboveLimit) => (policy.remaining().min(MAX_INTEGER), None),
-        Some(_) => (0, policy.retry_after().map(|wait| wait.max(Duration::from_secs(1)))),
+        Some(_) => (0, policy.retry_after().map(|wait| wait.max(Duration::from_nanos(1)))),
     }
 }
 
@@ -115,7 +114,9 @@ pub(super) fn append(headers: &mut HeaderMap, name: impl Fn() -> HeaderName, our
 /// Makes one line of those that are there, of which the last is ours. Returns whether it has ours.
 #[cold]
 fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
-    let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().cloned().collect();
+    // RFC 9651 §4.2: a field with other characters has no value.
+    let is_text = |line: &&HeaderValue| line.to_str().is_ok();
+    let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().filter(is_text).cloned().collect();
     let is_list = |line: &HeaderValue| line.to_str().is_ok_and(|line| !is_dictionary(line));
     if lines.iter().all(is_list) {
         let mut all = Text::new();
@@ -126,7 +127,7 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
         return true;
     }
 
-    // What is not text, or is the dictionary of an earlier draft, is not a list: either theirs stays or ours, whole.
+    // The dictionary of an earlier draft is no list: either theirs stays or ours, whole.
     let Some(ours) = lines.pop() else { return false };
     headers.remove(name);
     let numbers = least_remaining(&lines).zip(least_remaining([&ours]));

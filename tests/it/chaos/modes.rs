@@ -15,7 +15,7 @@ use super::{
     process::{PROCESSES, Processes, connect, now, report},
     run::Setup,
 };
-use crate::support::Cluster;
+use crate::support::{Cluster, PATIENCE};
 
 /// The modes, each with the name of its policy.
 const MODES: [(&str, FailureMode); 4] = [
@@ -107,7 +107,7 @@ pub(super) async fn until(what: &str, holds: impl Fn() -> bool) {
         }
     };
     // Sentinels on a busy machine may pause for half a minute.
-    timeout(Duration::from_secs(60), held)
+    timeout(PATIENCE, held)
         .await
         .unwrap_or_else(|_| panic!("waited too long until {what}"));
 }

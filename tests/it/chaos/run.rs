@@ -9,6 +9,7 @@ use super::{
     history::{Check, Held, KEYS, Quota, Verdict, cost_of, held, quotas},
     process::now,
 };
+use crate::support::PATIENCE;
 
 /// The settings of the callers.
 #[derive(Clone, Copy)]
@@ -25,6 +26,7 @@ impl Setup {
             .client_library(self.library)
             .group_commit(self.together)
             .deny_cache(self.together)
+            .connect_timeout(PATIENCE)
             .url(url)
             .connect()
             .await
@@ -65,7 +67,7 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
         }
     };
     // Sentinels that were held up by a busy machine do nothing for half a minute.
-    let answered = timeout(Duration::from_secs(60), answered).await;
+    let answered = timeout(PATIENCE, answered).await;
     answered.expect("each caller is answered again about each key");
     sleep(time / 4).await;
     let after = callers.memory();

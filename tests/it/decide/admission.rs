@@ -172,7 +172,8 @@ async fn after_a_restart_without_data_counts_are_empty_and_errors_end() {
     let errors = recover(&store, &limit).await;
     let silent = |kind: &ErrorKind| matches!(kind, ErrorKind::Timeout | ErrorKind::Unreachable);
     assert!(errors.iter().all(silent), "{errors:?}");
-    let peeked = decide(&store, Operation::Peek, &limit, "k", 1).await;
+    let patient = connected(patient(), &redis.url()).await;
+    let peeked = decide(&patient, Operation::Peek, &limit, "k", 1).await;
     assert_eq!(peeked.states()[0].remaining, 3);
 }
 

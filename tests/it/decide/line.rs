@@ -3,7 +3,7 @@
 use std::{
     future::poll_fn,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -24,7 +24,7 @@ use tower_quota::{
     RateLimitLayer, SlidingCounter, SlidingLog, TokenBucket, key, limit::Calendar, store::Store,
 };
 
-use crate::support::{Clock, Cluster, Counted, Gated, Redis, connected, eventually, patient, timed};
+use crate::support::{Clock, Cluster, Counted, Gaps, Gated, Redis, connected, eventually, patient, timed};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -279,25 +279,41 @@ async fn processes_are_admitted_in_the_order_of_arrival() {
             redis_limiter(&redis, policy).await,
             redis_limiter(&redis, policy).await,
         ];
-        let (mut tasks, mut admitted) = (JoinSet::new(), Vec::new());
-        for caller in 0..60 {
-            let limiter = limiters[caller % 3].clone();
-            tasks.spawn(async move {
-                let permit = limiter.acquire("k").await.expect("it is admitted");
-                (permit.server_time(), caller)
-            });
-            // The next one arrives when this one stands in the line, or is admitted.
-            while admitted.len() + in_line(&redis).await <= caller {
-                sleep(MILLISECOND).await;
-                while let Some(result) = tasks.try_join_next() {
-                    admitted.push(result.expect("no panic"));
+        unless_places_expire(&redis, async |round| {
+            let (mut tasks, mut admitted) = (JoinSet::new(), Vec::new());
+            for caller in 0..60 {
+                let limiter = limiters[caller % 3].clone();
+                tasks.spawn(async move {
+                    let permit = limiter.acquire(round).await.expect("it is admitted");
+                    (permit.server_time(), caller)
+                });
+                // The next one arrives when this one stands in the line, or is admitted.
+                while admitted.len() + in_line(&redis).await <= caller {
+                    sleep(MILLISECOND).await;
+                    while let Some(result) = tasks.try_join_next() {
+                        admitted.push(result.expect("no panic"));
+                    }
                 }
             }
-        }
-        admitted.extend(tasks.join_all().await);
-        admitted.sort();
-        let order: Vec<_> = admitted.iter().map(|(_, caller)| *caller).collect();
-        assert!(order.is_sorted(), "{limit}: {order:?}");
+            admitted.extend(tasks.join_all().await);
+            admitted.sort();
+            let order: Vec<_> = admitted.iter().map(|(_, caller)| *caller).collect();
+            match order.is_sorted() {
+                true => Ok(()),
+                false => Err(format!("{limit}: {order:?}")),
+            }
+        })
+        .await;
+    }
+}
+
+/// Makes rounds until the order of one, by its number as the key, is right, which only a place that expired may prevent: processes keep
+/// their places for 1.5 s, so those of one that is held up for most of that do.
+pub(super) async fn unless_places_expire(redis: &Redis, mut round: impl AsyncFnMut(u64) -> Result<(), String>) {
+    for number in 0.. {
+        let gaps = Gaps::of(redis).await;
+        let Err(wrong) = round(number).await else { return };
+        assert!(gaps.longest() > 300 * MILLISECOND && number < 20, "{wrong}");
     }
 }
 
@@ -358,10 +374,12 @@ async fn the_place_of_a_process_that_dies_expires() {
     drop(dies);
     died.await.expect("no panic");
     let mut callers = waiting(&limiter, 1).await;
+    let gaps = Gaps::of(&redis).await;
     drop(permit);
     let (admitted, waited) = timed(callers.remove(0)).await;
     assert!(admitted.expect("no panic").is_ok());
-    assert!(waited < 2_700 * MILLISECOND, "{waited:?}");
+    let most = 2_600 * MILLISECOND + gaps.longest();
+    assert!(waited < most, "{waited:?} of {most:?}");
 }
 
 #[test]
@@ -517,10 +535,10 @@ async fn a_request_is_denied_at_once_or_at_its_bound() {
 #[tokio::test]
 async fn two_keys_in_two_slots_of_a_cluster_are_one_limit_for_all() {
     const CALLERS: usize = 12;
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_patient().await;
     let [one, two, _] = &cluster.keys().await;
     let mut tasks = JoinSet::new();
-    let start = Instant::now();
+    let admitted = Arc::new(Mutex::new([vec![], vec![]]));
     for _ in 0..2 {
         let store = connected(patient(), &cluster.url()).await;
         cluster.serves(&store).await;
@@ -529,6 +547,10 @@ async fn two_keys_in_two_slots_of_a_cluster_are_one_limit_for_all() {
             policy.failure_mode(FailureMode::Closed).wait_up_to(20 * SECOND)
         };
         let layer = RateLimitLayer::new(store, [policy("one", 3, one), policy("two", 4, two)]);
+        let settled = admitted.clone();
+        let layer = layer.on_settled(move |usage| {
+            settled.lock().unwrap()[usize::from(usage.policy == "two")].push(usage.admitted_at);
+        });
         for _ in 0..CALLERS / 2 {
             let service = layer.layer(tower::service_fn(
                 async |_: http::Request<http_body_util::Empty<bytes::Bytes>>| {
@@ -540,25 +562,28 @@ async fn two_keys_in_two_slots_of_a_cluster_are_one_limit_for_all() {
                     .oneshot(http::Request::new(http_body_util::Empty::new()))
                     .await
                     .expect("it never fails");
-                (response.status(), Instant::now())
+                response.status()
             });
         }
     }
-    let responses = tasks.join_all().await;
-    assert!(responses.iter().all(|(status, _)| status.is_success()), "{responses:?}");
-    let mut admitted: Vec<_> = responses.iter().map(|(_, at)| *at).collect();
-    admitted.sort();
-    // The times are those of responses.
-    for at in admitted.windows(4) {
-        assert!(at[3] - at[0] >= 900 * MILLISECOND, "{admitted:?}");
+    let (statuses, took) = timed(tasks.join_all()).await;
+    assert!(statuses.iter().all(http::StatusCode::is_success), "{statuses:?}");
+    // By the clock of the node of each slot.
+    for (quota, at) in [3, 4].into_iter().zip(&mut *admitted.lock().unwrap()) {
+        at.sort();
+        assert_eq!(at.len(), CALLERS);
+        let last = at.iter().skip(quota);
+        for (first, last) in at.iter().zip(last) {
+            assert!(last.duration_since(*first).unwrap() >= SECOND, "{quota} of {at:?}");
+        }
     }
-    assert!(start.elapsed() < 12 * SECOND, "{:?}", start.elapsed());
+    assert!(took < 12 * SECOND, "{took:?}");
 }
 
 /// A request is checked every second while it waits, and each of its keys is in a call of its own.
 #[tokio::test]
 async fn one_that_waits_in_two_slots_of_a_cluster_is_not_denied_for_a_ban_again_and_again() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_patient().await;
     let [one, two, _] = cluster.keys().await;
     let store = connected(patient(), &cluster.url()).await;
     cluster.serves(&store).await;
@@ -569,16 +594,19 @@ async fn one_that_waits_in_two_slots_of_a_cluster_is_not_denied_for_a_ban_again_
     let banning = policy("banning", 3).ban(Ban::after(3, 3_600 * SECOND));
     let limiter = Limiter::new(store, [banning, policy("slow", 4)]);
     let request = || limiter.request(&*one).key_of("slow", &*two);
-    assert!(request().check().await.expect("a cluster").is_allowed());
+    let first = request().check().await.expect("a cluster");
+    assert!(first.is_allowed());
 
     let admitted = request().acquire().await.expect("no ban begins");
-    assert!(admitted.delay() > 3 * SECOND, "{:?}", admitted.delay());
+    // The clocks of two nodes of this machine.
+    let after = admitted.server_time() - first.server_time();
+    assert!(after > 3 * SECOND, "{after:?}");
 }
 
 /// None of those that wait is denied when it arrives.
 #[tokio::test]
 async fn those_that_arrive_with_keys_in_two_slots_of_a_cluster_and_wait_begin_no_ban() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_patient().await;
     let [one, two, _] = cluster.keys().await;
     let store = connected(patient(), &cluster.url()).await;
     cluster.serves(&store).await;
@@ -598,9 +626,14 @@ async fn those_that_arrive_with_keys_in_two_slots_of_a_cluster_and_wait_begin_no
     for admitted in [a, b, c, d] {
         drop(admitted.expect("no ban begins"));
     }
-    // A denial of one that does not wait counts.
-    for _ in 0..3 {
-        assert!(request().wait_up_to(Duration::ZERO).acquire().await.is_err());
+    // A denial of one that does not wait counts. One that comes later than a second is admitted.
+    let (mut denials, mut admissions) = (0, 0);
+    while denials < 3 {
+        match request().wait_up_to(Duration::ZERO).acquire().await {
+            Ok(_) => admissions += 1,
+            Err(_) => denials += 1,
+        }
+        assert!(admissions < 20, "nothing is denied");
     }
     let banned = request().check().await.expect("a cluster");
     assert!(banned.retry_after() > Some(30 * SECOND), "{banned:?}");
@@ -878,7 +911,7 @@ async fn a_check_of_a_policy_with_waits_takes_one_command_more() {
     let redis = Redis::start();
     let mut taken = Vec::new();
     for wait in [Duration::ZERO, 20 * SECOND] {
-        let policy = || Policy::new(format!("p{wait:?}"), SlidingLog::per_second(9)).wait_up_to(wait);
+        let policy = || Policy::new(format!("p{wait:?}"), SlidingLog::per_hour(9)).wait_up_to(wait);
         let limiter = redis_limiter(&redis, policy).await;
         assert!(limiter.check("k").await.expect("it replies").is_allowed());
         let before = commands(&redis).await;
@@ -942,15 +975,20 @@ async fn forged_places_and_wakes_delay_until_they_expire_and_admit_nobody() {
     let redis = Redis::start();
     let policy = || Policy::new("p", SlidingLog::new(1, SECOND)).wait_up_to(20 * SECOND);
     let limiter = redis_limiter(&redis, policy).await;
-    let first = limiter.acquire("k").await.expect("it is free");
+    let mut first = limiter.acquire("k").await.expect("it is free");
     let mut callers = waiting(&limiter, 1).await;
-    let lines = async || redis.command::<Vec<String>>("KEYS", ["quota:1:line:*"]).await;
-    crate::support::eventually("it waits", async || !lines().await.is_empty()).await;
-    let (line, channels) = (
-        lines().await.remove(0),
-        redis.command::<Vec<String>>("PUBSUB", ["CHANNELS", "*wake*"]),
-    );
-    for channel in channels.await {
+    let line = loop {
+        let lines: Vec<String> = redis.command("KEYS", ["quota:1:line:*"]).await;
+        if let Some(line) = lines.into_iter().next() {
+            break line;
+        }
+        if callers[0].is_finished() {
+            // The second has passed before it was found.
+            first = callers.remove(0).await.expect("no panic").expect("it is admitted");
+            callers = waiting(&limiter, 1).await;
+        }
+    };
+    for channel in redis.command::<Vec<String>>("PUBSUB", ["CHANNELS", "*wake*"]).await {
         for message in ["", "x", "-1", "18446744073709551616", &"9".repeat(10_000)] {
             redis.command::<i64>("PUBLISH", [&channel, message]).await;
         }
@@ -979,16 +1017,11 @@ async fn forged_places_and_wakes_delay_until_they_expire_and_admit_nobody() {
     ] {
         let words = vec![line.clone().into_bytes(), forged.clone()];
         redis.command_of_bytes::<()>("SET", words).await;
-        let start = Instant::now();
-        let admitted = limiter.acquire("k").await.expect("it is admitted");
+        let (admitted, waited) = timed(limiter.acquire("k")).await;
+        let admitted = admitted.expect("it is admitted");
         assert!(admitted.store_error().is_none(), "{admitted:?}");
         // A second for the one before.
-        assert!(
-            start.elapsed() <= most + SECOND,
-            "{:?} for {:?}",
-            start.elapsed(),
-            &forged[..16]
-        );
+        assert!(waited <= most + SECOND, "{waited:?} for {:?}", &forged[..16]);
     }
 }
 
@@ -1027,10 +1060,11 @@ async fn callers_that_leave_during_their_first_check_take_nothing_with_them() {
     for _ in 0..15 {
         begin(&mut Box::pin(limiter.acquire("k"))).await;
     }
-    let start = Instant::now();
-    assert!(other.acquire("k").await.is_ok());
+    stand_in_line(&redis, 0).await;
+    let (admitted, waited) = timed(other.acquire("k")).await;
+    assert!(admitted.is_ok());
     // With their places it would be after their expiry.
-    assert!(start.elapsed() < 1_400 * MILLISECOND, "{:?}", start.elapsed());
+    assert!(waited < 1_400 * MILLISECOND, "{waited:?}");
 }
 
 /// Two requests that wait for the same two keys, each of them by another limit of each.

@@ -9,11 +9,13 @@ use std::{
 use tokio::task::JoinSet;
 use tower_quota::{
     ClientLibrary, Decision, FixedWindow, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy, RedisStore,
-    SlidingCounter, SlidingLog, TokenBucket,
+    RedisStoreBuilder, SlidingCounter, SlidingLog, TokenBucket,
     store::{ErrorKind, Operation, Store},
 };
 
-use crate::support::{Counted, Gated, Proxy, Redis, connected, decide, each_client, eventually, patient, try_decide};
+use crate::support::{
+    Counted, Gated, Proxy, Redis, connected, decide, each_client, eventually, less_patient, patient, try_decide,
+};
 
 each_client! {
     a_settlement_whose_reply_is_lost_is_made_once
@@ -209,11 +211,8 @@ async fn settlements_at_once_count_each_actual_cost_in_redis() {
     settlements_at_once_count_each_actual_cost(connected(patient(), &redis.url()).await).await;
 }
 
-async fn through(proxy: &Proxy, library: ClientLibrary) -> RedisStore {
-    let builder = RedisStore::builder()
-        .client_library(library)
-        .deadline(Duration::from_millis(500));
-    let store = builder.url(&proxy.url()).connect().await.expect("the URL is good");
+async fn through(proxy: &Proxy, builder: RedisStoreBuilder) -> RedisStore {
+    let store = connected(builder, &proxy.url()).await;
     replies(&store).await;
     store
 }
@@ -230,7 +229,7 @@ async fn replies(store: &RedisStore) {
 async fn a_settlement_whose_reply_is_lost_is_made_once(library: ClientLibrary) {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
-    let store = through(&proxy, library).await;
+    let store = through(&proxy, patient().client_library(library)).await;
     let limit = SlidingLog::per_hour(QUOTA);
     let limiter = Limiter::new(store.clone(), Policy::new("test", limit));
     let direct = connected(patient(), &redis.url()).await;
@@ -252,7 +251,7 @@ async fn a_settlement_whose_reply_is_lost_is_made_once(library: ClientLibrary) {
 async fn a_settlement_without_a_connection_changes_nothing(library: ClientLibrary) {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
-    let store = through(&proxy, library).await;
+    let store = through(&proxy, less_patient().client_library(library)).await;
     let limiter = Limiter::new(store.clone(), Policy::new("test", SlidingLog::per_hour(QUOTA)));
     let receipts = [check(&limiter, 10).await, check(&limiter, 10).await];
 

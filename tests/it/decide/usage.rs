@@ -17,7 +17,7 @@ use tower_quota::{
     TokenBucket, Usage, key, store::Store,
 };
 
-use crate::support::{Broken, Clock, Gated, Redis, connected, get, patient, send};
+use crate::support::{Broken, Clock, Gated, PATIENCE, Redis, connected, get, patient, send};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -138,7 +138,7 @@ async fn what_is_invoiced_is_what_is_counted(store: impl Store + Clone) {
         });
     }
     while requests.join_next().await.is_some() {}
-    store.drained(10 * SECOND).await.expect("all is confirmed");
+    store.drained(PATIENCE).await.expect("all is confirmed");
 
     let peek = Limiter::new(store, Policy::new("tokens", FixedWindow::per_day(1_000_000)));
     let left = peek

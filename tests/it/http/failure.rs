@@ -27,7 +27,7 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Broken, Later, Received, Redis, connected, eventually, get, less_patient, patient, send, try_decide,
+    Broken, Later, PATIENCE, Received, Redis, connected, eventually, get, less_patient, patient, send, try_decide,
 };
 
 /// One request in an hour for all callers.
@@ -278,7 +278,8 @@ async fn assert_is_a_failure(store: RedisStore, code: &str) {
 #[tokio::test]
 async fn a_redis_that_hangs() {
     let redis = Redis::start();
-    let builder = RedisStore::builder().deadline(Duration::from_millis(100));
+    let builder = RedisStore::builder().connect_timeout(PATIENCE);
+    let builder = builder.deadline(Duration::from_millis(100));
     let store = builder.url(&redis.url()).connect().await.expect("the URL is good");
     let _frozen = redis.freeze();
     assert_follows_the_failure_mode(store, &[ErrorKind::Timeout, ErrorKind::Unreachable], "Redis").await;
@@ -357,8 +358,8 @@ async fn a_replica() {
 #[tokio::test]
 async fn a_replica_without_its_primary() {
     let redis = Redis::start_with(&["--replica-serve-stale-data", "no"]);
-    // Calls that find no connection while it is replaced wait for their deadline.
-    let store = connected(less_patient(), &redis.url()).await;
+    // Calls while a connection is replaced may wait for their deadline.
+    let store = connected(patient().deadline(Duration::from_secs(20)), &redis.url()).await;
     redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
     assert_is_a_failure(store, "MASTERDOWN").await;
 }

@@ -433,6 +433,8 @@ async fn lists_of_the_service_and_of_inner_layers_are_continued_on_one_line() {
     let theirs = &[
         ("ratelimit", "\"a\";r=1;t=1"),
         ("ratelimit", ""),
+        // No list has other characters than those of ASCII.
+        ("ratelimit", "\"c\";r=3;t=3\u{ff}"),
         ("ratelimit", "\"b\";r=2;t=2"),
         ("ratelimit-policy", "\"a\";q=1;w=1, \"b\";q=2;w=2"),
     ];
@@ -704,6 +706,23 @@ async fn the_legacy_fields_go_beside_a_draft() {
     assert_eq!(call(layer(s2())).await.field("x-ratelimit-reset"), Some("1800000042"));
 }
 
+/// Until then it is not a second later for those who ask late.
+#[tokio::test]
+async fn the_epoch_of_a_denial_stays_until_it_comes() {
+    let clock = Clock::new();
+    let start = clock.now();
+    let policy = Policy::new("default", SlidingLog::per_second(1)).key(key::ip());
+    let app = hello(RateLimitLayer::new(clock.memory_store(), policy).headers(Headers::LegacyEpoch));
+    clock.set(start + 300_000);
+    assert_eq!(send(&app, support::get("/")).await.status, StatusCode::OK);
+    for us in [300_001, 999_999, 1_000_000, 1_000_001, 1_299_999] {
+        clock.set(start + us);
+        let denied = send(&app, support::get("/")).await;
+        assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(denied.field("x-ratelimit-reset"), Some("1800000002"), "after {us} us");
+    }
+}
+
 #[tokio::test]
 async fn a_cost_above_the_limit_has_no_wait_in_any_dialect() {
     for style in [
@@ -725,6 +744,12 @@ async fn a_cost_above_the_limit_has_no_wait_in_any_dialect() {
                 assert!(!line.contains(promise), "{style:?}: {line}");
             }
         }
+        let shows_none = |line: &String| {
+            ["remaining: 0", "remaining=0", ";r=0"]
+                .iter()
+                .any(|none| line.contains(none))
+        };
+        assert!(lines(&denied).iter().any(shows_none), "{:?}", lines(&denied));
     }
 }
 
@@ -734,7 +759,7 @@ async fn of_a_format_with_fields_no_reset_stays_where_there_is_none() {
     let format = response::axum(move |_, _| (StatusCode::TOO_MANY_REQUESTS, fields));
     let layer = RateLimitLayer::new(Clock::new().memory_store(), default().cost_fn(|_| 101));
     let denied = call(layer.headers(Headers::LegacyDelta).format(format)).await;
-    assert_eq!(lines(&denied), ["x-ratelimit-limit: 100", "x-ratelimit-remaining: 100"]);
+    assert_eq!(lines(&denied), ["x-ratelimit-limit: 100", "x-ratelimit-remaining: 0"]);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use tower_quota::{
     store::{self, Store, StoreFuture},
 };
 
-use crate::support::{Broken, Clock, Counted, Log, Redis, Wrapped, connected, patient};
+use crate::support::{Broken, Clock, Counted, Log, PATIENCE, Redis, Wrapped, connected, patient};
 
 type Body = Empty<bytes::Bytes>;
 
@@ -386,7 +386,7 @@ async fn a_policy_of_several_layers_is_charged_its_largest_cost_in_redis() {
         for n in 0..8 {
             let builder = RedisStore::builder().prefix(format!("{library:?}:{n}"));
             let builder = builder.client_library(library).deadline(Duration::from_secs(10));
-            stores.push(builder.url(&redis.url()).connect().await.expect("a store"));
+            stores.push(connected(builder.connect_timeout(PATIENCE), &redis.url()).await);
         }
         let stores = stores.try_into().expect("eight stores");
         a_policy_of_several_layers_is_charged_its_largest_cost::<RedisStore>(stores).await;

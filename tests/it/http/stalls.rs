@@ -6,7 +6,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
-        mpsc::{self, Receiver, RecvTimeoutError},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
     },
     thread,
     time::{Duration, Instant},
@@ -19,21 +19,28 @@ use tokio::{runtime::Builder, task::JoinSet};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{ClientLibrary, FailureMode, Policy, RateLimitLayer, RedisStore, SlidingLog, key};
 
-use crate::support::Redis;
+use crate::support::{PATIENCE, Redis};
 
 /// Four times the default, as all times below are, so that stalls of a busy machine are shorter.
 const DEADLINE: Duration = Duration::from_millis(400);
 
-/// The longest time of a ping from a thread outside of the runtime, until the channel is closed.
-fn slowest_ping(port: u16, ends: &Receiver<()>) -> io::Result<Duration> {
+/// The longest time between two replies to pings of a thread outside of the runtime, until the channel is closed. The first one is
+/// reported.
+fn slowest_ping(port: u16, pong: &Sender<()>, ends: &Receiver<()>) -> io::Result<Duration> {
     let (mut redis, mut slowest) = (TcpStream::connect(("127.0.0.1", port))?, Duration::ZERO);
-    while ends.recv_timeout(DEADLINE / 100) == Err(RecvTimeoutError::Timeout) {
-        let sent = Instant::now();
+    let mut last = None::<Instant>;
+    loop {
         redis.write_all(b"PING\r\n")?;
         redis.read_exact(&mut [0; b"+PONG\r\n".len()])?;
-        slowest = slowest.max(sent.elapsed());
+        let now = Instant::now();
+        match last.replace(now) {
+            Some(last) => slowest = slowest.max(now - last),
+            None => pong.send(()).expect("it is awaited"),
+        }
+        if ends.recv_timeout(DEADLINE / 100) != Err(RecvTimeoutError::Timeout) {
+            return Ok(slowest.max(now.elapsed()));
+        }
     }
-    Ok(slowest)
 }
 
 /// How many of 100 requests at once reach a handler that blocks its thread, behind a limit of 5 a minute, while the machine is not so
@@ -41,9 +48,10 @@ fn slowest_ping(port: u16, ends: &Receiver<()>) -> io::Result<Duration> {
 fn admitted(library: ClientLibrary, workers: usize, blocks: Duration) -> usize {
     for _ in 0..20 {
         let redis = Redis::start();
-        let (ends, end) = mpsc::channel();
+        let ((ends, end), (sender, pong)) = (mpsc::channel(), mpsc::channel());
         let port = redis.port();
-        let pings = thread::spawn(move || slowest_ping(port, &end));
+        let pings = thread::spawn(move || slowest_ping(port, &sender, &end));
+        pong.recv().expect("Redis replies");
         let admitted = admitted_in_a_round(&redis, library, workers, blocks);
         drop(ends);
         let slowest = pings.join().expect("no panic").expect("Redis replies");
@@ -62,7 +70,12 @@ fn admitted_in_a_round(redis: &Redis, library: ClientLibrary, workers: usize, bl
         .expect("a runtime");
     runtime.block_on(async {
         let builder = RedisStore::builder().client_library(library).deadline(DEADLINE);
-        let store = builder.url(&redis.url()).connect().await.expect("the URL is good");
+        let store = builder
+            .connect_timeout(PATIENCE)
+            .url(&redis.url())
+            .connect()
+            .await
+            .expect("the URL is good");
         store.ready().await.expect("Redis replies");
 
         let admitted = Arc::new(AtomicUsize::new(0));

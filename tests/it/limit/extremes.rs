@@ -18,7 +18,7 @@ use crate::support::{Broken, Clock, Redis, connected, patient};
 const MOST: u64 = 999_999_999_999_999;
 const US: Duration = Duration::from_micros(1);
 const SHORTEST: Duration = Duration::from_millis(1);
-const LONGEST: Duration = Duration::from_secs(10 * 366 * 86_400);
+const LONGEST: Duration = Duration::from_secs(3_653 * 86_400);
 const YEAR_2096: u64 = 4_000_000_000_000_000;
 const LONGEST_BAN: Duration = Duration::from_secs(366 * 86_400);
 
@@ -363,18 +363,10 @@ async fn each_limit_of_slots_is_decided() {
             let limit = Concurrency::try_from(slots).expect("it is valid").lease(lease);
             let policy = Policy::new("test", limit);
             for cost in [1, slots, u64::MAX] {
-                let mut steps = vec![
-                    Check(cost),
-                    Check(cost),
-                    Peek,
-                    Charge(cost),
-                    Stand(cost),
-                    Check(1),
-                    Reset,
-                ];
+                let mut steps = vec![Check(cost), Check(cost), Peek, Charge(cost), Stand(cost), Check(1)];
                 // The leases are renewed by the time of the process: soon, those that a reset has ended would be taken again.
                 if lease == hour {
-                    steps.push(Check(cost));
+                    steps.extend([Reset, Check(cost)]);
                 }
                 bench.walk(&policy, &steps).await;
             }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 const SECOND: u64 = 1_000_000;
-const TEN_YEARS: Duration = Duration::from_secs(3_660 * 86_400);
+const TEN_YEARS: Duration = Duration::from_secs(3_653 * 86_400);
 const STEPS: usize = 150;
 const WORLDS: u64 = 40;
 const PROCESSES: usize = 3;

@@ -74,7 +74,7 @@ async fn a_peek_of_a_layer_is_what_its_check_would_return_and_counts_nothing(sto
         [
             Policy::new("all", SlidingLog::per_hour(9)).key(user()).cost(2),
             // Nothing is known of its cost in the request of a page.
-            Policy::new("tokens", TokenBucket::per_hour(500))
+            Policy::new("tokens", TokenBucket::per_day(500))
                 .key(user())
                 .cost_fn(|parts| u64::from(parts.uri.path() == "/search")),
             Policy::new("search", SlidingLog::per_hour(1))

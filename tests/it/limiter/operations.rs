@@ -622,7 +622,7 @@ async fn a_layer_denies_a_cost_above_the_limit_without_retry_after(store: Arc<im
     for policy in [by_user_and_path(LOG_OF_5), waiting] {
         let denied = assert_denied_for_good(store.clone(), policy.cost_fn(|_| 6)).await;
         assert_eq!(denied.field("ratelimit-policy"), Some("\"test\";q=5;w=3600"));
-        assert_eq!(denied.field("ratelimit"), Some("\"test\";r=5"));
+        assert_eq!(denied.field("ratelimit"), Some("\"test\";r=0"));
         assert_eq!(denied.json()["detail"], "test: costs 6, the limit is 5");
     }
     // It does not stand in the line, where others would wait for it.

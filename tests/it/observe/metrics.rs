@@ -528,7 +528,7 @@ async fn an_open_breaker_is_counted_until_it_closes(library: ClientLibrary) {
     const OPEN: &str = "tower_quota_breakers_open";
 
     let (metrics, redis) = (Metrics::install(), Redis::start());
-    let builder = RedisStore::builder().client_library(library);
+    let builder = patient().client_library(library);
     let store = connected(builder.deadline(Duration::from_millis(100)), &redis.url()).await;
     let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_minute(9)));
     let check = async || {

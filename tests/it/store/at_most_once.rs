@@ -33,10 +33,8 @@ fn limit() -> Limit {
 }
 
 async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
-    let builder = RedisStore::builder()
-        .client_library(library)
-        .deadline(Duration::from_millis(500));
-    builder.url(url).connect().await.expect("the URL is good")
+    let builder = patient().client_library(library);
+    connected(builder.deadline(Duration::from_millis(500)), url).await
 }
 
 /// The count of the key, read by another store.
@@ -105,7 +103,8 @@ impl Load {
 async fn a_check_whose_reply_is_lost_is_counted_once(library: ClientLibrary) {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
-    let store = connect(library, &proxy.url()).await;
+    // The end of the connection is noticed at once.
+    let store = connected(patient().client_library(library), &proxy.url()).await;
     eventually("the store is answered", async || {
         try_decide(&store, Operation::Peek, &limit(), "k", 1).await
     })

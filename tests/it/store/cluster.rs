@@ -403,7 +403,7 @@ async fn a_request_waits_beside_a_policy_that_observes_in_another_slot() {
 #[tokio::test]
 async fn a_refund_whose_node_hangs_prevents_no_refund_in_another() {
     // The others must not take the hung node for failed: it would serve nothing for a while after it goes on.
-    let cluster = Cluster::start_with(&["--cluster-node-timeout", "60000"]).await;
+    let cluster = Cluster::start_patient().await;
     let store = connect(&cluster, RedisStore::builder().deadline(DEADLINE)).await;
     let limit = limit(5);
     let [one, two, _] = &cluster.keys().await;
@@ -432,7 +432,7 @@ async fn a_refund_whose_node_hangs_prevents_no_refund_in_another() {
 
 #[tokio::test]
 async fn a_node_that_hangs_is_not_taken_for_the_one_that_has_got_its_first_slot() {
-    let cluster = Cluster::start_with(&["--cluster-node-timeout", "60000"]).await;
+    let cluster = Cluster::start_patient().await;
     let builder = RedisStore::builder().deadline(DEADLINE).deny_cache(false);
     let store = connect(&cluster, builder).await;
     let [first, ..] = &cluster.keys().await;
@@ -475,7 +475,7 @@ async fn a_node_that_hangs_is_not_taken_for_the_one_that_has_got_its_first_slot(
 #[tokio::test]
 async fn the_keys_of_a_node_are_served_while_one_to_which_it_redirects_hangs() {
     // The others must not take the hung node for failed.
-    let cluster = Cluster::start_with(&["--cluster-node-timeout", "60000"]).await;
+    let cluster = Cluster::start_patient().await;
     let store = connect(&cluster, RedisStore::builder().deadline(DEADLINE)).await;
     let slot = cluster.slot(&redis_key("moving")).await;
     let from = Cluster::owner(slot);
@@ -826,7 +826,7 @@ async fn where_full_coverage_is_required_a_dead_primary_fails_all_keys_and_that_
 
 #[tokio::test]
 async fn a_dead_primary_is_one_line_in_the_log_until_it_is_back() {
-    let mut cluster = Cluster::start().await;
+    let mut cluster = Cluster::start_patient().await;
     let store = connect(&cluster, RedisStore::builder().deadline(DEADLINE)).await;
     let [one, dead, two] = cluster.keys().await;
     let address = format!("127.0.0.1:{}", cluster.primaries[1].port());

@@ -2,7 +2,7 @@
 
 use std::{
     error::Error,
-    fs,
+    fs, iter,
     pin::pin,
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
@@ -14,7 +14,7 @@ use tower_quota::{
     store::{ErrorKind, Operation, StoreError},
 };
 
-use crate::support::{Cluster, Log, PATIENCE, Redis, each_client, eventually, try_decide};
+use crate::support::{Cluster, Log, PATIENCE, Redis, connected, each_client, eventually, try_decide};
 
 each_client! {
     a_missing_command_is_named
@@ -46,7 +46,7 @@ fn limit() -> Limit {
 }
 
 async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
-    builder(library).url(url).connect().await.expect("Redis permits it")
+    connected(builder(library).connect_timeout(PATIENCE), url).await
 }
 
 async fn answers(store: &RedisStore) -> bool {
@@ -165,16 +165,17 @@ fn cause(error: &StoreError) -> String {
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// The error of connecting to a Redis that cannot be used, and the connect timeout. On a busy machine a short timeout ends
-/// before the first attempt has failed, and then the error has no cause but that.
-async fn connect_in_vain(library: ClientLibrary, url: &str) -> (StoreError, Duration) {
+/// The error of connecting to a Redis that cannot be used, with this text in its chain, and the connect timeout. On a busy machine a
+/// short timeout ends before an attempt has failed, and then the error has another cause.
+pub(super) async fn connect_in_vain(builder: RedisStoreBuilder, text: &str) -> (StoreError, Duration) {
     let mut timeout = SHORT;
     loop {
-        let connected = builder(library).connect_timeout(timeout).url(url).connect().await;
-        let error = connected.unwrap_err();
-        if cause(&error) != "still connecting" {
+        let error = builder.clone().connect_timeout(timeout).connect().await.unwrap_err();
+        let chain = iter::successors(Some(&error as &dyn Error), |&error| error.source());
+        if chain.into_iter().any(|error| error.to_string().contains(text)) {
             return (error, timeout);
         }
+        assert!(timeout < PATIENCE, "{error}");
         timeout *= 2;
     }
 }
@@ -182,7 +183,7 @@ async fn connect_in_vain(library: ClientLibrary, url: &str) -> (StoreError, Dura
 async fn a_redis_without_memory_cannot_be_used(library: ClientLibrary) {
     let redis = Redis::start();
     redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
-    let (error, _) = connect_in_vain(library, &redis.url()).await;
+    let (error, _) = connect_in_vain(builder(library).url(&redis.url()), "OOM").await;
     assert!(cause(&error).contains("OOM"), "{}", cause(&error));
     redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
     assert!(answers(&connect(library, &redis.url()).await).await);
@@ -210,7 +211,8 @@ async fn a_setting_that_evicts_counts_is_logged_once(library: ClientLibrary) {
 async fn a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout(library: ClientLibrary) {
     let (log, redis) = (Log::capture(), Redis::not_started());
     let started = Instant::now();
-    let (error, timeout) = connect_in_vain(library, &url(&redis, "user")).await;
+    let refused = builder(library).url(&url(&redis, "user"));
+    let (error, timeout) = connect_in_vain(refused, "Connection refused").await;
     assert!(started.elapsed() >= timeout, "{:?}", started.elapsed());
     assert!(error.to_string().contains(&format!("{timeout:?}")), "{error}");
     assert!(error.to_string().contains("`connect_lazy`"), "{error}");
@@ -285,7 +287,7 @@ async fn a_redis_that_replies_late_is_not_reported_as_unconnected(library: Clien
 async fn a_redis_that_cannot_write_yet_is_waited_for(library: ClientLibrary) {
     let redis = Redis::start();
     redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
-    let (error, _) = connect_in_vain(library, &redis.url()).await;
+    let (error, _) = connect_in_vain(builder(library).url(&redis.url()), "READONLY").await;
     assert!(cause(&error).contains("READONLY"), "{}", cause(&error));
     assert_eq!(kind(&error), Some(ErrorKind::Refused));
 
@@ -506,6 +508,43 @@ async fn a_lookup_of_the_slots_that_is_refused_later_is_logged() {
         check.is_err() && errors(&log).iter().any(|error| error.contains("`CLUSTER"))
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_refused_lookup_of_the_slots_is_forgotten_with_the_next_one() {
+    let (log, cluster) = (Log::capture(), Cluster::start().await);
+    let nodes: Vec<_> = cluster.primaries.iter().chain(&cluster.replicas).collect();
+    let set_users = async |permission: &str| {
+        for node in &nodes {
+            set_user(node, &format!("{} {permission} +asking", line(PLAIN))).await;
+        }
+    };
+    set_users("+cluster|slots").await;
+    let url = cluster.url().replace("://", "://limiter:password@");
+    let store = connect(ClientLibrary::RedisRs, &url).await;
+    cluster.serves(&store).await;
+
+    let [key, ..] = cluster.keys().await;
+    let slot = cluster.slot(&format!("{{key={key}}}")).await.to_string();
+    let fails_by = async |cause: &str| {
+        eventually(cause, async || {
+            let check = try_decide(&store, Operation::Check, &limit(), &key, 1).await;
+            check.is_err_and(|error| format!("{error:?}").contains(cause))
+        })
+        .await;
+    };
+    set_users("-cluster").await;
+    for node in &nodes {
+        node.cli(&["CLUSTER", "DELSLOTS", &slot]);
+    }
+    fails_by("Hash slot not served").await;
+    eventually("a lookup is refused", async || {
+        let _ = try_decide(&store, Operation::Check, &limit(), &key, 1).await;
+        errors(&log).iter().any(|error| error.contains("`CLUSTER"))
+    })
+    .await;
+    set_users("+cluster|slots").await;
+    fails_by("no node of the cluster has this slot").await;
 }
 
 #[tokio::test]

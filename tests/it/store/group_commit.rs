@@ -279,9 +279,9 @@ async fn an_error_of_one_request_fails_no_other_of_its_call() {
 /// Each batch may have the checks of several runtimes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_runtime_that_is_blocked_and_ends_fails_no_check_of_another() {
-    const DEADLINE: Duration = Duration::from_millis(400);
+    const DEADLINE: Duration = Duration::from_secs(1);
     let redis = Redis::start();
-    let store = connected(RedisStore::builder().deadline(DEADLINE), &redis.url()).await;
+    let store = connected(patient().deadline(DEADLINE), &redis.url()).await;
     let limit = Limit::from(SlidingLog::per_hour(1_000_000).precision(1));
     let checks = move |store: &RedisStore| {
         let mut checks = JoinSet::new();

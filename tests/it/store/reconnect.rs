@@ -10,7 +10,7 @@ use tokio::{
 };
 use tower_quota::{ClientLibrary, Limit, RedisStore, SlidingLog, store::Operation};
 
-use crate::support::{PATIENCE, Proxy, Redis, connected, decide, each_client, eventually, patient, try_decide};
+use crate::support::{PATIENCE, Proxy, Redis, connected, each_client, eventually, patient, try_decide};
 
 each_client! {
     a_lost_connection_costs_the_checks_of_a_moment
@@ -46,13 +46,17 @@ async fn undecided(store: &RedisStore, redis: &Redis) -> usize {
 async fn a_lost_connection_costs_the_checks_of_a_moment(library: ClientLibrary) {
     const MOMENT: usize = 10;
     let redis = Redis::start();
-    let store = connected(RedisStore::builder().client_library(library), &redis.url()).await;
+    let builder = RedisStore::builder().connect_timeout(PATIENCE);
+    let store = connected(builder.client_library(library), &redis.url()).await;
     let started = Instant::now();
     let mut costs = Vec::new();
     while costs.iter().min().is_none_or(|least| *least > MOMENT) {
         assert!(started.elapsed() < PATIENCE, "{costs:?} checks are not decided");
         costs.push(undecided(&store, &redis).await);
-        decide(&store, Operation::Peek, &limit(), "k", 1).await;
+        eventually("it is connected", async || {
+            try_decide(&store, Operation::Peek, &limit(), "k", 1).await
+        })
+        .await;
     }
 }
 
@@ -103,7 +107,8 @@ async fn what_closes_each_connection_is_not_flooded_with_them(library: ClientLib
 async fn a_connection_is_replaced_though_the_runtime_that_has_missed_a_reply_is_not_driven(library: ClientLibrary) {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
-    let store = connected(RedisStore::builder().client_library(library), &proxy.url()).await;
+    let builder = RedisStore::builder().connect_timeout(PATIENCE);
+    let store = connected(builder.client_library(library), &proxy.url()).await;
     proxy.blackhole_and_go_to(redis.port());
     let caller = store.clone();
     let missed = spawn_blocking(move || {

@@ -1,5 +1,6 @@
-use tokio::task::JoinSet;
+use std::time::Duration;
 
+use tokio::{task::JoinSet, time::Instant};
 use tower_quota::{Limit, RedisStore, SlidingLog, store::Operation};
 
 use super::{Redis, eventually, try_decide};
@@ -26,6 +27,11 @@ impl Cluster {
         // With a longer timeout nodes also send less often, and so learn later which slots have moved.
         let patient = ["--cluster-node-timeout", "1000", "--cluster-replica-no-failover", "yes"];
         Self::start_nodes(patient.iter().chain(settings).copied().collect()).await
+    }
+
+    /// Starts a cluster in which no node is taken for dead because the machine is busy. Its nodes learn late which slots have moved.
+    pub(crate) async fn start_patient() -> Self {
+        Self::start_with(&["--cluster-node-timeout", "60000"]).await
     }
 
     /// Starts a cluster in which a replica takes over from a primary that is silent for three seconds.
@@ -58,19 +64,32 @@ impl Cluster {
             let addslots = std::iter::once("ADDSLOTS".to_owned()).chain(slots);
             primary.command::<()>("CLUSTER", addslots).await;
         }
-        for node in cluster.nodes() {
-            for other in cluster.nodes() {
-                let port = other.port().to_string();
-                node.command::<()>("CLUSTER", ["MEET", "127.0.0.1", &port]).await;
+        // A node forgets one that does not reply to it within a second.
+        let mut met_at = None::<Instant>;
+        eventually("it is whole", async || {
+            if met_at.is_none_or(|at| at.elapsed() > Duration::from_secs(3)) {
+                met_at = Some(Instant::now());
+                for node in cluster.nodes() {
+                    for other in cluster.nodes() {
+                        let port = other.port().to_string();
+                        node.command::<()>("CLUSTER", ["MEET", "127.0.0.1", &port]).await;
+                    }
+                }
             }
-        }
-        cluster
-            .eventually_everywhere("it is whole", "cluster_known_nodes:6")
-            .await;
+            let mut is_whole = true;
+            for node in cluster.nodes() {
+                is_whole &= number(node, "cluster_known_nodes:").await == 6;
+            }
+            is_whole
+        })
+        .await;
 
         for (primary, replica) in cluster.primaries.iter().zip(&cluster.replicas) {
             let id: String = primary.command("CLUSTER", ["MYID"]).await;
-            replica.command::<()>("CLUSTER", ["REPLICATE", &id]).await;
+            eventually("the replica knows its primary", async || {
+                replica.cli(&["CLUSTER", "REPLICATE", &id]).contains("OK")
+            })
+            .await;
         }
         for replica in &cluster.replicas {
             eventually("the replica has its primary's data", async || {

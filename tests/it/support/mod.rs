@@ -8,6 +8,7 @@ mod connected;
 mod each_store;
 mod faketime;
 mod frames;
+mod gaps;
 mod http;
 mod log;
 mod lua54;
@@ -63,6 +64,7 @@ pub(crate) use self::{
     each_store::{Unclocked, each_store},
     faketime::Faketime,
     frames::frames,
+    gaps::Gaps,
     http::{Browser, Received, get, get_from, send, serve, serve_by_hyper},
     log::Log,
     lua54::Lua54,
