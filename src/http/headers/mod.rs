@@ -17,8 +17,8 @@ type Custom = Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>;
 
 /// Rate limit fields of responses.
 ///
-/// They are on the responses to admitted and to denied requests, apart from redirects, and from responses that shared caches are
-/// to store and would send to other callers: with `public` or `s-maxage` in `Cache-Control`, or one of these or `max-age` in `CDN-Cache-Control`. Add
+/// They are on the responses to admitted and to denied requests, apart from those with a status of 3xx, and those that shared caches
+/// are to store and would send to other callers: with `public` or `s-maxage` in `Cache-Control`, or one of these or `max-age` in `CDN-Cache-Control`. Add
 /// `private` to others that a cache may store, as with `max-age` alone. Those that count only one policy have
 /// the one that matters most: the one with the longest wait if the request was denied, else the one with the least left for
 /// its limit. The default is [`Draft08`](Self::Draft08).
@@ -225,7 +225,7 @@ impl Headers {
     /// Fields that a function writes: those of another API, such as OpenAI's.
     ///
     /// It is called where the other fields would be written: for admitted and denied requests to which an enforced policy applies,
-    /// apart from redirects and responses for shared caches. The map has the fields of the response so far. `Retry-After` is written beside it.
+    /// apart from those with a status of 3xx and responses for shared caches. The map has the fields of the response so far. `Retry-After` is written beside it.
     /// [`names`](Self::names) does not contain what it writes.
     ///
     /// ```

@@ -16,9 +16,8 @@ impl Fields {
     /// Adds the fields to a response of the inner service, and returns whether there are any about enforced policies.
     pub(crate) fn annotate(&self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) -> bool {
         let has_fields = self.observed || !matches!(self.dialect, Headers::None);
-        // The fields belong to the response that a redirect leads to. A client that polls receives 304 alone.
-        let is_redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
-        has_fields && !is_redirect && !is_for_shared_caches(headers) && self.write(decision, headers)
+        // They belong to the response that a redirect leads to, and a cache would store those of a 304 (RFC 9111 §4.3.4).
+        has_fields && !status.is_redirection() && !is_for_shared_caches(headers) && self.write(decision, headers)
     }
 
     /// Adds the fields to a response of this crate, and returns whether there are any about enforced policies.

@@ -23,7 +23,7 @@ use crate::{
 ///
 /// * `Retry-After` in whole seconds, rounded up and at least 1, if waiting helps and the status is neither a success nor a
 ///   redirect (in gRPC the wait is part of the status);
-/// * the [rate limit fields](crate::Headers), if a limit denied the request, unless it is a redirect or for shared caches;
+/// * the [rate limit fields](crate::Headers), if a limit denied the request, unless the status is 3xx or it is for shared caches;
 /// * `Cache-Control: no-store`, since a denial is for one caller at one time;
 /// * `Content-Length` in place of the content, if the request is a `HEAD`;
 /// * `Connection: close` on HTTP/1.x, if the content of the request is [not read](crate::RateLimitLayer#large-request-bodies).
