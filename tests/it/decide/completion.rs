@@ -24,9 +24,7 @@ use tower_quota::{
     store::{ErrorKind, Operation, Store, StoreError, StoreFuture, StoreId, StoreRequest},
 };
 
-use crate::support::{
-    Browser, Gated, Later, Log, Proxy, Redis, connected, each_store, eventually, less_patient, patient, serve,
-};
+use crate::support::{Browser, Gated, Later, Log, Proxy, Redis, connected, each_store, eventually, patient, serve};
 
 each_store! { with crate::support::Unclocked:
     a_request_is_refunded_if_the_condition_holds
@@ -437,7 +435,8 @@ fn a_settlement_without_a_runtime_is_lost_unless_the_store_replies_at_once() {
 async fn a_settlement_whose_connection_breaks_is_lost_and_made_once_at_most() {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
-    let store = connected(less_patient(), &proxy.url()).await;
+    // The end of the connection is noticed at once.
+    let store = connected(patient(), &proxy.url()).await;
     let direct = connected(patient(), &redis.url()).await;
     let layer = RateLimitLayer::new(store.clone(), policy("refunds").refund_if(|_| true));
 
