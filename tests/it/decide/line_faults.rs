@@ -26,7 +26,7 @@ use tower::{Layer, Service};
 use tower_quota::{
     AcquireError, Ban, ClientLibrary, Concurrency, Decision, Denial, FailureMode, FixedWindow, Limiter, ManualClock,
     MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket,
-    store::{ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 use crate::support::{
@@ -168,6 +168,37 @@ async fn a_request_waits_not_much_longer_than_it_may_for_another_runtime() {
     assert!(matches!(ended, Err(AcquireError::Store(_))), "{ended:?}");
     assert!(started.elapsed() <= LONGEST + 30 * SECOND, "{:?}", started.elapsed());
     runtime.shutdown_background();
+}
+
+/// The runtime is not driven any longer.
+#[test]
+fn a_request_does_not_wait_for_the_one_ahead_whose_check_does_not_end() {
+    const LONGEST: Duration = Duration::from_secs(600);
+    let paused = || {
+        let runtime = Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime")
+    };
+    let (elsewhere, driven) = (paused(), paused());
+    let gated = Gated::new(MemoryStore::new());
+    let store = Counted::new(gated.clone());
+    let policy = Policy::new("p", SlidingLog::new(1, LONGEST / 10)).wait_up_to(LONGEST);
+    let limiter = Limiter::new(store.clone(), policy);
+    gated.open(2);
+    elsewhere.block_on(async {
+        assert!(check(&limiter).await.is_allowed());
+        let ahead = limiter.clone();
+        tokio::spawn(async move { ahead.acquire("k").await.map(drop) });
+        while store.calls() < 3 {
+            sleep(SECOND / 100).await;
+        }
+    });
+    gated.open(1_000);
+    let admitted = driven.block_on(async {
+        sleep(2 * SECOND).await; // as long as the other clock has run
+        limiter.acquire("k").await
+    });
+    let admitted = admitted.expect("it is admitted");
+    assert!(admitted.delay() < LONGEST / 5, "{:?}", admitted.delay());
 }
 
 /// A `block_on` has returned, and the runtime is kept.
@@ -451,6 +482,62 @@ async fn a_request_that_arrives_during_the_check_of_another_one_is_not_overtaken
         let _ = caller.await.expect("no panic").expect("it is admitted");
     }
     assert!(!check(&other).await.is_allowed(), "both are admitted");
+}
+
+/// The reply to its check comes after the first one was checked again, which has arrived at the same time.
+#[tokio::test(start_paused = true)]
+async fn a_request_with_a_late_reply_has_its_place_again() {
+    let store = MemoryStore::new();
+    let policy = || Policy::new("p", SlidingLog::new(1, 10 * SECOND)).wait_up_to(60 * SECOND);
+    let other = Limiter::new(store.clone(), policy());
+    let late = Gated::new(store);
+    let limiter = Limiter::new(late.clone(), policy());
+    assert!(check(&other).await.is_allowed());
+    late.open(1);
+    let _callers = [(); 2].map(|()| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire("k").await })
+    });
+    sleep(SECOND + SECOND / 10).await;
+    late.open(2);
+    sleep(SECOND / 10).await;
+    let wait = check(&other).await.retry_after().expect("it comes after both");
+    assert!(wait > 28 * SECOND, "{wait:?}");
+}
+
+/// A store that adds a request to no line when it arrives, like Redis where its keys are in several slots of a cluster.
+#[derive(Clone, Default)]
+struct InSlots {
+    store: MemoryStore,
+    arrives: Arc<AtomicBool>,
+}
+
+impl Store for InSlots {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        if !self.arrives.swap(false, Ordering::Relaxed) {
+            return self.store.decide(requests);
+        }
+        let checks: Vec<_> = requests
+            .iter()
+            .map(|request| StoreRequest::new(Operation::Check, request.charges()))
+            .collect();
+        self.store.decide(&checks)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_with_keys_in_several_slots_has_its_place_when_it_has_its_first_reply() {
+    let store = InSlots::default();
+    let policy = || Policy::new("p", SlidingLog::new(1, 10 * SECOND)).wait_up_to(60 * SECOND);
+    let other = Limiter::new(store.store.clone(), policy());
+    let hourly = Policy::new("hourly", SlidingLog::per_hour(9));
+    let limiter = Limiter::new(store.clone(), [policy(), hourly]);
+    assert!(check(&other).await.is_allowed());
+    store.arrives.store(true, Ordering::Relaxed);
+    let _caller = tokio::spawn(async move { limiter.acquire("k").await });
+    sleep(SECOND / 10).await;
+    let wait = check(&other).await.retry_after().expect("it comes after the other one");
+    assert!(wait > 19 * SECOND, "{wait:?}");
 }
 
 /// A store that replies at once says that a request is to be checked again almost at once.

@@ -5,7 +5,7 @@ use std::{convert::Infallible, time::Duration};
 use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, sleep, sleep_until},
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
@@ -509,6 +509,25 @@ async fn requests_that_are_denied_together_take_no_turns() {
         tenants.push(tenant);
     }
     assert_eq!(tenants, ["b", "a", "b", "b", "b", "b"]);
+}
+
+/// The store has decided that check before.
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_gets_free_while_another_line_has_the_request_checked_is_taken_at_once() {
+    let policies = [
+        Policy::new("rate", SlidingLog::new(1, SECOND / 2)).wait_up_to(60 * SECOND),
+        Policy::new("slots", Concurrency::new(1)).wait_up_to(60 * SECOND),
+    ];
+    let (limiter, start) = (Limiter::new(Far(MemoryStore::new()), policies), Instant::now());
+    let held = limiter.request("k").key_of("rate", "other").check().await;
+    let held = held.expect("it replies");
+    let used = limiter.request("k").key_of("slots", "other").check().await;
+    assert!(held.is_allowed() && used.expect("it replies").is_allowed());
+    let call = admitted_with(&limiter, (None, 0), start);
+    // The check for the rate is sent after 520 milliseconds, and has its reply after 540.
+    sleep_until(start + SECOND * 53 / 100).await;
+    drop(held);
+    assert_eq!(call.await.expect("no panic"), Some(5));
 }
 
 /// Those behind it follow into the place, of which a part is admitted.
