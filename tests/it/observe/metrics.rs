@@ -16,7 +16,7 @@ use ::metrics::{
 use axum::{Router, extract::Request, response::Response, routing::get as route};
 use http::request::Parts;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{runtime::Builder, task::JoinSet, time::sleep};
 use tower::ServiceExt;
 use tower_quota::{
     AcquireError, Ban, ClientLibrary, Concurrency, FailureMode, Limit, Limiter, MemoryStore, Plans, Policies, Policy,
@@ -721,6 +721,32 @@ async fn a_request_that_is_dropped_has_left_while_it_waited() {
     metrics.assert_waits("api", [0.0, 0.0, 1.0]);
 }
 
+#[test]
+fn a_request_has_left_whose_runtime_ends_when_its_time_is_over() {
+    let metrics = Metrics::install();
+    let paused = || {
+        let runtime = Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime")
+    };
+    let (elsewhere, driven) = (paused(), paused());
+    let slots = Policy::new("mails", Concurrency::new(1)).wait_up_to(Duration::from_secs(5));
+    let limiter = Limiter::new(MemoryStore::new(), slots);
+    let waiting = limiter.clone();
+    let _held = elsewhere.block_on(async {
+        let held = limiter.acquire("42").await.expect("there is a slot");
+        tokio::spawn(async move { waiting.acquire("42").await.map(drop) });
+        sleep(Duration::from_millis(1)).await;
+        held
+    });
+    driven.block_on(async {
+        assert!(limiter.acquire("42").await.is_err(), "the slot is held");
+        sleep(Duration::from_secs(5)).await;
+    });
+    metrics.assert_waits("mails", [1.0, 0.0, 0.0]);
+    drop(elsewhere);
+    metrics.assert_waits("mails", [0.0, 0.0, 1.0]);
+}
+
 /// The check of a request that waits continues without its caller. It is sent when the wait is over, or after a second.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_during_a_check_is_counted_once() {
@@ -894,7 +920,8 @@ async fn replicas_with_the_same_limits_have_the_same_hash() {
     let ten = hash(vec![policy(10)]);
     assert_eq!(hash(vec![other(), policy(10).observe_only()]), ten);
     let per_hour = Policy::new("api", SlidingLog::per_hour(10)).key(key::constant("all"));
-    for different in [policy(11), per_hour] {
+    let precise = Policy::new("api", SlidingLog::per_minute(10).precision(6)).key(key::constant("all"));
+    for different in [policy(11), per_hour, precise] {
         assert_ne!(hash(vec![different]), ten);
     }
 }
