@@ -81,6 +81,7 @@ promises! { coarse_log COARSE_LOG
     admissions_of_one_grain_leave_with_the_last_of_them
     admissions_are_merged_until_the_last_microsecond_of_a_grain
     a_refund_finds_no_entry_of_the_next_grain
+    a_refund_finds_its_entry_behind_more_expired_ones_than_a_call_removes
     admissions_of_two_microseconds_are_two_grains_of_a_microsecond
     windows_are_half_open
     another_window_has_a_count_of_its_own
@@ -950,6 +951,26 @@ async fn a_refund_finds_no_entry_of_the_next_grain(bench: &Bench, algorithm: Alg
     bench.check(&limit, 1).await;
     assert_eq!(remaining(&bench.refund(&limit, 1, start).await), 2);
     assert_eq!(remaining(&bench.refund(&limit, 1, bench.now()).await), 3);
+}
+
+/// The first admission of the entry is older than the window, and the second one is not.
+async fn a_refund_finds_its_entry_behind_more_expired_ones_than_a_call_removes(bench: &Bench, _: Algorithm) {
+    let (limit, grain) = (
+        Limit::from(SlidingLog::new(9_000, WINDOW).precision(10_000)),
+        WINDOW / 10_000,
+    );
+    align(bench).await;
+    for _ in 0..1_100 {
+        bench.check(&limit, 1).await;
+        bench.advance(grain).await;
+    }
+    let admitted_at = bench.now();
+    bench.check(&limit, 1).await;
+    bench.advance(grain / 2).await;
+    bench.check(&limit, 1).await;
+    bench.advance(WINDOW - MICROSECOND).await;
+    bench.refund(&limit, 1, admitted_at).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 8_999);
 }
 
 async fn admissions_of_two_microseconds_are_two_grains_of_a_microsecond(bench: &Bench, _: Algorithm) {
