@@ -384,3 +384,28 @@ async fn report_bans(
     }
     Some(banned)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Limiter, MemoryStore, Policy, SlidingLog};
+
+    #[test]
+    fn denials_that_are_joined_are_counted_since_the_first_router() {
+        let store = MemoryStore::new();
+        let limiters = [(); 3].map(|()| {
+            let policy = Policy::new("api", SlidingLog::per_minute(1));
+            Limiter::new(store.clone(), policy)
+        });
+        let router = |nth: usize| Admin::new().limiter(&limiters[nth]).router_behind_authentication();
+        let _first = router(1);
+        let since = SystemTime::now();
+        while SystemTime::now() <= since {}
+        let _later = [router(0), router(2)];
+
+        let admin = limiters.iter().fold(Admin::new(), Admin::limiter);
+        let policies = all_policies(&admin);
+        let (joined, _) = denials_of(&policies, &policies[0]).expect("they are counted");
+        assert!(joined <= since, "{joined:?} is after {since:?}");
+    }
+}
