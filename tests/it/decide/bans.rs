@@ -1071,7 +1071,7 @@ async fn files_have_bans_which_those_in_code_replace() {
     }
 }
 
-/// The decision of a request that waits while `meanwhile` is done, which begins when it stands in the line.
+/// The decision of a request that waits while `meanwhile` is done.
 async fn waits_while(limiter: &Limiter, meanwhile: impl AsyncFnOnce()) -> Result<Decision, AcquireError> {
     assert!(limiter.acquire("42").await.is_ok(), "it fits");
     let waiting = limiter.clone();

@@ -358,7 +358,7 @@ async fn a_replica() {
 #[tokio::test]
 async fn a_replica_without_its_primary() {
     let redis = Redis::start_with(&["--replica-serve-stale-data", "no"]);
-    // Calls while a connection is replaced may wait for their deadline.
+    // Each such reply ends the connection: a request that had been sent on it may wait for its deadline.
     let store = connected(patient().deadline(Duration::from_secs(20)), &redis.url()).await;
     redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
     assert_is_a_failure(store, "MASTERDOWN").await;

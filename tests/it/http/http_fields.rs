@@ -598,7 +598,7 @@ async fn the_lines_of_one_dictionary_are_joined() {
 }
 
 #[tokio::test]
-async fn hd_24_a_redirect_has_no_fields_in_any_dialect() {
+async fn hd_24_a_status_of_3xx_has_no_fields_in_any_dialect() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
         let layer = RateLimitLayer::new(s1(), default()).headers(style.clone().and(Headers::LegacyEpoch));
         // A cache stores the fields of a 304 (RFC 9111 section 4.3.4).
@@ -699,7 +699,7 @@ async fn the_legacy_fields_go_beside_a_draft() {
     assert_eq!(call(layer(s2())).await.field("x-ratelimit-reset"), Some("1800000042"));
 }
 
-/// Until then it is not a second later for those who ask late.
+/// It is the same in each denial until it has passed.
 #[tokio::test]
 async fn the_epoch_of_a_denial_stays_until_it_comes() {
     let clock = Clock::new();

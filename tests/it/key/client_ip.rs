@@ -134,9 +134,10 @@ fn key_of(extractor: &Ip, vector: &Vector) -> String {
 
 #[test]
 fn every_row_of_the_client_ip_vectors_holds() {
-    let path = std::env::var("CLIENT_IP_VECTORS")
-        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/client-ip.json").into());
-    assert!(assert_every_row_holds(&path) > 0, "{path} has no rows");
+    let own = std::env::var("CLIENT_IP_VECTORS").ok();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/client-ip.json");
+    let rows = assert_every_row_holds(own.as_deref().unwrap_or(path));
+    assert!(rows >= 50 || own.is_some(), "{path} has hardly any rows");
 }
 
 #[test]

@@ -826,7 +826,7 @@ async fn where_full_coverage_is_required_a_dead_primary_fails_all_keys_and_that_
 
 #[tokio::test]
 async fn a_dead_primary_is_one_line_in_the_log_until_it_is_back() {
-    let mut cluster = Cluster::start_patient().await;
+    let mut cluster = Cluster::start().await;
     let store = connect(&cluster, RedisStore::builder().deadline(DEADLINE)).await;
     let [one, dead, two] = cluster.keys().await;
     let address = format!("127.0.0.1:{}", cluster.primaries[1].port());

@@ -64,7 +64,7 @@ impl Cluster {
             let addslots = std::iter::once("ADDSLOTS".to_owned()).chain(slots);
             primary.command::<()>("CLUSTER", addslots).await;
         }
-        // A node forgets one that does not reply to it within a second.
+        // A node forgets another one that does not reply to it soon.
         let mut met_at = None::<Instant>;
         eventually("it is whole", async || {
             if met_at.is_none_or(|at| at.elapsed() > Duration::from_secs(3)) {

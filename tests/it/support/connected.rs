@@ -7,7 +7,7 @@ pub(crate) fn patient() -> RedisStoreBuilder {
     RedisStore::builder().deadline(PATIENCE).connect_timeout(PATIENCE)
 }
 
-/// A store for a test that kills Redis: fred may notice that only by the deadline of a request.
+/// A store for a test that kills Redis or makes it hang: a request that had been sent may wait for its deadline.
 pub(crate) fn less_patient() -> RedisStoreBuilder {
     RedisStore::builder()
         .deadline(Duration::from_secs(2))

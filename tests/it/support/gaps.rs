@@ -1,8 +1,5 @@
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -16,32 +13,34 @@ use super::Redis;
 
 /// The longest time in which this runtime had no reply of a server: one of them, or the machine, was busy with something else.
 pub(crate) struct Gaps {
-    longest_ms: Arc<AtomicU64>,
+    /// The longest so far, and when the last reply came.
+    longest: Arc<Mutex<(Duration, Instant)>>,
     _pings: JoinSet<()>,
 }
 
 impl Gaps {
     /// Measures them from now on.
     pub(crate) async fn of(redis: &Redis) -> Self {
-        let (client, longest_ms) = (redis.client().await.clone(), Arc::<AtomicU64>::default());
-        let (mut pings, longest) = (JoinSet::new(), longest_ms.clone());
-        let mut last = Instant::now();
+        let client = redis.client().await.clone();
+        let longest = Arc::new(Mutex::new((Duration::ZERO, Instant::now())));
+        let (mut pings, measured) = (JoinSet::new(), longest.clone());
         pings.spawn(async move {
             loop {
                 let pong: Result<(), _> = client.ping(None).await;
                 pong.expect("the server replies");
-                longest.fetch_max(last.elapsed().as_millis() as u64 + 1, Ordering::Relaxed);
-                last = Instant::now();
+                {
+                    let mut measured = measured.lock().expect("no panic");
+                    *measured = (measured.0.max(measured.1.elapsed()), Instant::now());
+                }
                 sleep(Duration::from_millis(5)).await;
             }
         });
-        Self {
-            longest_ms,
-            _pings: pings,
-        }
+        Self { longest, _pings: pings }
     }
 
+    /// The longest so far, or that which has not ended.
     pub(crate) fn longest(&self) -> Duration {
-        Duration::from_millis(self.longest_ms.load(Ordering::Relaxed))
+        let (longest, last) = *self.longest.lock().expect("no panic");
+        longest.max(last.elapsed())
     }
 }
