@@ -147,7 +147,6 @@ pub struct StoreError {
     message: Cow<'static, str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     is_recorded: bool,
-    is_permanent: bool,
 }
 
 /// The kind of a [`StoreError`].
@@ -159,16 +158,18 @@ pub enum ErrorKind {
     /// There is no connection, or it was lost: a request that was already sent may have been counted. Or a breaker is open, whatever has
     /// opened it, and nothing was sent.
     Unreachable,
-    /// The server replied with an error, such as `OOM` or `NOPERM`. Or what is asked for is not possible, such as for a policy that does
-    /// not exist, and nothing was counted.
+    /// The server replied with an error, such as `OOM` or `NOPERM`.
     Refused,
     /// The reply cannot be decoded, or does not have one outcome for each request.
     Protocol,
+    /// What was asked for is not possible, such as for a policy that does not exist: the store has not failed, nothing was counted, and it
+    /// would fail again.
+    Invalid,
 }
 
 impl ErrorKind {
-    /// All kinds, in their order.
-    pub(crate) const ALL: [Self; 4] = [Self::Timeout, Self::Unreachable, Self::Refused, Self::Protocol];
+    /// The kinds of failures, in their order.
+    pub(crate) const FAILURES: [Self; 4] = [Self::Timeout, Self::Unreachable, Self::Refused, Self::Protocol];
 
     /// The name in logs and metrics.
     pub(crate) fn name(self) -> &'static str {
@@ -177,6 +178,7 @@ impl ErrorKind {
             Self::Unreachable => "unreachable",
             Self::Refused => "refused",
             Self::Protocol => "protocol",
+            Self::Invalid => "invalid",
         }
     }
 }
@@ -194,7 +196,7 @@ impl From<ConfigError> for StoreError {
     fn from(ConfigError { message, source }: ConfigError) -> Self {
         Self {
             source,
-            ..Self::refused(message)
+            ..Self::invalid(message)
         }
     }
 }
@@ -207,16 +209,12 @@ impl StoreError {
             message: message.into(),
             source: None,
             is_recorded: false,
-            is_permanent: false,
         }
     }
 
     /// A refusal of a request that cannot be sent as it is.
-    pub(crate) fn refused(message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            is_permanent: true,
-            ..Self::new(ErrorKind::Refused, message)
-        }
+    pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::Invalid, message)
     }
 
     /// Adds the cause of the error, for [`source`](Error::source).
@@ -256,12 +254,6 @@ impl StoreError {
     /// Whether the store has not replied, or not in time.
     pub(crate) fn has_no_reply(&self) -> bool {
         matches!(self.kind, ErrorKind::Timeout | ErrorKind::Unreachable)
-    }
-
-    /// Whether what was asked for is not possible, such as for a policy or a plan that does not exist, so that it would fail again.
-    #[must_use]
-    pub fn is_permanent(&self) -> bool {
-        self.is_permanent
     }
 }
 

@@ -178,7 +178,7 @@ async fn set_override(all: State<Services>, new: Json<NewOverride>) -> Result<im
     let lasts = Duration::from_secs(new.hours.saturating_mul(3_600));
     let set = orders.override_limit("orders", tenant, new.limit.clone(), lasts).await;
     set.map_err(|error| match error.kind() {
-        ErrorKind::Refused => (StatusCode::BAD_REQUEST, error.to_string()),
+        ErrorKind::Invalid | ErrorKind::Refused => (StatusCode::BAD_REQUEST, error.to_string()),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "try again".to_owned()),
     })?;
     let shown = orders.overrides().into_iter();

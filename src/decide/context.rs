@@ -171,7 +171,7 @@ impl CheckContext {
     /// The overrides of the store, to set one.
     pub(crate) fn require_overrides(&self) -> Result<&Overrides, StoreError> {
         self.overrides.as_ref().ok_or_else(|| {
-            StoreError::refused(
+            StoreError::invalid(
                 "the store has no overrides; set `.overrides(true)` of `RedisStore::builder()`, or return the \
                  store that is wrapped from `Store::inner`",
             )

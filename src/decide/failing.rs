@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Decision, FailureMode, PolicyDecision,
     observe::PolicyOutcome,
-    store::{Operation, StoreError, StoreRequest},
+    store::{ErrorKind, Operation, StoreError, StoreRequest},
 };
 
 /// Decides by the failure modes of the policies.
@@ -17,8 +17,7 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
     let Some(first) = policies.first() else {
         return Err(error);
     };
-    // The store has refused the request, and has not failed.
-    if error.is_permanent() {
+    if error.kind() == ErrorKind::Invalid {
         return Err(error);
     }
     first.context.failover.failed(&error);

@@ -176,7 +176,7 @@ impl Decision {
     }
 
     /// The time until the quota is fully restored, if no further request is admitted; zero if nothing counts. If the request
-    /// has [waited](Self::delay), it is counted from its admission. Of slots it is the rest of the leases.
+    /// has [waited](Self::waited), it is counted from its admission. Of slots it is the rest of the leases.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.foremost().map_or(Duration::ZERO, PolicyDecision::reset_after)
@@ -227,13 +227,13 @@ impl Decision {
     /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_second(1)));
     /// for seconds in [0, 1] {
     ///     let decision = mails.request("42").wait_up_to(Duration::from_secs(5)).acquire().await?;
-    ///     assert_eq!(decision.delay(), Duration::from_secs(seconds));
+    ///     assert_eq!(decision.waited(), Duration::from_secs(seconds));
     /// }
     /// # Ok(())
     /// # }
     /// ```
     #[must_use]
-    pub fn delay(&self) -> Duration {
+    pub fn waited(&self) -> Duration {
         self.0.waited
     }
 

@@ -77,8 +77,14 @@ impl Receipt {
     /// # Errors
     ///
     /// If a store fails; its charges may be settled or not. Those in other stores are settled, and the first error is
-    /// returned. The settlement is not repeated.
+    /// returned. The settlement is not repeated. And, of the kind [`Invalid`](crate::store::ErrorKind::Invalid), if policies were charged
+    /// different costs, such as a request and its tokens, unless the actual cost is 0: then all stays as it was.
     pub async fn settle(self, actual: u64) -> Result<(), StoreError> {
+        if actual > 0 && !self.is_of_one_cost() {
+            return Err(StoreError::invalid(
+                "the policies of the receipt were charged different costs; settle each by `take_receipt_of(policy)`",
+            ));
+        }
         let responses = Settlement::new(&self.charges, actual).send();
         drop(self.owed);
         responses.await
@@ -113,6 +119,17 @@ impl Receipt {
     /// returned. The refund is not repeated.
     pub async fn refund(self) -> Result<(), StoreError> {
         self.settle(0).await
+    }
+
+    /// Whether the same was charged to each count. Nested layers may have charged parts of it.
+    fn is_of_one_cost(&self) -> bool {
+        let charged = |charge: &PolicyDecision| {
+            let same = self.charges.iter().filter(|other| other.same_count(charge));
+            same.fold(0, |sum: u64, other| sum.saturating_add(other.charge.cost()))
+        };
+        let mut costs = self.charges.iter().map(charged);
+        let first = costs.next();
+        costs.all(|cost| Some(cost) == first)
     }
 }
 

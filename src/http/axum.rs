@@ -95,7 +95,7 @@ impl IntoResponse for Denied {
     }
 }
 
-/// `503 Service Unavailable` with `Retry-After`, in the format [`Problem`]; of what is [not possible](StoreError::is_permanent) the
+/// `503 Service Unavailable` with `Retry-After`, in the format [`Problem`]; of what is [not possible](crate::store::ErrorKind::Invalid) the
 /// response of the layer to such a request, or `500`.
 ///
 /// ```

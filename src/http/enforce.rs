@@ -24,7 +24,7 @@ use super::{
     admitted::Admitted,
     completed::AwaitedCompletion,
     drain::{Bounds, Rejected},
-    response::{Blocked, OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
+    response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
 };
 use crate::{
     Decision, Key, Limit, Policy, PolicyDecision,
@@ -299,11 +299,8 @@ impl Enforcer {
 impl Enforcer {
     /// What the check of such a request would return. Charges of earlier layers are not regarded.
     pub(super) async fn peek(&self, parts: &Parts) -> Result<Decision, StoreError> {
-        let undecided = self.undecided(parts, Operation::Peek).map_err(|refused| match refused {
-            Some(error) => StoreError::refused(error.to_string()).with_source(error),
-            None => StoreError::refused(Blocked.to_string()).with_source(Blocked),
-        });
-        let Some(mut undecided) = undecided? else {
+        let undecided = self.undecided(parts, Operation::Peek);
+        let Some(mut undecided) = undecided.map_err(StoreError::of_refusal)? else {
             return Ok(Decision::empty());
         };
         undecided.enter_lines();

@@ -205,7 +205,15 @@ impl Key {
     #[cfg(feature = "_redis")]
     pub(crate) fn hashed(&self, secret: &Secret) -> Self {
         let digest = u128::from_be_bytes(secret.digest(&self.text));
-        Self::plain("keyed", format_args!("{digest:032x}"))
+        Self::plain(KEYED, format_args!("{digest:032x}"))
+    }
+
+    /// Whether it is such a hash: no key of a request is.
+    #[cfg(feature = "_redis")]
+    pub(crate) fn is_hashed(&self) -> bool {
+        self.as_str()
+            .strip_prefix(KEYED)
+            .is_some_and(|hash| hash.starts_with('='))
     }
 
     /// The key with this text, as a store has it; `None` if no key has such a text.
@@ -221,6 +229,10 @@ impl Key {
 
 /// The longest text of a key in a store, in bytes.
 const MAX_TEXT: usize = 128;
+
+/// The name of the part of a key that is a keyed hash.
+#[cfg(feature = "_redis")]
+const KEYED: &str = "keyed";
 
 impl From<&str> for Key {
     fn from(text: &str) -> Self {

@@ -165,8 +165,7 @@ impl Concurrency {
     ///
     /// # Panics
     ///
-    /// If the number is 0 or above 999,999,999; at compile time in a `const`. `Concurrency::try_from(slots)` returns an error
-    /// instead.
+    /// If the number is 0 or above 999,999,999; at compile time in a `const`. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub const fn new(slots: u64) -> Self {
         assert!(slots > 0 && slots <= MAX_SLOTS, "{}", QUOTA_FAULT);
@@ -175,13 +174,13 @@ impl Concurrency {
             lease: LEASE,
         }
     }
-}
 
-/// A number of slots, or an error if [`new`](Concurrency::new) panics on it.
-impl TryFrom<u64> for Concurrency {
-    type Error = ConfigError;
-
-    fn try_from(slots: u64) -> Result<Self, ConfigError> {
+    /// Like [`new`](Self::new), with an error in place of a panic, for a number from configuration.
+    ///
+    /// # Errors
+    ///
+    /// If `new` panics on it.
+    pub fn try_new(slots: u64) -> Result<Self, ConfigError> {
         match slots {
             1..=MAX_SLOTS => Ok(Self::new(slots)),
             _ => Err(ConfigError::new(QUOTA_FAULT)),

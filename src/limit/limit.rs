@@ -221,7 +221,7 @@ macro_rules! from_algorithms {
 
 from_algorithms!(SlidingLog SlidingCounter FixedWindow TokenBucket Concurrency);
 
-/// The line of text that parses to the same limit.
+/// The line of text that parses to the same limit, if that is [valid](crate::Policy::validate).
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

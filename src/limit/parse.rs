@@ -192,7 +192,7 @@ fn concurrency(text: &str) -> Result<Limit, ConfigError> {
             SLOTS,
         ));
     }
-    let slots = Concurrency::try_from(whole_number(slots, SLOTS)?).map_err(invalid(SLOTS))?;
+    let slots = Concurrency::try_new(whole_number(slots, SLOTS)?).map_err(invalid(SLOTS))?;
     match setting {
         [] => Ok(slots.into()),
         ["lease", lease @ ..] => {
@@ -467,7 +467,7 @@ mod tests {
     #[test]
     fn the_error_of_wrong_numbers_in_code_has_correct_ones() {
         for (limit, window) in [(0, 60_000_000), (1, 0), (1, 999), (1, u64::MAX)] {
-            let error = SlidingLog::try_from((limit, Duration::from_micros(window))).unwrap_err();
+            let error = SlidingLog::try_new(limit, Duration::from_micros(window)).unwrap_err();
             assert!(error.to_string().contains("SlidingLog::"), "{error}");
         }
     }

@@ -63,14 +63,17 @@ macro_rules! prefetch {
             /// # use tower_quota::*;
             #[doc = concat!("assert!(", $example, ".try_prefetch(Duration::from_millis(10)).is_ok());")]
             #[doc = concat!("assert!(", $example, ".try_prefetch(Duration::from_secs(10)).is_err());")]
+            #[doc = concat!("let limit = ", $example, ".prefetch(Duration::from_millis(10));")]
+            #[doc = concat!("assert_eq!(limit.try_prefetch(Duration::ZERO), Ok(", $example, "));")]
             /// ```
             ///
             /// # Errors
             ///
             /// If the time is neither zero nor a whole number of microseconds from 1 ms to 1 s, or longer than a tenth of the window.
-            pub fn try_prefetch(self, time: std::time::Duration) -> Result<Self, $crate::ConfigError> {
+            pub fn try_prefetch(mut self, time: std::time::Duration) -> Result<Self, $crate::ConfigError> {
                 let $limit = &self;
                 if time.is_zero() {
+                    self.ahead_us = 0;
                     return Ok(self);
                 }
                 if !$crate::limit::prefetch::is_prefetch(time, $window) {

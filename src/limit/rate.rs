@@ -262,14 +262,14 @@ macro_rules! constructors {
             /// # Panics
             ///
             /// If the quota is 0 or above 999,999,999,999,999, or the window is not a whole number of microseconds
-            /// between 1 ms and 10 years; at compile time in a `const`. `try_from((quota, window))` returns an error instead:
+            /// between 1 ms and 10 years; at compile time in a `const`. [`try_new`](Self::try_new) returns an error instead:
             ///
             /// ```
             /// # use std::time::Duration;
             /// # use tower_quota::*;
             #[doc = concat!("const LIMIT: ", stringify!($name), " = ", stringify!($name), "::new(2, Duration::from_secs(30));")]
             /// assert_eq!(Limit::from(LIMIT).window(), Some(Duration::from_secs(30)));
-            #[doc = concat!("assert!(", stringify!($name), "::try_from((0, Duration::from_secs(30))).is_err());")]
+            #[doc = concat!("assert!(", stringify!($name), "::try_new(0, Duration::from_secs(30)).is_err());")]
             /// ```
             ///
             /// ```compile_fail,E0080
@@ -289,13 +289,13 @@ macro_rules! constructors {
             constructors!(@per $name, per_minute, 60, "`quota` requests in 60 seconds.");
             constructors!(@per $name, per_hour, 3_600, "`quota` requests in 60 minutes.");
             constructors!(@per $name, per_day, 86_400, "`quota` requests in 24 hours.");
-        }
 
-        /// A quota and a window, or an error if `new` panics on them.
-        impl TryFrom<(u64, std::time::Duration)> for $name {
-            type Error = $crate::ConfigError;
-
-            fn try_from(($quota, $window): (u64, std::time::Duration)) -> Result<Self, $crate::ConfigError> {
+            /// Like [`new`](Self::new), with an error in place of a panic, for numbers from configuration.
+            ///
+            /// # Errors
+            ///
+            /// If `new` panics on them.
+            pub fn try_new($quota: u64, $window: std::time::Duration) -> Result<Self, $crate::ConfigError> {
                 match $crate::limit::rate::fault_of($quota, $window) {
                     Some(fault) => Err($crate::ConfigError::new(format!(
                         "{fault}; one looks like `{}::new(100, Duration::from_secs(60))`",
@@ -328,27 +328,26 @@ macro_rules! constructors {
 
 pub(super) use constructors;
 
-/// A number of tokens a second, as configuration may have it, rounded to six significant digits.
-///
-/// The default [burst](TokenBucket::try_burst) is the rate, rounded up.
-///
-/// ```
-/// use tower_quota::TokenBucket;
-///
-/// assert_eq!(TokenBucket::try_from(0.5)?.burst(5).to_string(), "token-bucket 1/2s burst 5");
-/// assert_eq!(TokenBucket::try_from(1.0 / 3.0)?.burst(1).to_string(), "token-bucket 1/3s");
-/// assert_eq!(TokenBucket::try_from(2.25)?.to_string(), "token-bucket 9/4s burst 3");
-/// assert!(TokenBucket::try_from(0.0).is_err());
-/// # Ok::<(), tower_quota::ConfigError>(())
-/// ```
-///
-/// # Errors
-///
-/// If the number is not above 0, is above 999,999,999,999,999, or is less than one in 10 years.
-impl TryFrom<f64> for TokenBucket {
-    type Error = ConfigError;
-
-    fn try_from(per_second: f64) -> Result<Self, ConfigError> {
+/// Constructors.
+impl TokenBucket {
+    /// A number of tokens a second, as configuration may have it, rounded to six significant digits.
+    ///
+    /// The default [burst](TokenBucket::try_burst) is the rate, rounded up.
+    ///
+    /// ```
+    /// use tower_quota::TokenBucket;
+    ///
+    /// assert_eq!(TokenBucket::try_per_second(0.5)?.burst(5).to_string(), "token-bucket 1/2s burst 5");
+    /// assert_eq!(TokenBucket::try_per_second(1.0 / 3.0)?.burst(1).to_string(), "token-bucket 1/3s");
+    /// assert_eq!(TokenBucket::try_per_second(2.25)?.to_string(), "token-bucket 9/4s burst 3");
+    /// assert!(TokenBucket::try_per_second(0.0).is_err());
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the number is not above 0, is above 999,999,999,999,999, or is less than one in 10 years.
+    pub fn try_per_second(per_second: f64) -> Result<Self, ConfigError> {
         if per_second.is_nan() || per_second <= 0.0 {
             return Err(ConfigError::new(format!(
                 "a rate of {per_second} tokens a second is not above 0; `DenyAll` admits nothing"
@@ -368,7 +367,7 @@ impl TryFrom<f64> for TokenBucket {
             let (tokens, seconds) = ((tokens / divisor).saturating_mul(zeros), seconds / divisor);
             (tokens, Duration::from_secs(seconds), tokens.div_ceil(seconds))
         };
-        Self::try_from((tokens, window))?.try_burst(burst)
+        Self::try_new(tokens, window)?.try_burst(burst)
     }
 }
 
@@ -381,7 +380,7 @@ mod tests {
         for digits in [100_000, 123_456, 333_333, 500_001, 999_999] {
             for exponent in -13..7 {
                 let rate = f64::from(digits) * 10_f64.powi(exponent);
-                let bucket = TokenBucket::try_from(rate).expect("a rate");
+                let bucket = TokenBucket::try_per_second(rate).expect("a rate");
                 let (tokens, period) = bucket.reduced;
                 let error = tokens as f64 * 1e6 / period as f64 / rate - 1.0;
                 assert!(error.abs() < 5e-6, "{rate}: {bucket}, {error}");
@@ -396,13 +395,13 @@ mod tests {
             (999_999.6, "token-bucket 1000000/s"),
             (0.75, "token-bucket 1/1333333us"),
         ] {
-            let bucket = TokenBucket::try_from(rate).expect("a rate");
+            let bucket = TokenBucket::try_per_second(rate).expect("a rate");
             assert_eq!(bucket.to_string(), text);
             assert_eq!(bucket.validate(), Ok(()), "{text}");
         }
         let impossible = [f64::NAN, f64::INFINITY, -0.5, 0.0, f64::MIN_POSITIVE, 1e-9, 1e15];
         for rate in impossible {
-            TokenBucket::try_from(rate).expect_err("no rate");
+            TokenBucket::try_per_second(rate).expect_err("no rate");
         }
     }
 }

@@ -2,7 +2,7 @@ use std::{error::Error, fmt, time::Duration};
 
 use super::{Limiter, LimiterRequest};
 use crate::{
-    Decision, Denial, Denied, Key,
+    Decision, Denial, Denied, Key, PolicyDecision,
     decide::turn_key,
     store::{Operation, StoreError},
 };
@@ -64,6 +64,8 @@ impl LimiterRequest<'_> {
     /// The longest wait of [`acquire`](Self::acquire), in place of those of the [policies](crate::Policy::wait_up_to): in microseconds,
     /// rounded down, and zero for what fits at once.
     ///
+    /// Other operations do not wait, and refuse it; so they do with [`fair_by`](Self::fair_by) and [`priority`](Self::priority).
+    ///
     /// Requests of policies without waits that set none are not behind those that wait, and what they release wakes none of them
     /// earlier than within a second. Where some requests wait, give the policy a [wait](crate::Policy::wait_up_to).
     pub fn wait_up_to(mut self, longest: Duration) -> Self {
@@ -99,7 +101,7 @@ impl LimiterRequest<'_> {
     /// let request = |tokens| model.request("42").cost_of("tokens", tokens).wait_up_to(Duration::from_secs(1));
     /// let _first = request(100).acquire().await?;
     /// let second = request(50).acquire().await?;
-    /// assert_eq!(second.delay(), Duration::from_millis(500));
+    /// assert_eq!(second.waited(), Duration::from_millis(500));
     /// # Ok(())
     /// # }
     /// ```
@@ -113,14 +115,8 @@ impl LimiterRequest<'_> {
     /// Outside of a tokio runtime with timers, if it has to wait.
     pub async fn acquire(self) -> Result<Decision, AcquireError> {
         let decision = self.perform(Operation::Wait).await?;
-        let is_line_full = decision
-            .policies()
-            .any(|policy| policy.denial() == Some(Denial::LineFull));
-        match decision.require() {
-            Ok(()) => Ok(decision),
-            Err(denied) if is_line_full => Err(AcquireError::LineFull(denied)),
-            Err(denied) => Err(AcquireError::Denied(denied)),
-        }
+        decision.require()?;
+        Ok(decision)
     }
 }
 
@@ -156,6 +152,10 @@ pub enum AcquireError {
 
 impl From<Denied> for AcquireError {
     fn from(denied: Denied) -> Self {
+        let is_full = |policy: &PolicyDecision| policy.denial() == Some(Denial::LineFull);
+        if denied.decision().policies().any(is_full) {
+            return Self::LineFull(denied);
+        }
         Self::Denied(denied)
     }
 }

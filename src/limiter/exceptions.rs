@@ -47,7 +47,7 @@ impl Limiter {
     /// If the store fails: the key is banned in this process then, for the time in which it counts by itself. And if no policy has
     /// bans, none of those that have bans [has such keys](Self::from), the [longest](crate::Ban::longest) ban of one is shorter, or
     /// the time is below a microsecond: then no policy bans the key, and the [kind](StoreError::kind) is
-    /// [`Refused`](crate::store::ErrorKind::Refused).
+    /// [`Invalid`](crate::store::ErrorKind::Invalid).
     ///
     /// ```
     /// use std::time::Duration;
@@ -80,12 +80,12 @@ impl Limiter {
         };
         if let Some(longest) = longest.filter(|longest| length.as_micros() > longest.as_micros()) {
             let longest = LengthText(longest);
-            return Err(StoreError::refused(format!(
+            return Err(StoreError::invalid(format!(
                 "a policy of the limiter bans for at most {longest}; set `.longest(..)` of its bans"
             )));
         }
         let Some(response) = send_bans(&decision, length, |_| true) else {
-            return Err(StoreError::refused(
+            return Err(StoreError::invalid(
                 "no policy of the limiter has bans; set `.ban(Ban::by_hand())`",
             ));
         };
@@ -196,7 +196,7 @@ impl Limiter {
             let counted_as = Box::<str>::from(first.counted_as());
             if let Some((limit, _)) = &limit {
                 let valid = Policy::accept_override(named, limit);
-                valid.map_err(|error| StoreError::refused(error.to_string()))?;
+                valid.map_err(|error| StoreError::invalid(error.to_string()))?;
             }
             (overrides, counted_as)
         };
@@ -213,7 +213,7 @@ impl Limiter {
 /// What is shorter than the clock of a store would end at once, and do nothing.
 fn require_time(lasts: Duration, what: &str, end: &str) -> Result<(), StoreError> {
     if lasts < Duration::from_micros(1) {
-        return Err(StoreError::refused(format!(
+        return Err(StoreError::invalid(format!(
             "this {what} lasts less than a microsecond; to end one, call `{end}`"
         )));
     }

@@ -17,7 +17,7 @@ use crate::{
     http::{Presentation, response::ResponseFormat},
     observe::{Observer, notify},
     policy::{PlanChoice, PolicySet, validate_for_limiter},
-    store::{Operation, Store, StoreError},
+    store::{ErrorKind, Operation, Store, StoreError},
 };
 
 /// A rate limiter without HTTP: for a job, a mail sender or a GraphQL resolver.
@@ -112,7 +112,7 @@ impl Limiter {
     /// Notifies the callbacks.
     fn observe(&self, operation: Operation, decision: Result<Decision, StoreError>) -> Result<Decision, StoreError> {
         let failure = decision.as_ref().map_or_else(Some, Decision::store_error);
-        let failure = failure.filter(|error| !error.is_permanent());
+        let failure = failure.filter(|error| error.kind() != ErrorKind::Invalid);
         failure.inspect(|error| notify(&self.on_failure, error));
         let decision = decision?;
         if operation.counts() && !decision.as_slice().is_empty() {
@@ -126,13 +126,13 @@ impl Limiter {
 fn unknown(policy: &str, context: &CheckContext) -> StoreError {
     let names = context.policies.iter().map(|policy| &*policy.limit.name);
     let names = names.collect::<Vec<_>>().join("`, `");
-    StoreError::refused(format!("the limiter has no policy `{policy}`; it has `{names}`"))
+    StoreError::invalid(format!("the limiter has no policy `{policy}`; it has `{names}`"))
 }
 
 #[cold]
 fn unknown_plan(plan: &str, plans: Option<&PlanChoice>) -> StoreError {
     let known = plans.map_or("no plans".to_owned(), PlanChoice::list);
-    StoreError::refused(format!("the limiter has no plan `{plan}`; it has {known}"))
+    StoreError::invalid(format!("the limiter has no plan `{plan}`; it has {known}"))
 }
 
 /// Operations.
@@ -197,7 +197,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store fails. The counts of this process are removed then too. And, with the kind [`Refused`](crate::store::ErrorKind::Refused):
+    /// If the store fails. The counts of this process are removed then too. And, with the kind [`Invalid`](ErrorKind::Invalid):
     ///
     /// * if the limiter is [that of a layer](Self::from), and no request has the key, such as a text or a number; then nothing is
     ///   removed;
@@ -218,7 +218,7 @@ impl Limiter {
         self.observe(Operation::Reset, reset).map(drop)?;
         match unknown {
             None => Ok(()),
-            Some(policy) => Err(StoreError::refused(format!(
+            Some(policy) => Err(StoreError::invalid(format!(
                 "no limit of the policy `{policy}` is known, since no request has chosen one in this process yet, so its counts are not \
                  reset; bans and the counts of other policies are"
             ))),

@@ -3,12 +3,7 @@
 use http::request::Parts;
 
 use super::{Limiter, LimiterRequest};
-use crate::{
-    Key, Limit, RateLimitLayer,
-    decide::PolicyContext,
-    key::{KeyError, KeyForm},
-    store::StoreError,
-};
+use crate::{Key, Limit, RateLimitLayer, decide::PolicyContext, key::KeyForm, store::StoreError};
 
 /// The policies of a layer, counted where the layer counts them, so that one definition serves requests and code without them.
 ///
@@ -58,10 +53,10 @@ impl Limiter {
     /// ```
     /// use http::{Request, request::Parts};
     /// use tokio::sync::mpsc;
-    /// use tower_quota::{Limiter, MemoryStore, Policy, RateLimitLayer, TokenBucket, key, key::KeyError};
+    /// use tower_quota::{Limiter, MemoryStore, Policy, RateLimitLayer, TokenBucket, key, store::StoreError};
     ///
     /// /// The messages of one connection, until it has sent too many. A handler of axum takes `Parts` as an argument.
-    /// async fn serve(messages: Limiter, head: Parts, mut socket: mpsc::Receiver<String>) -> Result<usize, KeyError> {
+    /// async fn serve(messages: Limiter, head: Parts, mut socket: mpsc::Receiver<String>) -> Result<usize, StoreError> {
     ///     let caller = messages.request_of(&head)?;
     ///     let mut served = 0;
     ///     while let Some(text) = socket.recv().await {
@@ -92,19 +87,19 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the layer refuses the HTTP request, since it has no key or, as a malformed one, is blocked; and if the limiter is not made of
-    /// a layer: then its policies have no extractors. The parts are those that the layer gets: [nested](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest)
+    /// Of the kind [`Invalid`](crate::store::ErrorKind::Invalid), with the response of the layer, if that refuses the HTTP request, since
+    /// it has no key or is blocked; and if the limiter is not made of a layer: then its policies have no extractors. The parts are those that the layer gets: [nested](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest)
     /// routes of axum change the path.
-    pub fn request_of(&self, parts: &Parts) -> Result<LimiterRequest<'_>, KeyError> {
+    pub fn request_of(&self, parts: &Parts) -> Result<LimiterRequest<'_>, StoreError> {
         if !self.has_extractors {
-            return Err(KeyError::misconfigured(
+            return Err(StoreError::invalid(
                 "the limiter has no keys of requests; make it of a layer, as in `Limiter::from(&layer)`",
             ));
         }
         let basis = self.policies.newest();
         let context = basis.context.here();
         let is_skipped = match &basis.access {
-            Some(access) if access.blocks(parts) => return Err(KeyError::malformed("the layer blocks the request")),
+            Some(access) if access.blocks(parts) => return Err(StoreError::of_refusal(None)),
             access => access.as_ref().is_some_and(|access| access.skips(parts)),
         };
         let plan = basis.plans.as_ref().map(|plans| (plans.of(parts), plans));
@@ -125,7 +120,7 @@ impl Limiter {
                 Ok(key) => request.set_key(policy.name(), key),
                 // The layer does not refuse such a request.
                 Err(error) if settings.lets_pass(&error) || limit.limit == Limit::Unlimited => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(StoreError::of_refusal(Some(error))),
             }
         }
         request.plan = plan.map(|(position, plans)| plans.name(position).to_owned().into());
@@ -147,7 +142,7 @@ impl Limiter {
             return Ok(());
         }
         let forms = forms.iter().map(KeyForm::to_string).collect::<Vec<_>>().join("`, `");
-        Err(StoreError::refused(format!(
+        Err(StoreError::invalid(format!(
             "no request of the layer has this key where it would change something, as its keys are `{forms}`; make one of the same \
              parts, such as `Key::ip(address)`, or `Ip::key_of` of an extractor with settings, and join them by `.and(..)`"
         )))

@@ -105,7 +105,7 @@ impl<'a> LimiterRequest<'a> {
     /// The cost for the policy of this name, which takes precedence over [`cost`](Self::cost). With 0 the policy does not apply
     /// to the request.
     ///
-    /// The decision is an error of the kind [`Refused`](ErrorKind::Refused) if the limiter has no such policy.
+    /// The decision is an error of the kind [`Invalid`](ErrorKind::Invalid) if the limiter has no such policy.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -129,7 +129,7 @@ impl<'a> LimiterRequest<'a> {
 
     /// The key for the policy of this name.
     ///
-    /// The decision is an error of the kind [`Refused`](ErrorKind::Refused) if the limiter has no such policy. In a Redis cluster
+    /// The decision is an error of the kind [`Invalid`](ErrorKind::Invalid) if the limiter has no such policy. In a Redis cluster
     /// keys lie in several slots: `RedisStore` has what that means.
     ///
     /// ```
@@ -158,7 +158,7 @@ impl<'a> LimiterRequest<'a> {
 
     /// The plan whose policies decide the request, where the limiter has [`Plans`](crate::Plans). The default is the first plan.
     ///
-    /// The decision is an error of the kind [`Refused`](ErrorKind::Refused) if the limiter has no such plan.
+    /// The decision is an error of the kind [`Invalid`](ErrorKind::Invalid) if the limiter has no such plan.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Plans, Policy, SlidingLog};
@@ -228,7 +228,7 @@ impl LimiterRequest<'_> {
     /// [`check`](Self::check).
     pub fn check_now(self) -> Result<Decision, StoreError> {
         if !self.limiter.policies.newest().context.store.replies_at_once() {
-            return Err(StoreError::refused(
+            return Err(StoreError::invalid(
                 "the store does not reply at once; use `check(..).await`, or a `MemoryStore`",
             ));
         }
@@ -339,6 +339,11 @@ impl LimiterRequest<'_> {
     }
 
     fn begin(mut self, operation: Operation) -> Result<(Operation, Check), StoreError> {
+        if operation != Operation::Wait && (self.wait_up_to.is_some() || self.turn_key != 0 || self.priority != 0) {
+            return Err(StoreError::invalid(
+                "`wait_up_to`, `fair_by` and `priority` are for `acquire`; no other operation waits",
+            ));
+        }
         let operation = self.operation(operation);
         let keys = self.of_policies.iter_mut().filter_map(|of| of.key.as_mut());
         keys.chain([&mut self.key]).for_each(Key::bound);

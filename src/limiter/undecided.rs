@@ -55,7 +55,7 @@ pub(super) fn undecided_by(
 
 #[cold]
 pub(super) fn one_by_one() -> StoreError {
-    StoreError::refused("units are taken one by one from policies with slots or bans; use `check`")
+    StoreError::invalid("units are taken one by one from policies with slots or bans; use `check`")
 }
 
 /// All counts of a key that are known, each once: of the policies of each plan, by their own limits and by those that override these.

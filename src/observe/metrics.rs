@@ -99,7 +99,7 @@ pub(crate) struct CheckMetrics(Handles<Arc<CheckHandles>>);
 
 struct CheckHandles {
     duration: Histogram,
-    store_errors: [Counter; ErrorKind::ALL.len()],
+    store_errors: [Counter; ErrorKind::FAILURES.len()],
 }
 
 impl CheckMetrics {
@@ -119,7 +119,10 @@ impl CheckMetrics {
     }
 
     pub(crate) fn failed(&self, kind: ErrorKind) {
-        let record = |handles: &Arc<CheckHandles>| handles.store_errors[kind as usize].increment(1);
+        let record = |handles: &Arc<CheckHandles>| {
+            let counter = handles.store_errors.get(kind as usize);
+            counter.inspect(|errors| errors.increment(1));
+        };
         self.0.record(Arc::default, record);
     }
 }
@@ -132,7 +135,7 @@ impl Default for CheckHandles {
         let _ = (counter!(LOST_SETTLEMENTS), counter!(EVICTIONS));
         Self {
             duration: histogram!(CHECK_DURATION),
-            store_errors: ErrorKind::ALL.map(|kind| counter!(STORE_ERRORS, "kind" => kind.name())),
+            store_errors: ErrorKind::FAILURES.map(|kind| counter!(STORE_ERRORS, "kind" => kind.name())),
         }
     }
 }

@@ -204,7 +204,7 @@ impl<K> Policy<K> {
     /// given back, and the service is asked again when the request is admitted. `poll_ready` of the layer does not wait. The runtime
     /// of tokio needs its timers (`enable_time`).
     ///
-    /// [`Decision::delay`](crate::Decision::delay) is the time for which a request has waited.
+    /// [`Decision::waited`](crate::Decision::waited) is the time for which a request has waited.
     ///
     /// The wait is in microseconds, rounded down. A wait of zero admits what fits at once, and one of more than 31 years counts as
     /// that. A wait of less than a hundredth of the time in which room for one request returns is an
@@ -338,7 +338,7 @@ impl<K> Policy<K> {
     ///
     /// let call = async |tenant| {
     ///     let decision = model.request("gpu").fair_by(tenant).acquire().await.expect("it waits for less");
-    ///     (tenant, decision.delay().as_secs())
+    ///     (tenant, decision.waited().as_secs())
     /// };
     /// let calls = tokio::join!(call("a"), call("a"), call("a"), call("b"));
     /// assert_eq!(calls, (("a", 0), ("a", 1), ("a", 3), ("b", 2)));
@@ -365,7 +365,7 @@ impl<K> Policy<K> {
     ///
     /// let send = async |priority| {
     ///     let decision = mails.request("smtp").priority(priority).acquire().await.expect("it waits for less");
-    ///     decision.delay().as_secs()
+    ///     decision.waited().as_secs()
     /// };
     /// assert_eq!(tokio::join!(send(0), send(0), send(0), send(9)), (0, 2, 3, 1));
     /// # }

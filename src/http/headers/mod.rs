@@ -12,8 +12,16 @@ pub(crate) use self::{
 pub(crate) use crate::decide::GRPC_STATUS;
 use crate::{Decision, key::Secret};
 
-/// Writes the fields of a decision.
-type Custom = Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>;
+/// The function of [`Headers::custom`].
+#[derive(Clone)]
+pub struct CustomHeaders(pub(super) Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>);
+
+/// The two of [`Headers::and`].
+#[derive(Clone)]
+pub struct BothHeaders(pub(in crate::http) Box<[Headers; 2]>);
+
+impl_debug!(CustomHeaders, _custom =>);
+impl_debug!(BothHeaders, both => both: both.0);
 
 /// Rate limit fields of responses.
 ///
@@ -99,11 +107,9 @@ pub enum Headers {
     /// A client that expects a delta takes it for a wait of more than 50 years.
     LegacyEpoch,
     /// Those of a function, made by [`custom`](Self::custom).
-    #[non_exhaustive]
-    Custom(Custom),
+    Custom(CustomHeaders),
     /// Those of two, made by [`and`](Self::and).
-    #[non_exhaustive]
-    Both(Box<[Self; 2]>),
+    Both(BothHeaders),
     /// None. A denial has `Retry-After` all the same.
     None,
 }
@@ -154,7 +160,7 @@ impl Headers {
                 "{self:?} and {other:?} both write {names} fields, which have one format; choose one of them"
             );
         }
-        Self::Both(Box::new([self, other]))
+        Self::Both(BothHeaders(Box::new([self, other])))
     }
 
     /// What the names of the fields begin with, for each dialect that is not a function.
@@ -162,7 +168,7 @@ impl Headers {
         match self {
             Self::Draft08 | Self::Draft07 | Self::Draft06 => vec!["`RateLimit`"],
             Self::LegacyDelta | Self::LegacyEpoch => vec!["`X-RateLimit`"],
-            Self::Both(both) => both.iter().flat_map(Self::names_of_fields).collect(),
+            Self::Both(BothHeaders(both)) => both.iter().flat_map(Self::names_of_fields).collect(),
             Self::Custom(_) | Self::None => Vec::new(),
         }
     }
@@ -275,7 +281,7 @@ impl Headers {
     /// # }
     /// ```
     pub fn custom(write: impl Fn(&Decision, &mut HeaderMap) + Send + Sync + 'static) -> Self {
-        Self::Custom(Arc::new(write))
+        Self::Custom(CustomHeaders(Arc::new(write)))
     }
 }
 
@@ -288,7 +294,7 @@ impl fmt::Debug for Headers {
             Self::LegacyDelta => "LegacyDelta",
             Self::LegacyEpoch => "LegacyEpoch",
             Self::Custom(_) => "Custom(<fn>)",
-            Self::Both(both) => return f.debug_tuple("Both").field(both).finish(),
+            Self::Both(both) => return f.debug_tuple("Both").field(&both.0).finish(),
             Self::None => "None",
         })
     }

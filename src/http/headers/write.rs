@@ -61,12 +61,12 @@ impl Fields {
                 write_triple(foremost, X_RATELIMIT_TRIPLE, now, headers)
             }
             Headers::Custom(custom) => {
-                custom(decision, headers);
+                custom.0(decision, headers);
                 true
             }
             Headers::Both(both) => {
                 let write = |any, dialect| self.write_dialect(dialect, (decision, foremost), headers) || any;
-                both.iter().fold(false, write)
+                both.0.iter().fold(false, write)
             }
             Headers::None => false,
         }

@@ -331,7 +331,7 @@ impl RateLimitLayer {
     ///
     /// # Errors
     ///
-    /// Of the kind [`Refused`](crate::store::ErrorKind::Refused) if the request has no key, or is [blocked](Self::block).
+    /// Of the kind [`Invalid`](crate::store::ErrorKind::Invalid) if the request has no key, or is [blocked](Self::block).
     /// And if the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn peek(&self, parts: &Parts) -> Result<Decision, StoreError> {
         self.enforcer.peek(parts).await

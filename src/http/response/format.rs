@@ -14,7 +14,7 @@ use crate::{
         headers::{CDN_CACHE_CONTROL, is_for_shared_caches, retry_after},
     },
     key::KeyError,
-    store::StoreError,
+    store::{ErrorKind, StoreError},
 };
 
 /// Builds the response to a request that is not admitted.
@@ -270,13 +270,13 @@ impl Rejection<'_> {
 impl Rejection<'_> {
     /// Responds to a request with this error of its handler. What is not possible does not become possible by waiting.
     pub(crate) fn of_error<R>(error: &StoreError, respond: impl FnOnce(Rejection<'_>) -> R) -> R {
-        let source = error.source().filter(|_| error.is_permanent());
+        let source = error.source().filter(|_| error.kind() == ErrorKind::Invalid);
         let impossible;
         let rejection = if let Some(refused) = source.and_then(|source| source.downcast_ref()) {
             Rejection::Refused(refused)
         } else if source.is_some_and(<dyn Error>::is::<Blocked>) {
             Rejection::Blocked
-        } else if error.is_permanent() {
+        } else if error.kind() == ErrorKind::Invalid {
             impossible = KeyError::misconfigured(error.to_string());
             Rejection::Refused(&impossible)
         } else {
@@ -291,6 +291,16 @@ impl Rejection<'_> {
 pub(crate) struct Blocked;
 
 impl_error!(Blocked, _blocked => "the request is blocked");
+
+impl StoreError {
+    /// Why a layer asks the store for nothing: there is no key, or the request is blocked.
+    pub(crate) fn of_refusal(refused: Option<KeyError>) -> Self {
+        match refused {
+            Some(error) => Self::invalid(error.to_string()).with_source(error),
+            None => Self::invalid(Blocked.to_string()).with_source(Blocked),
+        }
+    }
+}
 
 /// A mark in the extensions of a response that a layer or a handler of this process has made in place of a service: its
 /// `Retry-After` does not come from another service.

@@ -202,7 +202,7 @@ mod tonic {
         }
     }
 
-    /// `UNAVAILABLE`, as [`Grpc`](crate::http::response::Grpc) responds; of what is [not possible](StoreError::is_permanent) the
+    /// `UNAVAILABLE`, as [`Grpc`](crate::http::response::Grpc) responds; of what is [not possible](crate::store::ErrorKind::Invalid) the
     /// status of the layer for such a call, or `INTERNAL`.
     impl From<StoreError> for Status {
         fn from(error: StoreError) -> Self {
@@ -310,7 +310,7 @@ mod tests {
     #[cfg(feature = "tonic")]
     #[test]
     fn what_never_becomes_possible_is_not_to_be_retried() {
-        let status = ::tonic::Status::from(crate::store::StoreError::refused("the limiter has no plan `none`"));
+        let status = ::tonic::Status::from(crate::store::StoreError::invalid("the limiter has no plan `none`"));
         assert_eq!(status.code(), ::tonic::Code::Internal);
         assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "-1");
         let source = std::error::Error::source(&status).expect("the error of the store, for logs");

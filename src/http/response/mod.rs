@@ -85,7 +85,7 @@ mod text;
 
 #[cfg(feature = "axum")]
 pub use self::axum::axum;
-pub(crate) use self::format::{Blocked, OwnRejection, RETRY_AFTER_FAILURE, respond, write_fields};
+pub(crate) use self::format::{OwnRejection, RETRY_AFTER_FAILURE, respond, write_fields};
 pub(crate) use self::grpc_status::{RESOURCE_EXHAUSTED, UNAVAILABLE};
 pub(crate) use self::problem::detail;
 pub use self::{

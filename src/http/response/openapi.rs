@@ -89,7 +89,7 @@ fn fields_of(dialect: &Headers) -> Value {
         }),
         Headers::LegacyDelta => legacy("The seconds to wait."),
         Headers::LegacyEpoch => legacy("When the limit admits again, in seconds since the Unix epoch."),
-        Headers::Both(both) => joined(&both.each_ref().map(fields_of)),
+        Headers::Both(both) => joined(&both.0.each_ref().map(fields_of)),
         Headers::Custom(_) | Headers::None => json!({}),
     }
 }

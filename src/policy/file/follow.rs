@@ -285,13 +285,13 @@ impl Policies {
     /// assert_eq!(policies.fault(), None);
     ///
     /// assert!(policies.replace(&Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?).is_err());
-    /// assert!(policies.fault().unwrap().contains("`mails`"));
+    /// assert!(policies.fault().unwrap().to_string().contains("`mails`"));
     /// # }
     /// # Ok::<(), tower_quota::ConfigError>(())
     /// ```
     #[must_use]
-    pub fn fault(&self) -> Option<String> {
-        self.file.refused_reload().map(|(_, error)| error)
+    pub fn fault(&self) -> Option<ConfigError> {
+        self.file.refused_reload().map(|(_, error)| ConfigError::new(error))
     }
 }
 

@@ -88,7 +88,7 @@ pub(super) fn micros(time: Duration) -> u64 {
 ///
 /// limiter.acquire("42").await?;
 /// let waited = limiter.acquire("42").await?; // at once
-/// assert_eq!(waited.delay().as_secs(), 3_600);
+/// assert_eq!(waited.waited().as_secs(), 3_600);
 /// # Ok(())
 /// # }
 /// ```

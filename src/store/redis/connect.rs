@@ -47,7 +47,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// * A [permanent](StoreError::is_permanent) one if the URL is not one of Redis, or requires a feature that is off; and outside of a
+    /// * [`Invalid`](ErrorKind::Invalid) if the URL is not one of Redis, or requires a feature that is off; and outside of a
     ///   tokio runtime.
     /// * [`Refused`](ErrorKind::Refused) if Redis refuses the credentials, a command, the keys or the script. The error names what is
     ///   refused, and if credentials or a permission are missing, the `ACL SETUSER` command for a user with all permissions.

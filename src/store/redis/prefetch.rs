@@ -195,7 +195,7 @@ impl Prefetch {
             let Some(grant) = prefetch.keep(hash, &request, response.as_ref().ok(), asked_at) else {
                 return match &response {
                     // Redis may have charged the units, and nothing returns them.
-                    Err(error) if error.kind() != ErrorKind::Refused => {
+                    Err(error) if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Invalid) => {
                         owed.count_if_lost(None);
                         owed.end(&response);
                     }

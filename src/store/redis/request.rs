@@ -300,7 +300,7 @@ mod tests {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
         let charges = ["p", "q"].map(|policy| Charge::new(policy, &limit, &key, 1));
         let request = StoreRequest::new(Operation::Check, &charges).optional(true);
-        let failure = || Err(StoreError::refused("no"));
+        let failure = || Err(StoreError::invalid("no"));
         assert!(request.part(Operation::Check, &[0]).outcome(failure()).is_err());
         assert!(request.outcome(failure()).is_ok_and(|outcome| outcome.is_unknown()));
     }

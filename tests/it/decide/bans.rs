@@ -356,7 +356,7 @@ async fn a_key_is_banned_by_hand_for_a_time(bench: Bench) {
     assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
     for too_long in [Duration::MAX, 5 * MINUTE + US] {
         let error = limiter.ban("k", too_long).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("at most 5min"), "{error}");
     }
     assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
@@ -392,7 +392,7 @@ async fn a_ban_by_hand_without_bans_is_no_failure_of_the_store() {
         counted.fetch_add(1, Ordering::Relaxed);
     });
     let error = limiter.ban("k", MINUTE).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("`.ban(Ban::by_hand())`"), "{error}");
     assert_eq!(failures.load(Ordering::Relaxed), 0);
 }
@@ -500,7 +500,7 @@ async fn a_ban_holds_in_any_order_of_policies_that_differ(bench: Bench) {
                     until = until.max(now + length);
                     by_hand += 1;
                 }
-                Err(error) => assert_eq!(error.kind(), ErrorKind::Refused),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid),
             }
         }
         let found = denial(&check(limiter).await);
@@ -950,7 +950,7 @@ async fn while_the_store_fails_this_process_has_bans_of_its_own() {
     store.fail(true);
     assert_eq!(reason().await, banned);
     let error = limiter.ban("l", HOUR).await.unwrap_err();
-    assert_ne!(error.kind(), ErrorKind::Refused);
+    assert_ne!(error.kind(), ErrorKind::Invalid);
     let blocked = limiter.check("l").await.expect("this process counts");
     assert_eq!(denial(&blocked).map(|(denial, _)| denial), banned);
 }

@@ -116,7 +116,7 @@ async fn a_reset_admits_those_that_wait(limiter: &Limiter, other: &Limiter) {
     other.reset("k").await.expect("the store answers");
     let first = timeout(60 * SECOND, callers.remove(0)).await.expect("it is admitted");
     let first = first.expect("no panic").expect("it is admitted");
-    assert!(first.delay() <= 60 * SECOND, "{:?}", first.delay());
+    assert!(first.waited() <= 60 * SECOND, "{:?}", first.waited());
     assert!(!last.is_finished());
     last.abort();
 }
@@ -149,7 +149,7 @@ async fn the_next_caller_does_not_wait_for_those_that_have_left() {
         }
         let start = Instant::now();
         let permit = limiter.acquire("k").await.expect("it is admitted");
-        let delay = permit.delay();
+        let delay = permit.waited();
         assert!(start.elapsed() <= 2_100 * MILLISECOND, "{limit}: {:?}", start.elapsed());
         assert!(start.elapsed() - delay <= 5 * MILLISECOND, "{limit}: {delay:?}");
     }
@@ -521,7 +521,7 @@ async fn a_request_is_denied_at_once_or_at_its_bound() {
     let wait = denied.decision().retry_after().expect("it has a wait");
     assert!(wait > 1_900 * MILLISECOND && wait <= 2 * SECOND, "{wait:?}");
     let permit = callers.remove(0).await.expect("no panic").expect("it is admitted");
-    let delay = permit.delay();
+    let delay = permit.waited();
     assert!(delay >= 980 * MILLISECOND && delay <= SECOND, "{delay:?}");
 
     // When slots will be free is not known.
@@ -735,7 +735,7 @@ async fn an_admission_that_waited_takes_few_calls() {
     for caller in 0..CALLERS {
         ticks.tick().await;
         let limiter = limiters[caller % 3].clone();
-        tasks.spawn(async move { limiter.acquire("k").await.expect("it is admitted").delay() });
+        tasks.spawn(async move { limiter.acquire("k").await.expect("it is admitted").waited() });
     }
     let delays = tasks.join_all().await;
     let after = redis.script_calls().await;
@@ -1080,7 +1080,7 @@ async fn requests_of_other_limits_do_not_wake_each_other_without_an_end() {
         store.receive_wakes();
         let store = Counted::new(store);
         let slots = |name: &'static str, quota: u64| {
-            let limit = Concurrency::try_from(quota).expect("it is valid");
+            let limit = Concurrency::try_new(quota).expect("it is valid");
             Policy::new(name, limit).cost(2).wait_up_to(20 * SECOND)
         };
         let limiter = |one, other| Limiter::new(store.clone(), [slots("one", one), slots("other", other)]);

@@ -198,7 +198,7 @@ fn a_request_does_not_wait_for_the_one_ahead_whose_check_does_not_end() {
         limiter.acquire("k").await
     });
     let admitted = admitted.expect("it is admitted");
-    assert!(admitted.delay() < LONGEST / 5, "{:?}", admitted.delay());
+    assert!(admitted.waited() < LONGEST / 5, "{:?}", admitted.waited());
 }
 
 /// A `block_on` has returned, and the runtime is kept.
@@ -210,7 +210,7 @@ async fn a_request_does_not_wait_for_the_task_of_a_runtime_that_is_not_driven() 
     assert!(check(&limiter).await.is_allowed());
     let runtime = wait_elsewhere(limiter.clone());
     let admitted = limiter.acquire("k").await.expect("it is admitted");
-    assert!(admitted.delay() < LONGEST / 2, "{:?}", admitted.delay());
+    assert!(admitted.waited() < LONGEST / 2, "{:?}", admitted.waited());
     runtime.shutdown_background();
 }
 
@@ -264,7 +264,7 @@ async fn requests_wait_on_when_the_runtime_that_checks_them_ends() {
     gated.open(1_000);
     for caller in waiting {
         let admitted = caller.await.expect("no panic").expect("it is admitted");
-        assert!(admitted.delay() < LONGEST / 2, "{:?}", admitted.delay());
+        assert!(admitted.waited() < LONGEST / 2, "{:?}", admitted.waited());
     }
 }
 
@@ -281,7 +281,7 @@ async fn requests_that_wait_while_the_store_fails_are_not_denied_for_a_ban() {
         .collect();
     for (nth, caller) in (1..).zip(callers) {
         let admitted = caller.await.expect("no panic").expect("it is admitted");
-        assert_eq!(admitted.delay().as_secs(), nth);
+        assert_eq!(admitted.waited().as_secs(), nth);
     }
 }
 
@@ -291,7 +291,7 @@ async fn what_a_trial_has_counted_of_a_request_that_waited_is_refunded() {
     let limiter = Limiter::new(MemoryStore::new(), [enforced, trial()]);
     assert!(check(&limiter).await.is_allowed());
     let admitted = limiter.acquire("k").await.expect("it is admitted");
-    assert_eq!(admitted.delay(), SECOND);
+    assert_eq!(admitted.waited(), SECOND);
 
     let left = async || {
         let peeked = limiter.peek("k").await.expect("the store answers");
@@ -339,7 +339,7 @@ async fn a_request_of_any_cost_waits_where_no_other_does() {
     let used = limiter.request("k").cost(401).check().await.expect("the store answers");
     assert!(used.is_allowed());
     let admitted = limiter.request("k").cost(600).acquire().await.expect("it waits");
-    assert_eq!(admitted.delay(), SECOND / 1_000);
+    assert_eq!(admitted.waited(), SECOND / 1_000);
 }
 
 /// A store that fails while it is cut off, or once.
@@ -591,7 +591,7 @@ async fn requests_of_stores_without_an_identity_wait_in_lines_of_their_own() {
     let ahead = tokio::spawn(async move { late.acquire("k").await.is_ok() });
     sleep(SECOND / 100).await;
     let admitted = early.acquire("k").await.expect("it is admitted");
-    assert!(admitted.delay() <= 2 * SECOND, "{:?}", admitted.delay());
+    assert!(admitted.waited() <= 2 * SECOND, "{:?}", admitted.waited());
     assert!(ahead.await.expect("no panic"), "it waits long enough");
 }
 

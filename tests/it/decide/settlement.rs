@@ -100,6 +100,31 @@ async fn one_call_settles_all_policies() {
     assert_eq!(store.calls(), before, "nothing is to be changed");
 }
 
+/// One number cannot be the actual cost of both.
+#[tokio::test]
+async fn policies_that_were_charged_different_costs_are_not_settled_as_one() {
+    let policies = ["requests", "tokens"].map(|name| Policy::new(name, SlidingLog::per_hour(QUOTA)));
+    let limiter = Limiter::new(MemoryStore::new(), policies);
+    let check = async || {
+        let decision = limiter.request("k").cost_of("tokens", 10).check().await;
+        decision.expect("the store answers")
+    };
+
+    let error = check().await.take_receipt().settle(7).await.expect_err("they differ");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("`take_receipt_of(policy)`"), "{error}");
+    assert_eq!(counted(&limiter).await, [1, 10]);
+
+    let decision = check().await;
+    let tokens = decision.take_receipt_of("tokens").settle(7);
+    tokens.await.expect("the store answers");
+    assert_eq!(counted(&limiter).await, [2, 17]);
+    decision.take_receipt().settle(1).await.expect("it is of one policy");
+    assert_eq!(counted(&limiter).await, [2, 17]);
+    check().await.take_receipt().refund().await.expect("the store answers");
+    assert_eq!(counted(&limiter).await, [2, 17]);
+}
+
 #[tokio::test]
 async fn one_script_call_settles_all_policies_of_a_caller() {
     let redis = Redis::start();

@@ -525,7 +525,7 @@ async fn the_delay_of_a_request_is_that_of_all_layers() {
     };
     let service = service_fn(async |request: Request<Body>| {
         let decision = request.extensions().get::<Decision>().expect("a decision");
-        Ok::<_, Infallible>(Response::new(decision.delay().as_secs().to_string()))
+        Ok::<_, Infallible>(Response::new(decision.waited().as_secs().to_string()))
     });
     // The second request waits for 1 s, for 2 s, and for 4 s.
     let service = layer("outer", 1).layer(layer("between", 3).layer(layer("inner", 7).layer(service)));

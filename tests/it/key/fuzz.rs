@@ -885,13 +885,13 @@ fn limits() -> impl Strategy<Value = Limit> {
     let parts = (0..8u8, quota(), window, quota(), 1..100_000u32);
     let limit = parts.prop_filter_map("a limit", |(kind, quota, window, burst, precision)| {
         Some(match kind {
-            0 => SlidingLog::try_from((quota, window)).ok()?.into(),
-            1 => SlidingLog::try_from((quota, window)).ok()?.precision(precision).into(),
-            2 => SlidingCounter::try_from((quota, window)).ok()?.into(),
-            3 => FixedWindow::try_from((quota, window)).ok()?.into(),
-            4 => FixedWindow::try_from((quota, window)).ok()?.aligned().into(),
-            5 => TokenBucket::try_from((quota, window)).ok()?.into(),
-            6 => TokenBucket::try_from((quota, window)).ok()?.burst(burst).into(),
+            0 => SlidingLog::try_new(quota, window).ok()?.into(),
+            1 => SlidingLog::try_new(quota, window).ok()?.precision(precision).into(),
+            2 => SlidingCounter::try_new(quota, window).ok()?.into(),
+            3 => FixedWindow::try_new(quota, window).ok()?.into(),
+            4 => FixedWindow::try_new(quota, window).ok()?.aligned().into(),
+            5 => TokenBucket::try_new(quota, window).ok()?.into(),
+            6 => TokenBucket::try_new(quota, window).ok()?.burst(burst).into(),
             _ if burst % 2 == 0 => Limit::Unlimited,
             _ => Limit::DenyAll,
         })

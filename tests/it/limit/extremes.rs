@@ -253,7 +253,7 @@ fn panics<T>(build: impl FnOnce() -> T) -> bool {
 async fn each_sliding_log_is_decided() {
     let mut bench = Bench::start().await;
     for (quota, window) in all() {
-        let log = SlidingLog::try_from((quota, window)).expect("it is valid");
+        let log = SlidingLog::try_new(quota, window).expect("it is valid");
         assert_eq!(Policy::new("test", log).validate().is_ok(), quota <= 100_000, "{log}");
         if quota <= 100_000 {
             bench.walk_limit(&log.into()).await;
@@ -270,7 +270,7 @@ async fn each_sliding_log_is_decided() {
             .is_err()
     );
     for (quota, window) in refused() {
-        assert!(SlidingLog::try_from((quota, window)).is_err(), "{quota} in {window:?}");
+        assert!(SlidingLog::try_new(quota, window).is_err(), "{quota} in {window:?}");
     }
 }
 
@@ -278,14 +278,11 @@ async fn each_sliding_log_is_decided() {
 async fn each_sliding_counter_is_decided() {
     let mut bench = Bench::start().await;
     for (quota, window) in all() {
-        let counter = SlidingCounter::try_from((quota, window)).expect("it is valid");
+        let counter = SlidingCounter::try_new(quota, window).expect("it is valid");
         bench.walk_limit(&counter.into()).await;
     }
     for (quota, window) in refused() {
-        assert!(
-            SlidingCounter::try_from((quota, window)).is_err(),
-            "{quota} in {window:?}"
-        );
+        assert!(SlidingCounter::try_new(quota, window).is_err(), "{quota} in {window:?}");
     }
 }
 
@@ -293,12 +290,12 @@ async fn each_sliding_counter_is_decided() {
 async fn each_fixed_window_is_decided() {
     let mut bench = Bench::start().await;
     for (quota, window) in all() {
-        let fixed = FixedWindow::try_from((quota, window)).expect("it is valid");
+        let fixed = FixedWindow::try_new(quota, window).expect("it is valid");
         bench.walk_limit(&fixed.clone().aligned().into()).await;
         bench.walk_limit(&fixed.into()).await;
     }
     for (quota, window) in refused() {
-        assert!(FixedWindow::try_from((quota, window)).is_err(), "{quota} in {window:?}");
+        assert!(FixedWindow::try_new(quota, window).is_err(), "{quota} in {window:?}");
     }
     let calendars = [
         Calendar::Hour,
@@ -328,7 +325,7 @@ async fn each_token_bucket_is_decided() {
     let is_valid = |bucket: TokenBucket| Policy::new("test", bucket).validate().is_ok();
     let mut walked = 0;
     for (quota, window) in all() {
-        let bucket = TokenBucket::try_from((quota, window)).expect("it is valid");
+        let bucket = TokenBucket::try_new(quota, window).expect("it is valid");
         assert!(panics(|| bucket.burst(0)));
         assert!(!is_valid(bucket.burst(u64::MAX)) && !is_valid(bucket.burst(MOST + 1)));
         // The largest burst whose arithmetic is exact.
@@ -348,7 +345,7 @@ async fn each_token_bucket_is_decided() {
     }
     assert!(walked > 30, "{walked} buckets");
     for (quota, window) in refused() {
-        assert!(TokenBucket::try_from((quota, window)).is_err(), "{quota} in {window:?}");
+        assert!(TokenBucket::try_new(quota, window).is_err(), "{quota} in {window:?}");
     }
 }
 
@@ -360,7 +357,7 @@ async fn each_limit_of_slots_is_decided() {
     let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3_600));
     for slots in [1, 2, 999_999_999] {
         for lease in [second, second + US, hour] {
-            let limit = Concurrency::try_from(slots).expect("it is valid").lease(lease);
+            let limit = Concurrency::try_new(slots).expect("it is valid").lease(lease);
             let policy = Policy::new("test", limit);
             for cost in [1, slots, u64::MAX] {
                 let mut steps = vec![Check(cost), Check(cost), Peek, Charge(cost), Stand(cost), Check(1)];
@@ -373,7 +370,7 @@ async fn each_limit_of_slots_is_decided() {
         }
     }
     for slots in [0, 1_000_000_000, u64::MAX] {
-        assert!(Concurrency::try_from(slots).is_err(), "{slots}");
+        assert!(Concurrency::try_new(slots).is_err(), "{slots}");
     }
     for lease in [Duration::ZERO, second - US, second + US / 2, hour + US, Duration::MAX] {
         assert!(panics(|| Concurrency::new(1).lease(lease)), "{lease:?}");

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    error::Error,
     net::Ipv6Addr,
     sync::{
         Arc,
@@ -16,7 +17,8 @@ use tokio::time::timeout;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     Ban, Decision, FailureMode, Key, Limit, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog,
-    TokenBucket, key,
+    TokenBucket,
+    key::{self, KeyError},
     store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
 };
 
@@ -106,7 +108,7 @@ async fn a_peek_of_a_layer_is_what_its_check_would_return_and_counts_nothing(sto
     }
     let nobody = Request::get("/search").body(()).expect("a request").into_parts().0;
     let error = layer.peek(&nobody).await.expect_err("it has no key");
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("x-user-id"), "{error}");
 
     assert_eq!(decisions.load(Ordering::Relaxed), 1, "peeks are not observed");
@@ -247,7 +249,8 @@ async fn the_messages_of_a_connection_are_counted_by_what_its_request_is(store: 
 
     let without_user = Request::get("/feed").body(()).expect("a request").into_parts().0;
     let error = limiter.request_of(&without_user).expect_err("it has no user");
-    assert!(error.is_absent(), "{error}");
+    let missing = error.source().and_then(|source| source.downcast_ref::<KeyError>());
+    assert!(missing.is_some_and(KeyError::is_absent), "{error}");
 }
 
 #[tokio::test]
@@ -268,7 +271,8 @@ async fn a_limit_that_a_reload_sets_is_for_open_connections_too() {
         let decision = caller.clone().check().await.expect("a memory store replies");
         assert_eq!(decision.is_allowed(), is_allowed);
     }
-    assert!(limiter.request_of(&without_user).is_err_and(|error| error.is_absent()));
+    let error = limiter.request_of(&without_user).expect_err("it has no key now");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test]
@@ -280,7 +284,7 @@ async fn a_limiter_that_is_not_of_a_layer_has_no_keys_of_requests() {
     ] {
         let error = limiter.request_of(&head("/", "42")).expect_err("it has no extractor");
         assert!(
-            error.is_misconfigured() && error.to_string().contains("`Limiter::from(&layer)`"),
+            error.kind() == ErrorKind::Invalid && error.to_string().contains("`Limiter::from(&layer)`"),
             "{error}"
         );
         let empty = limiter.check("42").await.expect("a memory store replies");
@@ -300,7 +304,7 @@ async fn a_reset_ends_bans_and_counts_of_limits_that_are_chosen(store: Arc<impl 
     limiter.ban(key(), hour).await.expect("it has bans");
     // No limit was chosen yet: the ban ends, and the counts are not known.
     let error = limiter.reset(key()).await.expect_err("its counts remain");
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(
         error.to_string().contains("no limit of the policy `chosen` is known"),
         "{error}"
@@ -395,7 +399,7 @@ async fn a_limiter_of_a_layer_refuses_the_key_of_no_request() {
                 .await,
         ] {
             let error = refused.expect_err("no request has this key");
-            assert_eq!(error.kind(), ErrorKind::Refused);
+            assert_eq!(error.kind(), ErrorKind::Invalid);
             let forms = format!("its keys are {form}; make one of the same parts, such as `Key::ip(address)`");
             assert!(error.to_string().contains(&forms), "{error}");
         }
@@ -438,7 +442,7 @@ async fn a_ban_is_refused_if_no_policy_with_bans_has_such_keys() {
 
     let limiter = Limiter::from(&RateLimitLayer::new(MemoryStore::new(), [per_address.clone(), logins]));
     let error = limiter.ban(caller(), hour).await.expect_err("nothing is banned");
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("its keys are `header:x-user=..`"), "{error}");
     limiter
         .ban(Key::header("x-user", "42"), hour)
@@ -472,7 +476,7 @@ async fn a_peek_reports_that_the_store_fails() {
     let error = RateLimitLayer::new(Down, policy(FailureMode::Closed))
         .peek(&head("/", "42"))
         .await;
-    assert_ne!(error.expect_err("it is closed").kind(), ErrorKind::Refused);
+    assert_ne!(error.expect_err("it is closed").kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test]
@@ -495,9 +499,16 @@ async fn a_peek_of_a_blocked_request_says_so() {
     assert!(error.to_string().contains("blocked"), "{error}");
     let messages = Limiter::from(&layer);
     assert!(messages.request_of(&head("/", "42")).is_ok());
-    let error = messages.request_of(&head("/admin", "42")).err();
-    let error = error.expect("it is blocked").to_string();
-    assert!(error.contains("the layer blocks the request"), "{error}");
+    let error = messages.request_of(&head("/admin", "42")).err().expect("it is blocked");
+    assert_eq!(
+        (error.kind(), &*error.to_string()),
+        (ErrorKind::Invalid, "the request is blocked")
+    );
+    #[cfg(feature = "axum")]
+    assert_eq!(
+        axum::response::IntoResponse::into_response(error).status(),
+        StatusCode::FORBIDDEN
+    );
 }
 
 #[tokio::test]

@@ -7,7 +7,8 @@ use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     AcquireError, Ban, Decision, Denial, FixedWindow, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer,
-    SlidingLog, TokenBucket, key, store::Store,
+    SlidingLog, TokenBucket, key,
+    store::{ErrorKind, Store},
 };
 
 use crate::support::{Counted, Received, each_store};
@@ -19,6 +20,7 @@ each_store! { with crate::support::Unclocked:
     a_check_has_the_cost_of_the_policy
     a_charge_may_exceed_the_limit_and_later_checks_pay
     peek_counts_nothing
+    an_operation_that_does_not_wait_refuses_a_wait
     a_check_of_a_cost_of_zero_is_a_peek
     an_operation_of_a_cost_of_zero_is_a_peek_of_a_cost_of_1
     a_peek_of_a_cost_returns_what_its_check_would
@@ -219,6 +221,29 @@ async fn peek_counts_nothing(store: Arc<impl Store>) {
     let peeked = limiter.peek("k").await.expect("the store answers");
     assert!(!peeked.is_allowed());
     assert!(peeked.retry_after().is_some());
+}
+
+async fn an_operation_that_does_not_wait_refuses_a_wait(store: Arc<impl Store>) {
+    let limiter = limiter(&store, LOG_OF_5);
+    let request = || limiter.request("k");
+    for waits in [
+        request().wait_up_to(Duration::ZERO),
+        request().fair_by("tenant"),
+        request().priority(-1),
+    ] {
+        for refused in [
+            waits.clone().check().await,
+            waits.clone().peek().await,
+            waits.clone().charge().await,
+            waits.clone().take_up_to(2).await,
+        ] {
+            let error = refused.expect_err("it does not wait");
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert!(error.to_string().contains("are for `acquire`"), "{error}");
+        }
+        assert!(waits.acquire().await.is_ok());
+    }
+    assert_eq!(remaining(&limiter).await, 2);
 }
 
 async fn a_check_of_a_cost_of_zero_is_a_peek(store: Arc<impl Store>) {

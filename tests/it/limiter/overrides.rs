@@ -80,7 +80,7 @@ async fn a_ban_or_an_override_that_lasts_no_microsecond_is_refused() {
             .override_limit("mails", "a", log_of(9), shortest)
             .await
             .unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("call `end_override`"), "{error}");
     }
 }
@@ -112,7 +112,7 @@ async fn only_overrides_that_can_be_applied_are_set() {
     let both = Limiter::new(store.clone(), [Policy::new("mails", log_of(5)), slots]);
     let set = async |policy: &str, limit: Limit| match both.override_limit(policy, "a", limit, HOUR).await {
         Ok(()) => String::new(),
-        Err(error) if error.kind() == ErrorKind::Refused => error.to_string(),
+        Err(error) if error.kind() == ErrorKind::Invalid => error.to_string(),
         Err(error) => panic!("{error}"),
     };
     assert_eq!(
@@ -262,7 +262,7 @@ async fn an_override_is_refused_units_that_its_policy_is_refused() {
     let slots = jobs.override_limit("jobs", "a", Concurrency::new(5), HOUR).await;
     slots.expect("the policy has no counts");
     let error = jobs.request("a").take_up_to(3).await.expect_err("several units");
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(jobs.peek("a").await.expect("it replies").remaining(), 5);
 }
 
@@ -288,7 +288,7 @@ async fn an_override_that_no_plan_applies_is_refused() {
         set.map(|()| limiter)
     };
     let error = set(free()).await.expect_err("nothing would be limited");
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(
         error.to_string().contains("has no effect; give the policy a limit"),
         "{error}"
@@ -845,7 +845,18 @@ async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrar
     has_quota(&other, "ann@example.com", 9).await;
     let members: Vec<String> = redis.command("ZRANGE", ["quota:1:overrides", "0", "-1"]).await;
     assert!(members.iter().all(|member| !member.contains("ann")), "{members:?}");
-    assert!(one.overrides()[0].key.as_str().starts_with("keyed="));
+    let listed = one.overrides().remove(0);
+    assert!(listed.key.as_str().starts_with("keyed="));
+
+    // A key that is listed names the caller.
+    let extended = one
+        .override_limit(&listed.policy, listed.key.clone(), log_of(12), HOUR)
+        .await;
+    extended.expect("it is valid");
+    has_quota(&other, "ann@example.com", 12).await;
+    one.end_override(&listed.policy, listed.key).await.expect("it is valid");
+    has_quota(&other, "ann@example.com", 5).await;
+    assert!(one.overrides().is_empty());
 }
 
 /// Redis takes longer for all of them than for a check.

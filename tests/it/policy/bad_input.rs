@@ -44,7 +44,7 @@ fn two_policies_of_one_name_in_a_limiter() {
 
 #[test]
 fn a_window_of_no_length() {
-    let error = SlidingLog::try_from((5, Duration::ZERO)).unwrap_err();
+    let error = SlidingLog::try_new(5, Duration::ZERO).unwrap_err();
     assert_contains(
         error,
         &[
@@ -56,7 +56,7 @@ fn a_window_of_no_length() {
 
 #[test]
 fn a_limit_of_nothing() {
-    let error = SlidingLog::try_from((0, Duration::from_secs(60))).unwrap_err();
+    let error = SlidingLog::try_new(0, Duration::from_secs(60)).unwrap_err();
     assert_contains(
         error,
         &["at least 1", "`SlidingLog::new(100, Duration::from_secs(60))`"],

@@ -106,7 +106,7 @@ async fn keys_outside_of_the_share_neither_wait_nor_are_banned() {
     for (key, hours) in [(ENFORCED, 1), (OBSERVED, 0)] {
         let _first = waits.acquire(key).await.expect("the first request");
         let second = waits.acquire(key).await.expect("it waits or is observed");
-        assert_eq!(second.delay().as_secs().div_ceil(3_600), hours, "{key}");
+        assert_eq!(second.waited().as_secs().div_ceil(3_600), hours, "{key}");
     }
 
     let bans = mails(1).ban(Ban::after(1, Duration::from_secs(60))).enforce_share(0.5);
@@ -186,7 +186,7 @@ async fn a_key_outside_of_the_share_does_not_wait() {
     let waits = waits.wait_up_to(Duration::from_secs(120)).enforce_share(0.5);
     let show = async |decision: Decision| {
         let observed = decision.policies().any(|policy| policy.is_observed());
-        format!("{observed} {}", decision.delay().as_secs())
+        format!("{observed} {}", decision.waited().as_secs())
     };
     let app = Router::new().route("/", route(show).layer(RateLimitLayer::new(MemoryStore::new(), waits)));
     let mut waited = 0;

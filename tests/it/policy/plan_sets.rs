@@ -262,7 +262,7 @@ async fn a_limiter_refuses_a_plan_that_does_not_exist() {
         .check()
         .await
         .expect_err("no such plan");
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(
         error.to_string(),
         "the limiter has no plan `glod`; it has `free`, `pro`"

@@ -175,7 +175,7 @@ async fn a_request_does_not_wait_behind_those_that_count_under_a_former_name() {
     file.write(&format!("{limited} }}"));
     policies.reload().unwrap();
     drop(acquire().await.expect("there is room"));
-    assert!(acquire().await.expect("there is room").delay() <= Duration::from_secs(10));
+    assert!(acquire().await.expect("there is room").waited() <= Duration::from_secs(10));
 }
 
 #[tokio::test]
@@ -1137,7 +1137,9 @@ fn a_reading_that_does_not_end_is_a_fault_until_it_does() {
         for (text, before) in [(api("sliding-log 3/min"), None), (api("sliding-log 3"), Some("line 2"))] {
             let is_before = || match (policies.fault(), before) {
                 (None, None) => true,
-                (fault, text) => fault.zip(text).is_some_and(|(fault, text)| fault.contains(text)),
+                (fault, text) => fault
+                    .zip(text)
+                    .is_some_and(|(fault, text)| fault.to_string().contains(text)),
             };
             file.write(&text);
             readings(3).await;
@@ -1150,7 +1152,7 @@ fn a_reading_that_does_not_end_is_a_fault_until_it_does() {
                 tokio::task::yield_now().await;
             }
             let fault = policies.fault().expect("a fault");
-            assert_eq!(fault, "a reading of the file does not end");
+            assert_eq!(fault.to_string(), "a reading of the file does not end");
             release.send(()).unwrap();
             blocker.await.unwrap().unwrap();
             readings(3).await;
@@ -1225,7 +1227,9 @@ async fn a_fifo_is_reported_and_the_file_is_followed_again_in_its_place() {
         assert_eq!(quota(&app).await, before);
         let fault = policies.fault().expect("a fault");
         assert!(
-            fault.contains("limits.toml` cannot be read: it is not a regular file"),
+            fault
+                .to_string()
+                .contains("limits.toml` cannot be read: it is not a regular file"),
             "{fault}"
         );
 
@@ -1255,7 +1259,7 @@ fn a_task_that_ends_with_its_runtime_is_reported() {
         let log = Log::capture();
         follow();
         let fault = policies.fault().expect("a fault");
-        assert!(fault.contains("are not followed anymore"), "{fault}");
+        assert!(fault.to_string().contains("are not followed anymore"), "{fault}");
         assert_eq!(log.text().matches("WARN").count(), 1, "{}", log.text());
     }
     // What is loaded by hand is in order, but the task is still missing.

@@ -75,14 +75,9 @@ fn url(redis: &Redis, user: &str) -> String {
 
 async fn refusal(builder: RedisStoreBuilder, url: &str) -> String {
     let error = builder.url(url).connect().await.expect_err("Redis refuses");
-    assert_eq!(kind(&error), Some(ErrorKind::Refused));
+    assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(!error.to_string().contains(":password"), "{error}");
     error.to_string()
-}
-
-/// The kind of an error of Redis.
-fn kind(error: &StoreError) -> Option<ErrorKind> {
-    (!error.is_permanent()).then(|| error.kind())
 }
 
 async fn a_missing_command_is_named(library: ClientLibrary) {
@@ -229,7 +224,7 @@ async fn a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout(li
     assert!(log.text().contains(&warning), "{}", log.text());
     assert!(!error.to_string().contains("password"), "{error}");
     assert!(cause(&error).starts_with("Connection refused"), "{}", cause(&error));
-    assert_eq!(kind(&error), Some(ErrorKind::Unreachable));
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
 }
 
 async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(library: ClientLibrary) {
@@ -241,10 +236,9 @@ async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(librar
         let connected = builder(library).connect_timeout(SHORT).url(&url).connect().await;
         let error = connected.unwrap_err();
         assert!(!cause(&error).contains("password"), "{}", cause(&error));
-        let kind = kind(&error);
         assert!(
-            matches!(kind, Some(ErrorKind::Timeout | ErrorKind::Unreachable)),
-            "{kind:?}"
+            matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unreachable),
+            "{error}"
         );
     }
 }
@@ -295,7 +289,7 @@ async fn a_redis_that_cannot_write_yet_is_waited_for(library: ClientLibrary) {
     redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
     let (error, _) = connect_in_vain(builder(library).url(&redis.url()), "READONLY").await;
     assert!(cause(&error).contains("READONLY"), "{}", cause(&error));
-    assert_eq!(kind(&error), Some(ErrorKind::Refused));
+    assert_eq!(error.kind(), ErrorKind::Refused);
 
     let url = redis.url();
     let connecting = tokio::spawn(async move { builder(library).url(&url).connect().await });
@@ -562,7 +556,7 @@ async fn a_store_without_a_source_is_an_error_that_names_the_fix() {
             .map_err(StoreError::from)
             .unwrap_err(),
     ] {
-        assert!(error.is_permanent(), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(
             error.to_string().contains("`.url(\"redis://127.0.0.1:6379\")`"),
             "{error}"
@@ -582,7 +576,7 @@ fn a_store_outside_of_a_runtime_is_an_error_that_names_the_fix() {
             connected.unwrap_err(),
             builder().connect_lazy().map_err(StoreError::from).unwrap_err(),
         ] {
-            assert!(error.is_permanent(), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
             assert!(error.to_string().contains("`#[tokio::main]`"), "{error}");
             assert!(error.to_string().contains("`let _guard = runtime.enter();`"), "{error}");
         }

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tower_quota::{
     Ban, Concurrency, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{Charge, Operation, Outcome, Store, StoreRequest},
+    store::{Charge, ErrorKind, Operation, Outcome, Store, StoreRequest},
 };
 
 use crate::support::{Cluster, decide, eventually, patient};
@@ -187,7 +187,7 @@ async fn policies_whose_slots_lie_on_one_node_are_decided_in_one_call() {
     let of = |name| Policy::new(name, SlidingLog::per_hour(3));
     let both = Limiter::new(store, [of("one"), of("other")]);
     let taken = both.request(keys[0]).key_of("other", keys[1]).take_up_to(2).await;
-    assert!(taken.expect_err("they lie in two slots").is_permanent());
+    assert_eq!(taken.expect_err("they lie in two slots").kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test]

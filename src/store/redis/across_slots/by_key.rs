@@ -19,7 +19,7 @@ impl Progress<'_> {
         let request = self.request;
         let is_counted = operation.decides() && request.units > 0;
         if request.is_check() && request.units > 1 && positions.len() > 1 {
-            return Err(StoreError::refused(
+            return Err(StoreError::invalid(
                 "units of several policies cannot be taken at once while the slot of their key moves to another node",
             ));
         }

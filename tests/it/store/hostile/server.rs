@@ -14,6 +14,8 @@ pub(super) enum Reply {
     /// As Redis would.
     Honest,
     Bytes(Vec<u8>),
+    /// Each of these as often.
+    Long(Vec<(Vec<u8>, usize)>),
     /// The first bytes, then the others again and again.
     Endless(Vec<u8>, Vec<u8>),
     /// Nothing, and the connection is closed.
@@ -95,6 +97,11 @@ fn converse(client: &TcpStream, shared: &Shared) -> io::Result<()> {
         match reply {
             Reply::Honest => output.write_all(honest(&command, shared.port).as_bytes())?,
             Reply::Bytes(bytes) => output.write_all(&bytes)?,
+            Reply::Long(parts) => {
+                for (bytes, times) in parts {
+                    (0..times).try_for_each(|_| output.write_all(&bytes))?;
+                }
+            }
             Reply::Close => return Ok(()),
             Reply::Endless(first, others) => {
                 output.write_all(&first)?;
