@@ -21,7 +21,8 @@ use crate::Decision;
 /// | any | its cancellation: the response future was dropped, or the body of a gRPC response before its end | [`is_cancelled`](Self::is_cancelled) |
 ///
 /// A response to a gRPC call has the content type `application/grpc`. In gRPC-Web the trailers are part of the content: place
-/// the layer inside of the one that translates, such as `tonic_web::GrpcWebLayer`.
+/// the layer inside of the one that translates, such as `tonic_web::GrpcWebLayer`. Outside of it, a call whose status is there is
+/// neither a success nor an error.
 #[derive(Clone, Copy)]
 pub struct Completion<'a> {
     head: Option<Head<'a>>,
@@ -171,11 +172,20 @@ impl<'a> Completion<'a> {
         matches!(self.end, End::Cancelled)
     }
 
+    /// Whether the head of a gRPC call lacks its status: that of gRPC-Web is in the body.
+    fn has_status_in_body(&self) -> bool {
+        self.status() == Some(StatusCode::OK) && self.headers().and_then(grpc_content_type).is_some()
+    }
+
     /// Whether the request ended with a status like this one. The status of a gRPC call with a response is 200 in HTTP.
     fn ends_with(&self, status: fn(&StatusCode) -> bool, grpc_status: impl Fn(i32) -> bool) -> bool {
         match self.grpc_status() {
             Some(code) => grpc_status(code),
-            None => matches!(self.end, End::Head) && self.status().is_some_and(|code| status(&code)),
+            None => {
+                matches!(self.end, End::Head)
+                    && !self.has_status_in_body()
+                    && self.status().is_some_and(|code| status(&code))
+            }
         }
     }
 }

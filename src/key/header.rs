@@ -17,8 +17,8 @@ use super::{
 /// `metadata_mut().insert("x-tenant", ..)` of a tonic client.
 ///
 /// The key of a header that holds credentials has a hash of the value, since the store keeps keys readable: of one whose name
-/// contains `authorization`, `cookie`, `apikey`, `token`, `secret`, `password`, `session` or `jwt`, or ends in `-key` or `-auth`, such as
-/// `x-api-key`. Short values can be guessed from a hash without a secret: `RedisStoreBuilder::hash_keys` has one. For another header
+/// contains `authorization`, `cookie`, `apikey`, `token`, `secret`, `password`, `passphrase`, `credential`, `bearer`, `session` or `jwt`,
+/// or whose last word is `key` or `auth`, such as `x-api-key` or `api_key`. Short values can be guessed from a hash without a secret: `RedisStoreBuilder::hash_keys` has one. For another header
 /// that holds credentials, make a key of a hash by [`from_fn`](super::from_fn()).
 ///
 /// # What an attacker can do
@@ -174,7 +174,7 @@ const HASH: &str = "hash:";
 /// Whether a key has the hash of the value of such a header: a store keeps keys readable, in memory and in backups, and shows
 /// them to its operators, as in `MONITOR`.
 fn holds_credentials(name: &str) -> bool {
-    const WORDS: [&str; 8] = [
+    const WORDS: [&str; 11] = [
         "authorization",
         "cookie",
         "apikey",
@@ -183,10 +183,16 @@ fn holds_credentials(name: &str) -> bool {
         "password",
         "session",
         "jwt",
+        "bearer",
+        "credential",
+        "passphrase",
     ];
-    const ENDS: [&str; 2] = ["-key", "-auth"];
-
-    WORDS.iter().any(|word| name.contains(word)) || ENDS.iter().any(|end| name.ends_with(end))
+    // The last words of a name.
+    let is_last = |word| {
+        let before: Option<&str> = name.strip_suffix(word);
+        before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '_']))
+    };
+    WORDS.iter().any(|word| name.contains(word)) || ["key", "auth"].into_iter().any(is_last)
 }
 
 /// Whether a header holds credentials, and this value is not their hash.

@@ -107,7 +107,7 @@ fn reachable_forms(path: &str) -> Option<Forms> {
 }
 
 /// The most forms of a path, before marks are removed.
-const MOST_FORMS: usize = 64;
+const MOST_FORMS: usize = 32;
 /// The most bytes in the forms of a path that has several.
 const MOST_BYTES: usize = 32 * 1_024;
 

@@ -135,7 +135,9 @@ impl<K> Policy<K> {
     /// A caller can leave at any time, also when the work is done and only the response is missing. So let the condition hold for
     /// something that the response has, such as [`is_success`](Completion::is_success) or [`is_error`](Completion::is_error).
     /// `!is_success()` is also true for a [cancelled](Completion::is_cancelled) request. With that condition, a caller that
-    /// disconnects before each response is never limited.
+    /// disconnects before each response is never limited. Of gRPC calls, callers can also cause a [server
+    /// error](Completion::is_server_error): `UNIMPLEMENTED` by a method that does not exist, and `DEADLINE_EXCEEDED` by a short
+    /// `grpc-timeout`.
     ///
     /// The condition is evaluated where the request ends, also while a dropped request is destroyed, so it must be quick. If
     /// it panics, nothing is refunded. Setting it again replaces it. By default each admitted request counts. A

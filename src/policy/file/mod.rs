@@ -83,7 +83,7 @@ use crate::{ConfigError, key};
 /// | `plan`, `plans` | what selects the [plan](#plans) of a request, and the limits of plans by name | none |
 /// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; for [`unkeyed`](Self::unkeyed) |
 /// | `routes` | the [routes](#routes) that the policy is for: one, or a list; or `others` | all |
-/// | `methods` | the methods that the policy is for: one, or a list. `GET` is also for `HEAD`, and for WebSockets of HTTP/2. tonic calls a handler by every method, and axum one of `any`: leave it out there | all |
+/// | `methods` | the methods that the policy is for: one, or a list. `GET` is also for `HEAD`, and for WebSockets of HTTP/2, and `POST` for `post`, which some services take for it. tonic calls a handler by every method, and axum one of `any`: leave it out there | all |
 /// | `cost` | the cost of a request, from 1 | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
 /// | `wait` | how long a request may [wait](Policy::wait_up_to) until it fits, such as `2s` or `500ms` | it does not wait |
@@ -216,7 +216,7 @@ use crate::{ConfigError, key};
 /// | --- | --- | --- |
 /// | `networks` | the networks of clients: one, or a list. The address is that of the table `[client-ip]`, if the file has it, else that of the peer. An unknown client is in no network | all |
 /// | `clients` | only in `[block]`: `unknown`, for clients that a trusted proxy has [not recorded](crate::key::Ip::unknown). It requires the table `[client-ip]` | all |
-/// | `routes`, `methods` | as those of policies, without `others` | all |
+/// | `routes`, `methods` | as those of policies, without `others`; in `[skip]`, `GET` is not for WebSockets of HTTP/2, nor `POST` for `post` | all |
 ///
 /// # The client address
 ///

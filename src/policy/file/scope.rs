@@ -67,9 +67,11 @@ impl Scope {
     }
 
     pub(super) fn contains(&self, parts: &Parts, rule: Spelling) -> bool {
-        let methods = methods(parts);
-        if matches!(self.routes, Routes::All) || !self.has_method(methods) {
-            return self.has_method(methods);
+        let is_strict = rule == Spelling::Both;
+        let methods = methods(parts, is_strict);
+        let has_method = self.has_method(methods, is_strict);
+        if matches!(self.routes, Routes::All) || !has_method {
+            return has_method;
         }
         let matched = Matched::of(parts);
         let RoutedPaths { whole, rests, is_set } = RoutedPaths::of(parts);
@@ -79,7 +81,7 @@ impl Scope {
             form: Form::Written,
             path: whole.as_bytes(),
             rule,
-            is_strict: rule == Spelling::Both,
+            is_strict,
         };
         let holds = |form, path: &[u8]| self.holds(Spelled { form, path, ..request });
         let is_for = |path: &str| key::any_spelling(path, holds);
@@ -96,24 +98,29 @@ impl Scope {
     }
 
     fn holds(&self, request: Spelled<'_>) -> bool {
-        self.has_method(request.methods) && self.routes.contain(request)
+        self.has_method(request.methods, request.is_strict) && self.routes.contain(request)
     }
 
-    fn has_method(&self, methods: [&Method; 2]) -> bool {
-        self.methods.is_empty() || self.methods.iter().any(|one| methods.contains(&one))
+    fn has_method(&self, methods: [&Method; 2], is_strict: bool) -> bool {
+        let is_one = |listed: &Method| methods.iter().any(|method| is_method(method, listed, is_strict));
+        self.methods.is_empty() || self.methods.iter().any(is_one)
     }
 }
 
+/// Methods are case-sensitive (RFC 9110 §9.1), but some services take `post` for `POST`.
+fn is_method(method: &Method, listed: &Method, is_strict: bool) -> bool {
+    method == listed || !is_strict && method.as_str().eq_ignore_ascii_case(listed.as_str())
+}
+
 /// The method of a request, and the one that it counts as.
-fn methods(parts: &Parts) -> [&Method; 2] {
-    let counted = match parts.method {
-        // RFC 9110 §9.3.2: HEAD is GET without the content, so handlers of GET respond to it.
-        Method::HEAD => &Method::GET,
-        // RFC 8441 §4: a CONNECT with a path opens in HTTP/2 what a GET with `Upgrade` opens in HTTP/1.1.
-        Method::CONNECT if !parts.uri.path().is_empty() => &Method::GET,
-        _ => &parts.method,
-    };
-    [&parts.method, counted]
+fn methods(parts: &Parts, is_strict: bool) -> [&Method; 2] {
+    let method = &parts.method;
+    // RFC 9110 §9.3.2: HEAD is GET without the content, so handlers of GET respond to it.
+    let is_head = is_method(method, &Method::HEAD, is_strict);
+    // RFC 8441 §4: a CONNECT with a path opens in HTTP/2 what a GET with `Upgrade` opens in HTTP/1.1. A service may have another handler
+    // for it.
+    let is_websocket = !is_strict && is_method(method, &Method::CONNECT, false) && !parts.uri.path().is_empty();
+    [method, if is_head || is_websocket { &Method::GET } else { method }]
 }
 
 impl Routes {
@@ -412,6 +419,10 @@ mod tests {
             (vec![Method::HEAD, Method::POST], "CONNECT", false),
             (vec![Method::GET], "CONNECT tunnel", false),
             (vec![Method::CONNECT], "CONNECT tunnel", true),
+            (vec![Method::POST], "pOST", true),
+            (vec![Method::GET], "get", true),
+            (vec![Method::GET], "head", true),
+            (vec![Method::POST], "POSTS", false),
         ] {
             let (method, uri) = match method.strip_suffix(" tunnel") {
                 Some(method) => (method, "example.com:443"),
@@ -422,9 +433,19 @@ mod tests {
                 routes: Routes::All,
                 methods,
             };
+            let (parts, ()) = request.into_parts();
             assert_eq!(
-                scope.contains(&request.into_parts().0, Spelling::Either),
+                scope.contains(&parts, Spelling::Either),
                 expected,
+                "{method} {uri} in {scope:?}"
+            );
+
+            // What is skipped is so for each service.
+            let is_for_all = expected && (scope.methods.is_empty() || parts.method == *method.to_uppercase());
+            let is_get = scope.methods == [Method::GET] && parts.method == Method::CONNECT;
+            assert_eq!(
+                scope.contains(&parts, Spelling::Both),
+                is_for_all && !is_get,
                 "{method} {uri} in {scope:?}"
             );
         }

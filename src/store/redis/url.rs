@@ -306,7 +306,9 @@ pub(super) fn shown(url: &str) -> String {
         .filter(|_| !host.ends_with(']'))
         .unwrap_or((host, ""));
     let has_port = !port.is_empty() && port.bytes().all(|digit| digit.is_ascii_digit());
-    let is_host = !name.is_empty() && (has_port || name.len() == host.len() && !scheme.is_empty());
+    // With a colon, it is a password whose `@` is missing.
+    let is_name = !name.is_empty() && (!name.contains(':') || name.starts_with('['));
+    let is_host = is_name && (has_port || name.len() == host.len() && !scheme.is_empty());
     let delimiter = if scheme.is_empty() { "" } else { "://" };
     match is_host {
         true => format!("{scheme}{delimiter}{hidden}{host}"),
@@ -392,6 +394,11 @@ mod tests {
             ("redis://:sec#/?ret@redis.internal:1", "redis://..@redis.internal:1"),
             ("redis://user:secret", "redis://.."),
             ("redis://:secret", "redis://.."),
+            ("redis://user:secret-host:6379", "redis://.."),
+            ("redis://:secret:127.0.0.1:6379", "redis://.."),
+            ("redis://:secret:6379", "redis://.."),
+            ("redis://user:sec%40ret host:6379/0", "redis://.."),
+            ("redis://user:secret@[::1]:6379", "redis://..@[::1]:6379"),
             ("secret", ".."),
             ("sec/ret", ".."),
             ("redis+unix:///run/redis.sock", "redis+unix://.."),

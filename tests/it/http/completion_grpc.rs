@@ -374,7 +374,8 @@ async fn the_head_decides_where_it_has_the_status_or_where_there_are_no_trailers
             Some("13"),
             "Some(200) Some(13) server error",
         ),
-        ("application/grpc-web", None, "Some(200) None success"),
+        // Its status is in the body.
+        ("application/grpc-web", None, "Some(200) None "),
         ("text/html", Some("13"), "Some(200) None success"),
         ("text/html", None, "Some(200) None success"),
         ("Application/gRPC", Some("5"), "Some(200) Some(5) client error"),
