@@ -191,10 +191,12 @@ impl Group {
             };
             // A decision without the store lacks the policies that are not counted meanwhile.
             let asked = response.is_err().then(|| undecided.again());
+            let others = (asked.is_none() && waiter.needs.len() > 1).then(|| undecided.again());
             let denied = match settle(&response, Operation::Wait, undecided, began) {
                 Ok(denied) if !denied.is_allowed() => denied,
                 decided => {
-                    waiter.finish(decided, asked.as_ref());
+                    let unremoved = asked.as_ref().map(|asked| (asked, NO_LINE));
+                    waiter.finish(decided, unremoved.or(others.as_ref().map(|others| (others, line))));
                     continue;
                 }
             };
@@ -208,7 +210,7 @@ impl Group {
                 match may_count {
                     // For the store it waits on: its last check counts as a denial, and leaves all places.
                     true => waiter.stay_no_longer(again),
-                    false => waiter.finish(Ok(denied), Some(&again)),
+                    false => waiter.finish(Ok(denied), Some((&again, NO_LINE))),
                 }
                 continue;
             };
@@ -218,7 +220,7 @@ impl Group {
             } else {
                 let own = lacking.iter().find(|lacking| lacking.line == line);
                 due = due.or(own.map(|own| own.due(sent_at)));
-                waiter.stand(&lacking, again, true, sent_at);
+                waiter.stand(&lacking, again, (line, true), sent_at);
             }
         }
         due

@@ -16,7 +16,7 @@ use super::{
     Undecided, caught,
     check::{self, Check, Sent, give_back},
     failing::fail,
-    line::{LONGEST_CHECK, REFRESH, Turn, ended},
+    line::{LONGEST_CHECK, NO_LINE, REFRESH, Turn, ended},
     waiting::{Lacking, Outcome, Waiter},
 };
 use crate::{
@@ -94,7 +94,7 @@ impl Waiter {
             Check::Pending(mut check) => match poll_fn(|cx| Poll::Ready(Pin::new(&mut check).poll(cx))).await {
                 Poll::Ready(decided) => decided,
                 Poll::Pending => {
-                    self.step_out(Some(again));
+                    self.step_out(Some((again, NO_LINE)));
                     check.await
                 }
             },
@@ -113,7 +113,7 @@ struct Standing<'a> {
 
 impl Drop for Standing<'_> {
     fn drop(&mut self) {
-        self.waiter.leave_lines(self.turn, Some(self.again));
+        self.waiter.leave_lines(self.turn, Some((self.again, NO_LINE)));
     }
 }
 
@@ -138,6 +138,6 @@ pub(super) fn leave_at_once(denied: &Decision, sent: Sent) -> bool {
     };
     let (sender, _) = oneshot::channel();
     let waiter = Waiter::new(denied, sent.number, sender, WaitMetrics::default());
-    Arc::new(waiter).stand(&lacking, denied.again(), true, sent.at);
+    Arc::new(waiter).stand(&lacking, denied.again(), (NO_LINE, true), sent.at);
     true
 }

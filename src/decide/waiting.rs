@@ -22,7 +22,7 @@ use super::{
     failing::record_after_waiting,
     group::{Checked, Comes},
     leaving::{Leaving, leave_at_once},
-    line::{self, InLine, Line, REFRESH, SHORTEST_PAUSE, Turn},
+    line::{self, InLine, Line, NO_LINE, REFRESH, SHORTEST_PAUSE, Turn, Unremoved},
 };
 use crate::{
     Decision, PolicyDecision,
@@ -156,7 +156,7 @@ fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking<'_>], sent: Sen
     let observed = denied.observed();
     // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
     let is_stored = denied.as_slice().len() == 1;
-    waiter.stand(lacking, again.again(), is_stored, sent.at);
+    waiter.stand(lacking, again.again(), (NO_LINE, is_stored), sent.at);
     Box::pin(async move {
         let (outcome, _waiting) = (leaving.outcome(&again).await, waiting);
         let (decision, is_counted) = match outcome {
@@ -255,12 +255,12 @@ impl Waiter {
         Some((self.clone(), undecided, owed))
     }
 
-    /// Stands in the lines of the keys that deny the request, and in no others, as in the store.
+    /// Stands in the lines of the keys that deny the request, and in no others, as in the store, after a check in this line.
     pub(super) fn stand(
         self: &Arc<Self>,
         lacking: &[Lacking<'_>],
         undecided: Undecided,
-        is_stored: bool,
+        (led, is_stored): (u64, bool),
         sent_at: Instant,
     ) {
         // A caller that leaves from now on waits for this lock, so that no line keeps the request.
@@ -270,11 +270,11 @@ impl Waiter {
             .map(|lacking| self.until_of(lacking.policy.waiting))
             .min();
         self.wait_until(until.unwrap_or(self.since));
-        *lock(&self.undecided) = Some(undecided);
         let has_room = |own: &&mut InLine| !lacking.iter().any(|lacking| lacking.line == own.line.id);
         for own in lines.iter_mut().filter(|own| own.stands).filter(has_room) {
-            own.leave(Turn::Stays, None);
+            own.leave(Turn::Stays, Some((&undecided, led)));
         }
+        *lock(&self.undecided) = Some(undecided);
         for lacking in lacking {
             match lines.iter_mut().find(|own| own.line.id == lacking.line) {
                 Some(own) if own.stands => own.line.signal.change(),
@@ -323,7 +323,7 @@ impl Waiter {
     /// Leaves the lines without its caller, unless it is being checked.
     pub(super) fn leave(&self) {
         if let Some(undecided) = self.take_undecided() {
-            self.leave_lines(Turn::PassesOn, Some(&undecided));
+            self.leave_lines(Turn::PassesOn, Some((&undecided, NO_LINE)));
             self.metrics.left();
         }
     }
@@ -333,27 +333,26 @@ impl Waiter {
         if now >= self.until() + REFRESH
             && let Some(undecided) = self.take_undecided()
         {
-            self.leave_lines(Turn::PassesOn, Some(&undecided));
+            self.leave_lines(Turn::PassesOn, Some((&undecided, NO_LINE)));
             self.send(Outcome::Expired(undecided));
         }
     }
 
-    pub(super) fn leave_lines(&self, turn: Turn, unremoved: Option<&Undecided>) {
+    pub(super) fn leave_lines(&self, turn: Turn, unremoved: Unremoved<'_>) {
         for mut own in mem::take(&mut *lock(&self.lines)) {
             own.leave(turn, unremoved);
         }
     }
 
-    /// Stands in no line, and keeps its turns. `unremoved` is the request if its places in the store have it still.
-    pub(super) fn step_out(&self, unremoved: Option<&Undecided>) {
+    /// Stands in no line, and keeps its turns.
+    pub(super) fn step_out(&self, unremoved: Unremoved<'_>) {
         for own in lock(&self.lines).iter_mut() {
             own.leave(Turn::Stays, unremoved);
         }
     }
 
-    /// Ends the wait. If the caller has left, what was counted is given back. `unremoved` is the request if its places in the store have
-    /// it still.
-    pub(super) fn finish(&self, decided: Result<Decision, StoreError>, unremoved: Option<&Undecided>) {
+    /// Ends the wait. If the caller has left, what was counted is given back.
+    pub(super) fn finish(&self, decided: Result<Decision, StoreError>, unremoved: Unremoved<'_>) {
         self.leave_lines(Turn::after(&decided), unremoved);
         self.send(Outcome::Decided(decided));
     }

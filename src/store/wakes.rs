@@ -35,9 +35,11 @@ static SIGNALS: LazyLock<Mutex<Signals>> = LazyLock::new(Mutex::default);
 impl LineSignal {
     pub(crate) fn of(number: u64) -> Arc<Self> {
         let mut signals = lock(&SIGNALS);
+        let before = signals.missed.len();
+        signals.missed.retain(|missed| *missed != number);
         let signal = Arc::new(Self {
             number,
-            is_woken: AtomicBool::new(signals.missed.contains(&number)),
+            is_woken: AtomicBool::new(signals.missed.len() < before),
             changed: Notify::new(),
         });
         signals.of_lines.insert(number, Arc::downgrade(&signal));
@@ -104,6 +106,7 @@ mod tests {
         wake_line(u64::MAX);
         let [woken, other] = [u64::MAX, u64::MAX - 1].map(LineSignal::of);
         assert!(woken.take_woken() && !woken.take_woken() && !other.take_woken());
+        assert!(!LineSignal::of(u64::MAX).take_woken(), "it was found before");
         wake_line(u64::MAX - 1);
         assert!(other.take_woken());
 

@@ -108,6 +108,10 @@ pub(super) struct InLine {
     fair: u32,
 }
 
+/// A request that leaves its lines, if their places in the store may have it still, and the line of the check that has removed it from
+/// them, or [`NO_LINE`].
+pub(super) type Unremoved<'a> = Option<(&'a Undecided, u64)>;
+
 /// What becomes of the turn of a request that leaves a line.
 #[derive(Clone, Copy)]
 pub(super) enum Turn {
@@ -200,9 +204,8 @@ impl Line {
 }
 
 impl InLine {
-    /// Leaves the line. `unremoved` is the request if the place in the store has it still. If it has left the line before, only its
-    /// turn is regarded.
-    pub(super) fn leave(&mut self, turn: Turn, unremoved: Option<&Undecided>) {
+    /// Leaves the line. If it has left the line before, only its turn is regarded.
+    pub(super) fn leave(&mut self, turn: Turn, unremoved: Unremoved<'_>) {
         let mut state = self.line.state();
         if mem::replace(&mut self.stands, false) {
             self.rank = state.rank_now(&self.rank);
@@ -221,15 +224,16 @@ impl InLine {
             return;
         };
         state.weight -= cost;
-        state.newest = waiter.counted_from.load(Ordering::Relaxed).max(state.newest);
-        match unremoved {
-            // A check in another line does not know that this place has it as arrived with one ahead of it. Others follow into the place
-            // of one that is admitted.
-            None => {
-                let follows = matches!(turn, Turn::IsOver) && state.waiting.len() >= PLACE_SIZE;
-                state.is_stale |= follows || state.waiting.range(..rank).any(|(ahead, _)| ahead.2 > rank.2);
-            }
-            Some(left) => {
+        let counted_from = waiter.counted_from.load(Ordering::Relaxed);
+        state.newest = counted_from.max(state.newest);
+        // A check in another line does not know that this place has it as arrived with one ahead of it, nor that a check in this line has
+        // sent it again.
+        let may_be_there = counted_from > waiter.arrived || !state.checked.is_empty();
+        let is_there = |led| led == NO_LINE || led != self.line.id && may_be_there;
+        match unremoved.filter(|(_, led)| is_there(*led)) {
+            // Others follow into the place of one that is admitted.
+            None => state.is_stale |= matches!(turn, Turn::IsOver) && state.waiting.len() >= PLACE_SIZE,
+            Some((left, _)) => {
                 state.left = Some(left.again());
                 state.is_stale |= was_in_place;
             }

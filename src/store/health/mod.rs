@@ -266,8 +266,9 @@ impl Node {
     #[cfg(any(test, feature = "cluster"))]
     fn leave(&self) {
         let states = lock(&self.states);
-        let counts = states.unlogged(self.totals());
-        if states.state != NodeState::Ok {
+        let (state, counts) = (states.state, states.unlogged(self.totals()));
+        drop(states); // what receives the event may read them
+        if state != NodeState::Ok {
             tracing::warn!(
                 node = self.address.as_deref(),
                 decided = counts.decided,

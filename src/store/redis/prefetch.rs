@@ -35,6 +35,8 @@ pub(super) struct Prefetch {
 #[derive(Default)]
 struct Shard {
     keys: HashMap<u64, HotKey>,
+    /// The keys for which a reset is under way. What Redis grants meanwhile may be counted after it.
+    resetting: Vec<u64>,
     /// When idle keys were last removed.
     swept_at: Option<Instant>,
 }
@@ -115,11 +117,12 @@ impl Prefetch {
         let (hash, cost) = (charge.hash, charge.cost());
         let mut shard = self.lock(hash);
         let sent = Some(Sent { hash, cost, at: now });
+        let is_reset = shard.resetting.contains(&hash);
         match shard.keys.get_mut(&hash) {
             Some(key) if key.is_of(charge) => {
                 let response = key.take(cost, now).ok_or(sent)?;
                 key.count(cost, now);
-                Ok((response, key.ask(now)))
+                Ok((response, key.ask(now, is_reset)))
             }
             Some(key) => {
                 // Its limit was changed, or another key has this hash. The units that were taken are refunded at their end.
@@ -143,17 +146,18 @@ impl Prefetch {
         // A denied request takes nothing from other processes, so it must not let this one take units either.
         let is_admitted = response.outcomes().first().is_some_and(|outcome| outcome.allowed);
         let mut shard = self.lock(sent.hash);
+        let is_reset = shard.resetting.contains(&sent.hash);
         let key = shard.keys.get_mut(&sent.hash).filter(|_| is_admitted)?;
         // An earlier request may have been counted before the last grant.
         if key.grants.last().is_none_or(|grant| sent.at >= grant.asked_at) {
             key.left = left_by(response);
         }
         key.count(sent.cost, now);
-        key.ask(now)
+        key.ask(now, is_reset)
     }
 
-    /// Forgets the units of keys that are reset, now and when the result is dropped, once the reset has taken effect: Redis may have
-    /// granted some meanwhile.
+    /// Forgets the units of keys that are reset, now and when the result is dropped, once the reset has taken effect. None are asked for
+    /// meanwhile.
     pub(super) fn begin_reset(
         self: &Arc<Self>,
         requests: &[OwnedRequest],
@@ -164,20 +168,26 @@ impl Prefetch {
             .flat_map(|request| request.charges())
             .map(|charge| charge.hash)
             .collect();
-        self.forget(&hashes);
+        hashes.iter().for_each(|hash| self.forget(*hash).resetting.push(*hash));
         (!hashes.is_empty()).then(|| {
             let prefetch = self.clone();
-            OnDrop::new(move || prefetch.forget(&hashes))
+            OnDrop::new(move || {
+                for hash in hashes {
+                    let mut shard = prefetch.forget(hash);
+                    let begun = shard.resetting.iter().position(|other| *other == hash);
+                    begun.map(|place| shard.resetting.swap_remove(place));
+                }
+            })
         })
     }
 
-    fn forget(&self, hashes: &[u64]) {
-        for hash in hashes {
-            if let Some(key) = self.lock(*hash).keys.get_mut(hash) {
-                key.grants.clear();
-                key.reset_at = Some(Instant::now());
-            }
+    fn forget(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        let mut shard = self.lock(hash);
+        if let Some(key) = shard.keys.get_mut(&hash) {
+            key.grants.clear();
+            key.reset_at = Some(Instant::now());
         }
+        shard
     }
 
     /// Asks for units, and keeps what Redis grants until its end.
@@ -353,10 +363,10 @@ impl HotKey {
     }
 
     /// The request for as many units as were used in the last time of a grant, if less than half of that is there.
-    fn ask(&mut self, now: Instant) -> Option<OwnedRequest> {
+    fn ask(&mut self, now: Instant, is_reset: bool) -> Option<OwnedRequest> {
         let (wanted, available) = (self.used.max(self.used_before), self.available(now));
         let units = wanted.saturating_sub(available).min(self.left / SHARE);
-        if self.is_asking(now) || 2 * available > wanted || units < LEAST {
+        if is_reset || self.is_asking(now) || 2 * available > wanted || units < LEAST {
             return None;
         }
         self.asked_at = Some(now);
@@ -728,6 +738,10 @@ mod tests {
         let reset = asked.at_cost(Operation::Reset, 1);
         let resetting = prefetch.begin_reset(&[reset]);
         assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_none());
+        assert!(
+            heat(&prefetch, limit, 20).is_none(),
+            "they would be forgotten, and not be returned"
+        );
 
         // On another connection, on which Redis may have granted them before.
         let keeps = async || {
@@ -738,6 +752,8 @@ mod tests {
         assert!(keeps().await);
         drop(resetting);
         assert!(prefetch.lock(HASH).keys[&HASH].grants.is_empty());
+        assert!(prefetch.lock(HASH).resetting.is_empty());
+        assert!(heat(&prefetch, limit, 20).is_some());
         assert!(keeps().await);
     }
 

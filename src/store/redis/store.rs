@@ -71,7 +71,8 @@ use crate::store::{
 ///
 /// The connections belong to the runtime in which the store was built, and so do the tasks that several callers depend on; they end
 /// with it, and while it is blocked no check is decided. Checks can be made in other runtimes, and one of these that ends, or is blocked,
-/// fails no check of another.
+/// fails no check of another. One that is blocked while it checks requests that [wait](crate::Policy::wait_up_to) holds up those of other
+/// runtimes for the same key, for up to 30 s.
 ///
 /// # Checks
 ///

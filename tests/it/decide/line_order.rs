@@ -14,7 +14,7 @@ use tower_quota::{
 };
 
 use super::line::{stand_in_line, unless_places_expire};
-use crate::support::{Broken, Gated, Redis, connected, patient};
+use crate::support::{Broken, Gated, Redis, connected, eventually, patient};
 
 type Body = http_body_util::Empty<bytes::Bytes>;
 
@@ -84,6 +84,58 @@ async fn requests_of_higher_priority_wait_before_others() {
     });
     let requests = ["", "plan: trial", "", "plan: paid", "plan: paid"];
     assert_eq!(times(&admitted_after(policy, requests).await), [0, 4, 3, 1, 2]);
+}
+
+/// The place of its process in the second line has it as arrived with one of a higher priority, which came later.
+#[tokio::test]
+async fn one_that_is_admitted_by_one_line_leaves_its_place_in_another() {
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let policy = |name, quota| Policy::new(name, SlidingLog::new(quota, 3_600 * SECOND)).wait_up_to(3_600 * SECOND);
+    let limiter = Limiter::new(store, [policy("a", 1), policy("b", 2)]);
+    let expired = async || {
+        let stats: String = redis.command("INFO", ["stats"]).await;
+        let line = stats.lines().find_map(|line| line.strip_prefix("expired_keys:"));
+        line.and_then(|keys| keys.parse::<u64>().ok()).expect("a number")
+    };
+    unless_places_expire(&redis, async |round| {
+        let request = |key: &str| limiter.request(format!("{key}{round}")).key_of("b", round);
+        let acquire = async |key, priority| {
+            let admitted = request(key).priority(priority).acquire().await.expect("it is admitted");
+            admitted.take_receipt().refund().await.expect("it replies");
+        };
+        let check = async |key| request(key).check().await.expect("it replies");
+        let before = expired().await;
+        let (x, z) = (check("x").await, check("z").await);
+        assert!(x.is_allowed() && z.is_allowed());
+        let places = async || {
+            let keys: Vec<String> = redis.command("KEYS", ["quota:1:line:*:b:*"]).await;
+            keys.first().cloned()
+        };
+
+        let second = async {
+            stand_in_line(&redis, 2).await; // in the lines of both keys
+            acquire("y", 1).await;
+        };
+        let refunds = async {
+            // Both are in the place, which has them as arrived at the same time after a second.
+            eventually("the place is refreshed", async || {
+                let Some(line) = places().await else { return false };
+                let place: bytes::Bytes = redis.command("GET", [line]).await;
+                place.len() == 64 && place[32..40] == place[48..56]
+            })
+            .await;
+            let refunds = tokio::join!(z.take_receipt().refund(), x.take_receipt().refund());
+            refunds.0.and(refunds.1).expect("it replies");
+        };
+        tokio::join!(acquire("x", 0), second, refunds);
+        eventually("no place is left", async || places().await.is_none()).await;
+        match expired().await - before {
+            0 => Ok(()),
+            places => Err(format!("{places} places were left until they expired")),
+        }
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
