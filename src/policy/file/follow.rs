@@ -130,6 +130,7 @@ impl File {
                 *used = config.describe(place, used.key.is_some())?;
             }
         }
+        config.validate_plans(&used)?;
 
         let load = (self, &config, &used);
         let subscribers = state.subscribers.iter().filter_map(Weak::upgrade);

@@ -6,10 +6,11 @@ use super::{
     Policies,
     config::Config,
     entry::{Name, PolicyEntry, Unique},
+    follow::Used,
 };
 use crate::{
     ConfigError,
-    policy::{IntoPolicies, Plans, Policy},
+    policy::{IntoPolicies, Plans, Policy, plans::ChoosePlan, set::validate_for_layer},
 };
 
 /// The plan of requests without one.
@@ -109,13 +110,10 @@ impl Policies {
     pub fn plans<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Plans, ConfigError> {
         let config = self.file.config();
         let plans = config.plans_with(names, |place| self.keyed(place))?;
-        match &config.plan {
-            Some(selector) => Ok(plans.chosen_by(selector.select(&config.extensions)?)),
-            None if config.plans.is_empty() => Ok(plans),
-            None => Err(ConfigError::new(
-                "`plans` need a `plan` at the top of the file, which selects one, such as `\"extension:plan\"`",
-            )),
-        }
+        Ok(match config.choose_plan()? {
+            Some(choose) => plans.chosen_by(choose),
+            None => plans,
+        })
     }
 
     /// The same without keys, for a limiter, which [chooses the plan](crate::LimiterRequest::plan) of each request.
@@ -173,6 +171,48 @@ impl Config {
         [place, policy_at(place)]
             .into_iter()
             .find(|place| self.policies.contains_key(*place))
+    }
+
+    /// How the plan of a request is chosen, if there are plans.
+    fn choose_plan(&self) -> Result<Option<ChoosePlan>, ConfigError> {
+        match &self.plan {
+            Some(selector) => Ok(Some(selector.select(&self.extensions)?)),
+            None if self.plans.is_empty() => Ok(None),
+            None => Err(ConfigError::new(
+                "`plans` need a `plan` at the top of the file, which selects one, such as `\"extension:plan\"`",
+            )),
+        }
+    }
+
+    /// Fails where the next start would, which builds plans of all that the file has then.
+    pub(super) fn validate_plans(&self, used: &Used) -> Result<(), ConfigError> {
+        let mut names = BTreeMap::new();
+        for (place, policy) in used.iter().filter(|(place, _)| is_of_plan(place)) {
+            *names.entry(policy_at(place)).or_insert(false) |= policy.key.is_some();
+        }
+        if names.values().any(|has_key| *has_key) {
+            self.choose_plan()?;
+        }
+        let places = self
+            .plans
+            .iter()
+            .flat_map(|plan| names.iter().map(move |name| (plan, name)));
+        for (plan, (name, has_key)) in places {
+            let place = place_of(plan, name);
+            if self.nearest(&place).is_none() || used.contains_key(&place) {
+                continue;
+            }
+            let described = self.describe(&place, *has_key)?;
+            let policy = Policy {
+                settings: described.settings,
+                ..Policy::of_limit(self.switched(described.policy_limit))
+            };
+            policy.validate()?;
+            if let Some(key) = described.key {
+                validate_for_layer(&policy.with_key(key))?;
+            }
+        }
+        Ok(())
     }
 
     fn plans_with<N: AsRef<str>, K>(

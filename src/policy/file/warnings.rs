@@ -96,22 +96,22 @@ pub(super) fn warn_of_load(before: &Config, config: &Config, used: &Used) {
 
     // Without any, the layers are still to be built.
     if !used.is_empty() {
-        let added = unused(config, used).into_iter();
-        let added = added.filter(|place| !before.policies.contains_key(*place));
+        let unused = unused(config, used).into_iter();
         // What is built of plans takes the policies of its names in each plan.
         let names: BTreeSet<&str> = used
             .keys()
             .filter(|place| is_of_plan(place))
             .map(|place| policy_at(place))
             .collect();
-        let (later, never): (Vec<_>, Vec<_>) = added.partition(|place| names.contains(policy_at(place)));
+        let (later, never): (Vec<_>, Vec<_>) = unused.partition(|place| names.contains(policy_at(place)));
+        let added = never.into_iter().filter(|place| !before.policies.contains_key(*place));
         if !later.is_empty() {
             tracing::warn!(
                 policies = later.join(", "),
                 "policies of a file of limits apply from the next start on: layers and limiters have them then"
             );
         }
-        log_unused(&never.join(", "));
+        log_unused(&added.collect::<Vec<_>>().join(", "));
     }
 }
 

@@ -112,7 +112,7 @@ fn a_load_logs_once_what_it_adds_that_nothing_uses_and_the_plans_that_it_removes
         (&[pro, at_start, gold], &[next_start("gold/a, gold/b")]),
         (
             &[pro, at_start, gold, "plans.gold.c.limit = '1/h'"],
-            &[unused("gold/c")],
+            &[unused("gold/c"), next_start("gold/a, gold/b")],
         ),
         // Requests without a plan meet it after the next start.
         (
@@ -141,6 +141,44 @@ fn a_load_logs_once_what_it_adds_that_nothing_uses_and_the_plans_that_it_removes
             assert!(text.contains(&**line), "{lines:?}: {text}");
         }
     }
+}
+
+/// Plans are built at a start, of all that the file has then.
+#[test]
+fn a_load_that_the_next_start_would_refuse_is_refused() {
+    const BASE: &str = "plan = 'header:plan'
+        policies.a = { limit = '7/min', key = 'ip' }
+        plans.pro.a.limit = '30/min'";
+    let parse = |text: &str| Policies::from_toml(text).expect("a good file");
+    let live = parse(BASE);
+    let _layer = live.layer(MemoryStore::new(), ["a"]).expect("it fits");
+    for (text, fault) in [
+        (BASE.replace("header:plan", "extension:plna"), "`extension:plna`"),
+        (BASE.replace("plan = 'header:plan'", ""), "`plans` need a `plan`"),
+        (
+            format!("{BASE}\nplans.gold.a = {{ limit = '7/min', key = 'extension:nope' }}"),
+            "`extension:nope`",
+        ),
+        (
+            format!("{BASE}\nplans.gold.a = {{ limit = '7/min', cost = 9 }}"),
+            "a cost of at most 7",
+        ),
+        (
+            format!("{BASE}\nplans.gold.a = {{ limit = '7/min', max-waiting = 9 }}"),
+            "max-waiting",
+        ),
+    ] {
+        let start = parse(&text).layer(MemoryStore::new(), ["a"]);
+        let start = start.map(drop).expect_err(&text).to_string();
+        let error = live.replace(&parse(&text)).expect_err(&text).to_string();
+        assert!(error.contains(fault), "{text}: {error}");
+        assert!(start.contains(fault), "{text}: {start}");
+        assert_eq!(live.fault().map(|fault| fault.to_string()), Some(error));
+    }
+    live.replace(&parse(&format!(
+        "{BASE}\nplans.gold.a = {{ limit = '7/min', cost = 7 }}"
+    )))
+    .expect("it can start");
 }
 
 #[test]
