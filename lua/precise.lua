@@ -67,13 +67,15 @@ local function save(charge, log, ended)
     call('SET', key, head_of(log) .. entries .. string.rep('\0', 24 * (log.room - others)), 'PXAT', expiry(til))
     return
   end
+  if not keeps then
+    -- Before what says so, in case it is refused; and after a write of nothing, which is refused without memory.
+    call('SETRANGE', key, '0', '')
+    call('PEXPIREAT', key, expiry(til))
+  end
   if ended then
     call('SETRANGE', key, 72 + 24 * ((log.count - 2) % log.room), ended)
   end
   call('SETRANGE', key, '0', head_of(log))
-  if not keeps then
-    call('PEXPIREAT', key, expiry(til))
-  end
 end
 
 -- The state is one table, in which `stored` is the number of the first entry as it is stored.

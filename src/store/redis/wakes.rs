@@ -34,9 +34,9 @@ pub(super) enum Event<'a> {
     Message(&'a [u8]),
 }
 
-/// The least pause between two attempts to subscribe, and the pause after a refusal.
+/// The pause between two attempts to subscribe. After each refusal it is twice as long, up to this.
 const PAUSE: Duration = Duration::from_millis(500);
-const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 impl Subscription {
     /// Subscribes in a task, unless one runs. It ends with the store.
@@ -84,9 +84,11 @@ async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
         let failure = backend.client.receive_messages(&channel, &receive).await;
         drop(backend);
         let is_refused = !(failure.is_no_reply() || failure.is_passing());
-        if failed.fetch_add(1, Ordering::Relaxed) + 1 >= UNLOGGED_FAILURES || is_refused {
+        let before = failed.fetch_add(1, Ordering::Relaxed);
+        if before + 1 >= UNLOGGED_FAILURES || is_refused {
             log(&failure);
         }
-        sleep(if is_refused { REFUSAL_PAUSE } else { PAUSE }).await;
+        let doubled = if is_refused { before.min(7) } else { 0 };
+        sleep(LONGEST_PAUSE.min(PAUSE * 2_u32.pow(doubled))).await;
     }
 }

@@ -179,6 +179,26 @@ async fn the_strict_user_fails_without_the_script(library: ClientLibrary) {
 }
 
 /// As where they are granted after a deploy. What a cluster permits across slots is found then too.
+/// What the key says of its expiry is believed by the checks that follow.
+#[tokio::test]
+async fn a_log_with_a_precision_names_no_expiry_that_was_refused() {
+    let redis = Redis::start();
+    let store = patient().url(&redis.url()).connect().await.expect("it is up");
+    let limit = SlidingLog::new(1_000_000, Duration::from_secs(60)).precision(60).into();
+    let check = async || try_decide(&store, Operation::Check, &limit, "k", 1).await;
+    check().await.expect("the key is new");
+    redis.command::<()>("ACL", ["SETUSER", "default", "-pexpireat"]).await;
+    eventually("a later expiry is refused", async || {
+        check().await.is_err_and(|error| error.kind() == ErrorKind::Refused)
+    })
+    .await;
+    let keys: Vec<String> = redis.command("KEYS", ["*log*"]).await;
+    let [key] = &keys[..] else { panic!("{keys:?}") };
+    let named: bytes::Bytes = redis.command("GETRANGE", [key, "56", "63"]).await;
+    let named = f64::from_le_bytes(named[..].try_into().expect("a number")) / 1e3;
+    assert!(named <= redis.expires_at(key).await as f64, "{named}");
+}
+
 #[tokio::test]
 async fn permissions_that_come_later_are_found() {
     let log = Log::capture();

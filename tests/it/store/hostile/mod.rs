@@ -14,12 +14,12 @@ use std::{
 use tokio::time::timeout;
 use tower_quota::{
     ClientLibrary::{self, Fred, RedisRs},
-    RedisStore,
+    Limiter, Policy, RedisStore, SlidingLog,
     store::ErrorKind,
 };
 
 use self::server::{Behavior, HostileServer, Reply};
-use crate::support::{Log, PATIENCE};
+use crate::support::{Log, PATIENCE, each_client, eventually, patient};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_application_uses_the_server_that_it_is_given() {
@@ -45,6 +45,37 @@ async fn a_cluster_that_refuses_keys_of_several_slots_in_a_call_is_logged_once_a
     assert_eq!(text.matches("INFO tower_quota").count(), 1, "{text}");
     assert!(text.contains("the keys of one slot of this cluster only"), "{text}");
     assert!(text.contains("do not hash to the same slot"), "{text}");
+}
+
+each_client! {
+    a_connection_on_which_a_reply_is_lost_is_replaced
+}
+
+/// Each command has the reply of the one before from then on, also `PING`.
+async fn a_connection_on_which_a_reply_is_lost_is_replaced(library: ClientLibrary) {
+    let deciding = |command: &str, _, _| match command {
+        "EVALSHA" => Reply::Bytes(packed(&[1.8e15, 1.0, 3.0, 0.0, 1e6])),
+        _ => Reply::Honest,
+    };
+    let server = HostileServer::start(deciding);
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let builder = patient().client_library(library).deadline(Duration::from_millis(200));
+    let store = builder.url(&url).connect().await.expect("the trial succeeds");
+    let limiter = Limiter::new(store, Policy::new("shifted", SlidingLog::per_hour(5)));
+    let check = async || limiter.check("k").await.expect("it is local");
+    eventually("the server decides", async || check().await.store_error().is_none()).await;
+
+    let before = server.connections();
+    server.lose_a_reply();
+    eventually("the connection is replaced", async || {
+        let _ = check().await;
+        server.connections() > before
+    })
+    .await;
+    eventually("the server decides again", async || {
+        check().await.store_error().is_none()
+    })
+    .await;
 }
 
 /// On a busy machine a short timeout may end before the trial does.

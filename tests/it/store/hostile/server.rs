@@ -33,8 +33,10 @@ pub(super) struct HostileServer {
 struct Shared {
     port: u16,
     behavior: Behavior,
+    connections: AtomicU64,
     commands: AtomicU64,
     attacks: AtomicU64,
+    loses: AtomicBool,
     stopped: AtomicBool,
 }
 
@@ -44,8 +46,10 @@ impl HostileServer {
         let shared = Arc::new(Shared {
             port: listener.local_addr().expect("a bound port").port(),
             behavior,
+            connections: AtomicU64::new(0),
             commands: AtomicU64::new(0),
             attacks: AtomicU64::new(0),
+            loses: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
         let accepting = shared.clone();
@@ -57,6 +61,7 @@ impl HostileServer {
                 let (Ok(client), shared) = (client, accepting.clone()) else {
                     continue;
                 };
+                accepting.connections.fetch_add(1, Ordering::Relaxed);
                 thread::spawn(move || converse(&client, &shared));
             }
         });
@@ -65,6 +70,16 @@ impl HostileServer {
 
     pub(super) fn port(&self) -> u16 {
         self.shared.port
+    }
+
+    /// Sends no reply to the next call of the script.
+    pub(super) fn lose_a_reply(&self) {
+        self.shared.loses.store(true, Ordering::Relaxed);
+    }
+
+    /// How many connections it has accepted.
+    pub(super) fn connections(&self) -> u64 {
+        self.shared.connections.load(Ordering::Relaxed)
     }
 
     /// How often it has sent what Redis does not.
@@ -95,6 +110,7 @@ fn converse(client: &TcpStream, shared: &Shared) -> io::Result<()> {
             shared.attacks.fetch_add(1, Ordering::Relaxed);
         }
         match reply {
+            _ if command == "EVALSHA" && shared.loses.swap(false, Ordering::Relaxed) => {}
             Reply::Honest => output.write_all(honest(&command, shared.port).as_bytes())?,
             Reply::Bytes(bytes) => output.write_all(&bytes)?,
             Reply::Long(parts) => {

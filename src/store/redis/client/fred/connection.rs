@@ -162,9 +162,15 @@ impl Connection {
     pub(super) fn check(&self) {
         self.spawn_once(|client, routing| async move {
             let (deadline, pong) = (Deadline::new(PING_TIMEOUT), ping(&client));
-            // Any reply will do, also that this user has no permission, and so does the error of a connection that is lost.
-            // Without one, the commands that wait for the connection are dropped: they must not be sent later.
-            if deadline.wait(pong).await.is_none() {
+            // An error will do, such as that this user has no permission, and so does that of a connection that is lost. Another reply is
+            // that of an earlier command, and each command has that of another. Without a reply, the commands that wait for the
+            // connection are dropped: they must not be sent later.
+            let is_pong = |reply: &Resp3Frame| {
+                use Resp3Frame::{BlobError, SimpleError, SimpleString};
+                matches!(reply, SimpleString { .. } | SimpleError { .. } | BlobError { .. })
+            };
+            let replied = deadline.wait(pong).await;
+            if !replied.is_some_and(|reply| reply.as_ref().map_or(true, is_pong)) {
                 reconnect(&client, routing).await;
             }
         });

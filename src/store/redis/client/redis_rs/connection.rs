@@ -242,10 +242,11 @@ impl Connection {
             if self.health.closed.load(Ordering::Acquire) {
                 return;
             }
-            // Any reply will do, also that this user has no permission.
+            // An error will do, such as that this user has no permission. Another reply is that of an earlier command, and each command
+            // has that of another.
             let pong = self.redis.send_packed_command(&ping);
             let pong = Deadline::new(PING_TIMEOUT).wait(pong).await;
-            if !matches!(pong, Some(Ok(_))) {
+            if !matches!(pong, Some(Ok(Value::SimpleString(_) | Value::ServerError(_)))) {
                 return;
             }
             self.health.suspect.store(false, Ordering::Release);
