@@ -121,15 +121,17 @@ impl Receipt {
         self.settle(0).await
     }
 
-    /// Whether the same was charged to each count. Nested layers may have charged parts of it.
+    /// Whether the same was charged for all policies. Nested layers may have charged parts of it.
     fn is_of_one_cost(&self) -> bool {
         let charged = |charge: &PolicyDecision| {
             let same = self.charges.iter().filter(|other| other.same_count(charge));
             same.fold(0, |sum: u64, other| sum.saturating_add(other.charge.cost()))
         };
-        let mut costs = self.charges.iter().map(charged);
-        let first = costs.next();
-        costs.all(|cost| Some(cost) == first)
+        let Some((first, others)) = self.charges.split_first() else {
+            return true;
+        };
+        let is_alike = |other: &PolicyDecision| other.name() == first.name() || charged(other) == charged(first);
+        others.iter().all(is_alike)
     }
 }
 

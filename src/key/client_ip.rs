@@ -1,4 +1,7 @@
-use std::net::IpAddr;
+use std::{
+    net::IpAddr,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use http::{HeaderMap, HeaderName, header::FORWARDED};
 use ipnet::IpNet;
@@ -240,6 +243,24 @@ impl Proxies {
             Some(address) => Client::Known(Peer::Address(grouping.canonical(address))),
             None => Client::Behind(peer),
         }
+    }
+
+    /// Warns once if the proxies record clients in another header.
+    #[cold]
+    pub(super) fn warn_of_other_header(&self, headers: &HeaderMap, warned: &AtomicBool) {
+        let header = match &self.source {
+            ClientIpSource::XForwardedFor | ClientIpSource::XForwardedForHop(_) => &X_FORWARDED_FOR,
+            ClientIpSource::Forwarded => &FORWARDED,
+            ClientIpSource::Header(name) => name,
+        };
+        if headers.contains_key(header) || !are_forwarding(headers) || warned.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        tracing::warn!(
+            header = header.as_str(),
+            "a trusted proxy has not sent the header with the client, but `X-Forwarded-For` or `Forwarded`: all of its clients are \
+             counted as one; configure the header that it sends"
+        );
     }
 
     /// Goes from the nearest hop outward, past trusted hops.

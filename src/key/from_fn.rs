@@ -186,7 +186,7 @@ where
         Some(value) => Ok(Some(Key::extension(&name, f(value)))),
         None => Err(KeyError::misconfigured(format!(
             "no `{}` in the extensions of the request; put the layer that inserts it outside of this one (in axum, add it after \
-             this one), or add an alternative with `.or(..)`",
+             this one), or add an alternative with `.or(..)`, in a file such as `extension:{name} or ip`",
             type_name::<T>(),
         ))),
     })

@@ -346,7 +346,11 @@ impl Ip {
         };
         Some(match &self.proxies {
             Some(proxies) if proxies.any_peer || proxies.trusts(peer) => {
-                proxies.client(peer, &parts.headers, &self.grouping)
+                let client = proxies.client(peer, &parts.headers, &self.grouping);
+                if matches!(client, Client::Behind(_)) && !self.warned.load(Ordering::Relaxed) {
+                    proxies.warn_of_other_header(&parts.headers, &self.warned);
+                }
+                client
             }
             Some(_) | None => {
                 if !self.warned.load(Ordering::Relaxed) && self.is_forwarded(&parts.headers) {

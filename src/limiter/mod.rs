@@ -124,8 +124,14 @@ impl Limiter {
 
 #[cold]
 fn unknown(policy: &str, context: &CheckContext) -> StoreError {
-    let names = context.policies.iter().map(|policy| &*policy.limit.name);
-    let names = names.collect::<Vec<_>>().join("`, `");
+    // Plans have policies of the same names.
+    let mut names = Vec::new();
+    for policy in &*context.policies {
+        if !names.contains(&&*policy.limit.name) {
+            names.push(&*policy.limit.name);
+        }
+    }
+    let names = names.join("`, `");
     StoreError::invalid(format!("the limiter has no policy `{policy}`; it has `{names}`"))
 }
 

@@ -1,5 +1,7 @@
 //! The policies of a layer for code without requests, and the keys of a request for what follows it.
 
+use std::collections::BTreeSet;
+
 use http::request::Parts;
 
 use super::{Limiter, LimiterRequest};
@@ -14,7 +16,7 @@ use crate::{Key, Limit, RateLimitLayer, decide::PolicyContext, key::KeyForm, sto
 /// [chosen](crate::Policy::with_limit_fn) for each request does not apply, except to [`reset`](Limiter::reset),
 /// [`ban`](Limiter::ban) and [`override_limit`](Limiter::override_limit). These refuse a key that no request has, such as an
 /// address where the keys are an address and a path, or a text, unless a policy has a key by an extractor of the application; a ban
-/// looks at the policies with bans. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the
+/// looks at the policies with bans. A key that some of the policies have is accepted. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the
 /// layer.
 ///
 /// ```
@@ -141,10 +143,11 @@ impl Limiter {
         if forms.is_empty() || forms.iter().any(|form| form.has(key)) {
             return Ok(());
         }
-        let forms = forms.iter().map(KeyForm::to_string).collect::<Vec<_>>().join("`, `");
+        let forms: BTreeSet<_> = forms.iter().map(KeyForm::to_string).collect();
+        let forms = forms.into_iter().collect::<Vec<_>>().join("`, `");
         Err(StoreError::invalid(format!(
             "no request of the layer has this key where it would change something, as its keys are `{forms}`; make one of the same \
-             parts, such as `Key::ip(address)`, or `Ip::key_of` of an extractor with settings, and join them by `.and(..)`"
+             parts, such as `Key::ip(address)`, or `Ip::key_of` of an extractor with settings, and join them in this order by `.and(..)`"
         )))
     }
 }

@@ -209,7 +209,7 @@ pub trait Store: Send + Sync + 'static {
     ///     drop(slots);
     /// });
     /// let undrained = store.drained(Duration::ZERO).await.unwrap_err();
-    /// assert_eq!(undrained.to_string(), "the store has not confirmed 0 settlements and 1 release of slots");
+    /// assert_eq!(undrained.to_string(), "the store has not confirmed 0 settlements and 1 release of slots, sent or still to be sent");
     ///
     /// let start = Instant::now();
     /// store.drained(Duration::from_secs(5)).await?;

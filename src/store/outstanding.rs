@@ -84,7 +84,7 @@ impl Outstanding {
             Err(StoreError::new(
                 ErrorKind::Timeout,
                 format!(
-                    "the store has not confirmed {settlements} settlement{} and {releases} release{} of slots",
+                    "the store has not confirmed {settlements} settlement{} and {releases} release{} of slots, sent or still to be sent",
                     plural(settlements),
                     plural(releases),
                 ),
@@ -285,7 +285,7 @@ mod tests {
         };
         let mut releases = release().due();
         releases.join(release());
-        let two = "the store has not confirmed 0 settlements and 2 releases of slots";
+        let two = "the store has not confirmed 0 settlements and 2 releases of slots, sent or still to be sent";
         assert_eq!(undrained().await.as_deref(), Some(two));
         releases.confirm();
         assert_eq!(undrained().await, None);

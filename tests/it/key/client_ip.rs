@@ -193,6 +193,32 @@ fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
 }
 
 #[test]
+fn a_proxy_that_records_clients_in_another_header_is_logged_once() {
+    for (source, sent, logged) in [
+        (
+            ClientIpSource::Header("x-real-ip".parse().unwrap()),
+            "x-forwarded-for",
+            1,
+        ),
+        (ClientIpSource::Forwarded, "x-forwarded-for", 1),
+        (ClientIpSource::XForwardedForHop(1), "forwarded", 1),
+        (ClientIpSource::XForwardedFor, "via", 0),
+        (ClientIpSource::Forwarded, "forwarded", 0),
+    ] {
+        let log = Log::capture();
+        let ip = key::client_ip(source.clone()).trusted(["10.0.0.1"]).unwrap();
+        for _ in 0..3 {
+            let request = get_from("10.0.0.1", "/").header(sent, "nobody");
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            assert_eq!(ip.extract(&parts).unwrap().unwrap().to_string(), "ip=10.0.0.1");
+        }
+        let text = log.text();
+        let found = text.matches("a trusted proxy has not sent the header").count();
+        assert_eq!(found, logged, "{source:?}, {sent}: {text}");
+    }
+}
+
+#[test]
 fn the_peer_of_the_application_is_that_of_a_server() {
     let [own, of_the_server] =
         ["198.51.100.1:1", "203.0.113.1:1"].map(|peer| peer.parse::<SocketAddr>().expect("a peer"));
