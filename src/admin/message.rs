@@ -34,17 +34,10 @@ pub(super) struct Input {
     text: Option<String>,
     /// That of an override.
     limit: Option<String>,
-    lasts: Option<Lasts>,
+    /// A number of seconds, or text.
+    lasts: Option<Value>,
     /// When it ends, in seconds since the Unix epoch.
-    until: Option<Lasts>,
-}
-
-/// A number of seconds, or text.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "a time is a whole number of seconds, or text")]
-enum Lasts {
-    Seconds(u64),
-    Text(String),
+    until: Option<Value>,
 }
 
 impl Input {
@@ -63,10 +56,11 @@ impl Input {
 
     fn length(&self) -> Result<Duration, AdminError> {
         let seconds = |text: &str| text.parse().ok().map(Duration::from_secs);
-        let (length, fix) = match (
-            self.lasts.as_ref().map(Lasts::text),
-            self.until.as_ref().map(Lasts::text),
-        ) {
+        let text = |value: &Value| {
+            let text = value.as_str().map(|text| text.trim().to_owned());
+            text.unwrap_or_else(|| value.to_string())
+        };
+        let (length, fix) = match (self.lasts.as_ref().map(text), self.until.as_ref().map(text)) {
             (None, None) => return Err(missing("lasts", "3d")),
             (Some(lasts), None) => (
                 seconds(&lasts).or_else(|| parse_length(&lasts)),
@@ -84,15 +78,6 @@ impl Input {
         };
         let length = length.filter(|length| !length.is_zero() && *length <= LONGEST_OVERRIDE);
         length.ok_or_else(|| AdminError::bad_request(fix))
-    }
-}
-
-impl Lasts {
-    fn text(&self) -> Cow<'_, str> {
-        match self {
-            Self::Seconds(seconds) => seconds.to_string().into(),
-            Self::Text(text) => text.trim().into(),
-        }
     }
 }
 

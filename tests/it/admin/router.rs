@@ -1382,11 +1382,7 @@ async fn a_mistake_in_an_override_is_an_error_with_the_fix() {
             "use one such as `3d`",
         ),
         (r#""limit":5,"lasts":"3d""#, 400, "the body is not an override: "),
-        (
-            r#""limit":"sliding-log 5/min","lasts":-1"#,
-            400,
-            r#""limit":"sliding-log 50/d""#,
-        ),
+        (r#""limit":"sliding-log 5/min","lasts":-1"#, 400, "use one such as `3d`"),
         (r#""limit":"sliding-log 5/min","lasts":"3d","store":7"#, 400, ""),
         (
             r#""limit":"sliding-log 5/min","lasts":"100000d""#,
