@@ -328,7 +328,7 @@ impl Admin {
     ///
     /// If the secret has fewer than 16 bytes.
     pub fn hash_secret(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        self.names.share(Secret::for_subjects(secret)?);
+        self.names.share(Secret::derive(Secret::SUBJECTS, secret)?);
         Ok(self)
     }
 

@@ -276,34 +276,35 @@ impl fmt::Debug for Key {
 #[derive(Clone)]
 pub(crate) struct Secret([u8; 32]);
 
-#[cfg(any(feature = "admin", feature = "_redis"))]
-const SUBJECTS: &str = "tower-quota 2026 hashes of subjects";
-
 /// The shortest secret, in bytes: 128 bits, the length of a digest.
 const MIN_SECRET: usize = 16;
 
 impl Secret {
-    /// The secret for keys in a store.
+    /// For keys in a store.
     #[cfg(feature = "_redis")]
-    pub(crate) fn for_stored_keys(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        Self::derive("tower-quota 2026 keys of callers", secret.as_ref())
+    pub(crate) const STORED_KEYS: &str = "tower-quota 2026 keys of callers";
+    /// For partition keys in header fields, which callers receive.
+    pub(crate) const PARTITION_KEYS: &str = "tower-quota 2026 partition keys in header fields";
+    /// For the names of subjects that operators see.
+    #[cfg(any(feature = "admin", feature = "_redis"))]
+    pub(crate) const SUBJECTS: &str = "tower-quota 2026 hashes of subjects";
+
+    /// With one secret for several purposes, the contexts still make the digest that a caller receives differ from the stored one.
+    pub(crate) fn derive(context: &str, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        let secret = secret.as_ref();
+        if secret.len() < MIN_SECRET {
+            return Err(ConfigError::new(format!(
+                "a secret has at least {MIN_SECRET} bytes, not {}; generate a random one, such as with `openssl rand -hex 32`",
+                secret.len(),
+            )));
+        }
+        Ok(Self(blake3::derive_key(context, secret)))
     }
 
-    /// The secret for partition keys in header fields, which callers receive.
-    pub(crate) fn for_partition_keys(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        Self::derive("tower-quota 2026 partition keys in header fields", secret.as_ref())
-    }
-
-    /// The secret for the names of subjects that operators see.
-    #[cfg(feature = "admin")]
-    pub(crate) fn for_subjects(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        Self::derive(SUBJECTS, secret.as_ref())
-    }
-
-    /// The same from random bytes.
+    /// The secret for the names of subjects from random bytes.
     #[cfg(feature = "admin")]
     pub(crate) fn of_subjects(bytes: &[u8; 32]) -> Self {
-        Self(blake3::derive_key(SUBJECTS, bytes))
+        Self(blake3::derive_key(Self::SUBJECTS, bytes))
     }
 
     /// Random bytes, which cannot be predicted.
@@ -319,18 +320,7 @@ impl Secret {
     /// Bytes for the secret of the names of subjects, from that of stored keys.
     #[cfg(feature = "_redis")]
     pub(crate) fn derived_for_subjects(&self) -> [u8; 32] {
-        blake3::derive_key(SUBJECTS, &self.0)
-    }
-
-    /// With one secret for several purposes, the contexts still make the digest that a caller receives differ from the stored one.
-    fn derive(context: &'static str, secret: &[u8]) -> Result<Self, ConfigError> {
-        if secret.len() < MIN_SECRET {
-            return Err(ConfigError::new(format!(
-                "a secret has at least {MIN_SECRET} bytes, not {}; generate a random one, such as with `openssl rand -hex 32`",
-                secret.len(),
-            )));
-        }
-        Ok(Self(blake3::derive_key(context, secret)))
+        blake3::derive_key(Self::SUBJECTS, &self.0)
     }
 
     /// 128 bits of a keyed hash.
@@ -506,9 +496,9 @@ mod tests {
 
     #[test]
     fn a_secret_of_fewer_than_16_bytes_is_refused_with_the_fix() {
-        assert!(Secret::for_partition_keys([7; 16]).is_ok());
+        assert!(Secret::derive(Secret::PARTITION_KEYS, [7; 16]).is_ok());
         for secret in [&b""[..], b"secret", &[7; 15]] {
-            let error = Secret::for_partition_keys(secret).unwrap_err().to_string();
+            let error = Secret::derive(Secret::PARTITION_KEYS, secret).unwrap_err().to_string();
             assert!(
                 error.contains("at least 16 bytes") && error.contains("openssl rand -hex 32"),
                 "{error}"
@@ -520,14 +510,14 @@ mod tests {
     #[test]
     fn each_purpose_has_digests_of_its_own() {
         let secret = "0123456789abcdef";
-        let stored = Secret::for_stored_keys(secret).unwrap();
-        let partition = Secret::for_partition_keys(secret).unwrap();
+        let stored = Secret::derive(Secret::STORED_KEYS, secret).unwrap();
+        let partition = Secret::derive(Secret::PARTITION_KEYS, secret).unwrap();
         assert_ne!(stored.digest(b"ip=192.0.2.1"), partition.digest(b"ip=192.0.2.1"));
         #[cfg(feature = "admin")]
         {
-            let subjects = Secret::for_subjects(secret).unwrap().digest(b"ip=192.0.2.1");
-            assert_ne!(stored.digest(b"ip=192.0.2.1"), subjects);
-            assert_ne!(partition.digest(b"ip=192.0.2.1"), subjects);
+            let subjects = Secret::derive(Secret::SUBJECTS, secret).unwrap();
+            assert_ne!(stored.digest(b"ip=192.0.2.1"), subjects.digest(b"ip=192.0.2.1"));
+            assert_ne!(partition.digest(b"ip=192.0.2.1"), subjects.digest(b"ip=192.0.2.1"));
         }
     }
 }

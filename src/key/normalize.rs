@@ -318,37 +318,27 @@ pub(super) struct Character<'a> {
     tail: &'a [u8],
 }
 
-/// The characters of a text in which escapes begin with this mark, such as `%`.
+/// The characters of a text in which escapes begin with this mark, such as `%`. A mark without two hexadecimal digits stands for
+/// itself, as `%` does in axum.
 pub(super) fn characters(mark: u8, text: &[u8]) -> impl Iterator<Item = Character<'_>> {
     let mut rest = text;
     std::iter::from_fn(move || {
-        let (byte, tail) = decode_first(mark, rest)?;
-        let is_escaped = rest.len() - tail.len() > 1;
+        let (byte, is_escaped, tail) = match rest {
+            [first, high, low, tail @ ..] if *first == mark && high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                let digit = |byte: &u8| char::from(*byte).to_digit(16).unwrap_or_default() as u8;
+                (digit(high) << 4 | digit(low), true, tail)
+            }
+            [first, tail @ ..] => (*first, false, tail),
+            [] => return None,
+        };
         rest = tail;
         Some(Character { byte, is_escaped, tail })
     })
 }
 
-/// The first byte after decoding, and the rest. A mark without two hexadecimal digits stands for itself, as `%` does in axum.
-fn decode_first(mark: u8, text: &[u8]) -> Option<(u8, &[u8])> {
-    match text {
-        [first, high, low, tail @ ..] if *first == mark && high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
-            let digit = |byte: &u8| char::from(*byte).to_digit(16).unwrap_or_default() as u8;
-            Some((digit(high) << 4 | digit(low), tail))
-        }
-        [first, tail @ ..] => Some((*first, tail)),
-        [] => None,
-    }
-}
-
 fn begins_with_hex_digits(path: &[u8]) -> bool {
-    let mut rest = path;
-    (0..2).all(|_| {
-        decode_first(b'%', rest).is_some_and(|(character, tail)| {
-            rest = tail;
-            character.is_ascii_hexdigit()
-        })
-    })
+    let first = characters(b'%', path).take(2);
+    first.filter(|character| character.byte.is_ascii_hexdigit()).count() == 2
 }
 
 #[cfg(test)]

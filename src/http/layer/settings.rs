@@ -55,7 +55,7 @@ impl RateLimitLayer {
     ///
     /// If the secret is shorter than 16 bytes.
     pub fn partition_key(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        let secret = Secret::for_partition_keys(secret)?;
+        let secret = Secret::derive(Secret::PARTITION_KEYS, secret)?;
         self.present(|presentation| presentation.fields.partition_key = Some(secret));
         Ok(self)
     }

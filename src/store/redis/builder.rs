@@ -262,7 +262,7 @@ impl RedisStoreBuilder {
     ///
     /// If the secret is shorter.
     pub fn hash_keys(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        self.secret = Some(Secret::for_stored_keys(secret)?);
+        self.secret = Some(Secret::derive(Secret::STORED_KEYS, secret)?);
         Ok(self)
     }
 

@@ -189,7 +189,7 @@ mod tests {
             secret in proptest::option::of(any::<[u8; 16]>()),
         ) {
             assert!(Policy::new(policy.clone(), limit.clone()).validate().is_ok());
-            let secret = secret.map(|secret| Secret::for_stored_keys(secret).unwrap());
+            let secret = secret.map(|secret| Secret::derive(Secret::STORED_KEYS, secret).unwrap());
             let format = KeyFormat::new(&prefix, secret.clone());
             let mut key = Key::header(&name, value).and(Key::path(&path));
             key.bound();
