@@ -28,7 +28,7 @@ impl Receipt {
         let mut owed: SmallVec<[Owed; 1]> = SmallVec::new();
         for charge in &charges {
             let outstanding = &charge.context.outstanding;
-            if !owed.iter().any(|owed| owed.is_to(outstanding)) {
+            if !owed.iter().any(|owed| Arc::ptr_eq(&owed.outstanding, outstanding)) {
                 owed.push(outstanding.owe(OwedKind::Settlement));
             }
         }

@@ -132,7 +132,7 @@ impl LostSettlements {
 /// confirmed, such as in a task that ends with its runtime.
 #[must_use]
 pub(crate) struct Owed {
-    outstanding: Arc<Outstanding>,
+    pub(crate) outstanding: Arc<Outstanding>,
     kind: OwedKind,
     number: u32,
     is_due: bool,
@@ -142,11 +142,6 @@ pub(crate) struct Owed {
 }
 
 impl Owed {
-    /// Whether it is counted there.
-    pub(crate) fn is_to(&self, outstanding: &Arc<Outstanding>) -> bool {
-        Arc::ptr_eq(&self.outstanding, outstanding)
-    }
-
     /// It is sent now.
     pub(crate) fn due(mut self) -> Self {
         self.is_due = true;

@@ -22,7 +22,7 @@ pub(super) struct Queues {
     /// By the time of expiry. Some of the places may be invalid.
     pub(super) free: BinaryHeap<Reverse<Place>>,
     /// By the end of the denial: counts, and what is [held](Count::is_held).
-    denying: [BTreeSet<Place>; 2],
+    pub(super) denying: [BTreeSet<Place>; 2],
 }
 
 /// A time, and the serial and the hash of the key.
@@ -43,11 +43,6 @@ impl Queues {
     /// The number of keys that are not known to deny.
     pub(super) fn free_keys(&self) -> usize {
         self.keys - self.denying[0].len() - self.denying[1].len()
-    }
-
-    /// The number of keys that are known to deny: counts, or what is held.
-    pub(super) fn denying_keys(&self, held: usize) -> usize {
-        self.denying[held].len()
     }
 
     pub(super) fn enlist(&mut self, entry: &mut Entry, now: u64) {

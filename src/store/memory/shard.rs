@@ -258,7 +258,7 @@ impl Shard {
             return queues.evict_free(counts, now);
         }
         [0, 1].into_iter().find_map(|held| {
-            let queues = policies.iter_mut().max_by_key(|queues| queues.denying_keys(held))?;
+            let queues = policies.iter_mut().max_by_key(|queues| queues.denying[held].len())?;
             queues.evict_denying(held, counts, now)
         })
     }

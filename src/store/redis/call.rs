@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::{
     key_format::{KeyFormat, are_in_several_slots},
     request::{Entry, MergedRequest},
-    script::{ScriptName, boundaries, parameters, rule_name, rule_of},
+    script::{RULES, ScriptName, boundaries, parameters, rule_of},
 };
 use crate::{
     Ban, Limit,
@@ -51,7 +51,9 @@ impl ScriptCall {
             for entry in request.entries() {
                 rules |= entry.limit().map_or(u32::MAX, |limit| 1 << rule_of(limit));
                 write_key(key_format.of_entry(entry));
-                if let Some(charge) = entry.with_line(request.operation) {
+                if let Entry::Count(charge) = entry
+                    && charge.line_for(request.operation).is_some()
+                {
                     has_lines = true;
                     write_key(key_format.of_line(charge));
                 }
@@ -251,7 +253,7 @@ fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
                 buffer.put_f64_le(line.leads.map_or(line.ahead as f64, |known| known as f64));
                 write_numbers(buffer, [line.number, limit.cycle_us(), leads]);
             }
-            write_word(buffer, rule_name(limit));
+            write_word(buffer, RULES[rule_of(limit)].0);
             write_numbers(buffer, [charge.cost(), limit.quota()]);
             write_numbers(buffer, parameters(limit, charge.lease));
             if let Operation::Refund { .. } = operation {

@@ -25,14 +25,6 @@ impl<'a> Entry<'a> {
             Self::Count(charge) => Some(charge.limit()),
         }
     }
-
-    /// The charge, if the script reads its line.
-    pub(super) fn with_line(self, operation: Operation) -> Option<&'a Charge> {
-        match self {
-            Self::Bans(..) => None,
-            Self::Count(charge) => charge.line_for(operation).and(Some(charge)),
-        }
-    }
 }
 
 impl StoreRequest<'_> {

@@ -208,11 +208,6 @@ pub(super) fn rule_of(limit: &Limit) -> usize {
     }
 }
 
-/// The name of a rule in a call.
-pub(super) fn rule_name(limit: &Limit) -> &'static str {
-    RULES[rule_of(limit)].0
-}
-
 /// The numbers of a limit besides its quota: x, y and z of its rule.
 pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
     match limit {

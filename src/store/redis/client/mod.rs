@@ -80,6 +80,20 @@ pub(super) enum RedisClient {
     Simulated(Network),
 }
 
+/// Calls a client library, or what stands for it in tests.
+macro_rules! of_client {
+    ($self:ident, |$client:ident| $call:expr, |$network:pat_param| $simulated:expr) => {
+        match $self {
+            #[cfg(feature = "fred")]
+            Self::Fred($client) => $call,
+            #[cfg(feature = "cluster")]
+            Self::RedisRs($client) => $call,
+            #[cfg(test)]
+            Self::Simulated($network) => $simulated,
+        }
+    };
+}
+
 impl RedisClient {
     /// Runs a script by its digest, and by its text if Redis replies that it does not have the script, which proves that
     /// nothing was executed. The reply must arrive within the deadline.
@@ -113,26 +127,14 @@ impl RedisClient {
 
     /// Receives the messages of a channel on a connection of its own, until that is lost or refused.
     pub(super) async fn receive_messages(&self, channel: &str, receive: &(dyn Fn(Event<'_>) + Sync)) -> Failure {
-        match self {
-            #[cfg(feature = "fred")]
-            Self::Fred(client) => client.receive_messages(channel, receive).await,
-            #[cfg(feature = "cluster")]
-            Self::RedisRs(client) => client.receive_messages(channel, receive).await,
-            #[cfg(test)]
-            Self::Simulated(_) => std::future::pending().await,
-        }
+        of_client!(self, |client| client.receive_messages(channel, receive).await, |_| {
+            std::future::pending().await
+        })
     }
 
     /// A setting of a server, if its user may read it.
     pub(super) async fn setting(&self, name: &'static str) -> Option<String> {
-        match self {
-            #[cfg(feature = "fred")]
-            Self::Fred(client) => client.setting(name).await,
-            #[cfg(feature = "cluster")]
-            Self::RedisRs(client) => client.setting(name).await,
-            #[cfg(test)]
-            Self::Simulated(_) => None,
-        }
+        of_client!(self, |client| client.setting(name).await, |_| None)
     }
 
     /// The nodes of a cluster; none of one server.
@@ -164,14 +166,7 @@ impl RedisClient {
 
     /// The permissions that these servers require besides those of one server.
     pub(super) fn permissions(&self) -> Vec<&'static str> {
-        match self {
-            #[cfg(feature = "fred")]
-            Self::Fred(client) => client.permissions(),
-            #[cfg(feature = "cluster")]
-            Self::RedisRs(client) => client.permissions(),
-            #[cfg(test)]
-            Self::Simulated(_) => Vec::new(),
-        }
+        of_client!(self, |client| client.permissions(), |_| Vec::new())
     }
 
     /// Why the nodes of a cluster are not looked up, if they refuse that.
@@ -181,14 +176,7 @@ impl RedisClient {
 
     /// The health of the servers.
     pub(super) fn health(&self) -> &Arc<Health> {
-        match self {
-            #[cfg(feature = "fred")]
-            Self::Fred(client) => &client.health,
-            #[cfg(feature = "cluster")]
-            Self::RedisRs(client) => &client.health,
-            #[cfg(test)]
-            Self::Simulated(network) => network.health(),
-        }
+        of_client!(self, |client| &client.health, |network| network.health())
     }
 
     /// The health of the server of a slot.
