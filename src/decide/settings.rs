@@ -44,7 +44,9 @@ pub(crate) struct Settings {
     pub(crate) longest_wait: Option<LongestWait>,
     /// The most units that wait.
     pub(crate) max_waiting: Option<u64>,
-    pub(crate) wait_order: WaitOrder,
+    /// The key of those that take turns.
+    pub(crate) fair_by: Option<Arc<dyn KeyExtractor>>,
+    pub(crate) priority: Option<Arc<Priority>>,
 }
 
 /// A value that all requests have, or that is computed from each.
@@ -138,7 +140,25 @@ impl Settings {
     pub(crate) fn waiting_of(&self, waiting: Waiting, parts: &Parts) -> Waiting {
         match waiting.longest_us {
             0 => waiting,
-            _ => LongestWait::of(self.longest_wait.as_ref(), &self.wait_order, waiting, parts),
+            _ => self.waiting_in_line(waiting, parts),
+        }
+    }
+
+    #[cold]
+    fn waiting_in_line(&self, mut waiting: Waiting, parts: &Parts) -> Waiting {
+        if let Some(LongestWait::Computed(longest)) = &self.longest_wait {
+            waiting = waiting.at_most(longest(parts));
+        }
+        if let Some(deadline) = deadline(&parts.headers) {
+            waiting = waiting.at_most(deadline);
+        }
+        Waiting {
+            priority: self.priority.as_ref().map_or(0, |priority| priority(parts)),
+            fair: self.fair_by.as_ref().map_or(0, |key| {
+                let key = key.extract(parts).ok().flatten();
+                key.map_or(0, |key| turn_key(&key))
+            }),
+            ..waiting
         }
     }
 
@@ -226,14 +246,6 @@ fn place(name: &str, key: &Key) -> u32 {
 /// The priority of a request.
 type Priority = dyn Fn(&Parts) -> i32 + Send + Sync;
 
-/// In which order the requests of a process wait.
-#[derive(Clone, Default)]
-pub(crate) struct WaitOrder {
-    /// The key of those that take turns.
-    pub(crate) fair_by: Option<Arc<dyn KeyExtractor>>,
-    pub(crate) priority: Option<Arc<Priority>>,
-}
-
 /// How a request waits for a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waiting {
@@ -276,26 +288,6 @@ impl LongestWait {
         match self {
             Self::Fixed(longest) => *longest,
             Self::Computed(_) => Duration::MAX,
-        }
-    }
-
-    /// How a request with these parts waits.
-    #[cold]
-    pub(super) fn of(longest: Option<&Self>, order: &WaitOrder, waiting: Waiting, parts: &Parts) -> Waiting {
-        let mut waiting = waiting;
-        if let Some(Self::Computed(longest)) = longest {
-            waiting = waiting.at_most(longest(parts));
-        }
-        if let Some(deadline) = deadline(&parts.headers) {
-            waiting = waiting.at_most(deadline);
-        }
-        Waiting {
-            priority: order.priority.as_ref().map_or(0, |priority| priority(parts)),
-            fair: order.fair_by.as_ref().map_or(0, |key| {
-                let key = key.extract(parts).ok().flatten();
-                key.map_or(0, |key| turn_key(&key))
-            }),
-            ..waiting
         }
     }
 }

@@ -201,6 +201,14 @@ impl<K> Policy<K> {
         None
     }
 
+    /// The requests that its file lists as skipped or blocked.
+    fn listed(&self) -> Option<Arc<Access>> {
+        #[cfg(feature = "serde")]
+        return self.from_file.as_ref()?.listed.clone();
+        #[cfg(not(feature = "serde"))]
+        None
+    }
+
     /// The same policy for a limiter, which is given the keys.
     pub(crate) fn for_limiter(self) -> Policy {
         self.with_key(Arc::new(key::from_fn(|_| None::<Key>)))

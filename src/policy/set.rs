@@ -147,7 +147,6 @@ fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
 }
 
 /// Each of these once.
-#[cfg(feature = "serde")]
 pub(super) fn distinct<T>(all: impl Iterator<Item = Arc<T>>) -> Vec<Arc<T>> {
     let mut distinct = Vec::<Arc<T>>::new();
     for one in all {
@@ -164,12 +163,11 @@ pub(super) type Validate = fn(&Policy) -> Result<(), ConfigError>;
 /// Refuses settings about requests that wait, if none does.
 pub(crate) fn validate_for_layer(policy: &Policy) -> Result<(), ConfigError> {
     let settings = policy.all_settings();
-    let order = &settings.wait_order;
     let setting = if settings.waits() {
         return Ok(());
-    } else if order.fair_by.is_some() {
+    } else if settings.fair_by.is_some() {
         "`.fair_by(..)`"
-    } else if order.priority.is_some() {
+    } else if settings.priority.is_some() {
         "`.priority_fn(..)`"
     } else if settings.max_waiting.is_some() {
         "`.max_waiting(..)`, in files `max-waiting`,"
@@ -208,9 +206,9 @@ pub(crate) fn validate_for_limiter(policy: &Policy) -> Result<(), ConfigError> {
             "`.wait_up_to_fn(..)`",
             "use `.wait_up_to(..)`, and `.request(key).wait_up_to(..)` for other waits",
         )
-    } else if settings.wait_order.fair_by.is_some() {
+    } else if settings.fair_by.is_some() {
         ("`.fair_by(..)`", "leave it out, and use `fair_by` of each request")
-    } else if settings.wait_order.priority.is_some() {
+    } else if settings.priority.is_some() {
         ("`.priority_fn(..)`", "leave it out, and use `priority` of each request")
     } else if settings.scope.is_some() {
         ("the setting `routes` or `methods`", for_requests)
@@ -283,10 +281,10 @@ impl PolicySet {
     }
 
     /// Adds conditions on requests, apart from what clones have.
-    pub(crate) fn change_access(&mut self, change: impl Fn(&mut Access)) {
+    pub(crate) fn change_access(&mut self, change: impl FnOnce(&mut Access)) {
         self.change(|basis| {
             change(&mut basis.own_access);
-            change(basis.access.get_or_insert_default());
+            basis.access = basis.own_access.joined(&basis.policies);
         });
     }
 
@@ -338,16 +336,9 @@ impl Basis {
     }
 
     fn of(context: CheckContext, own_access: Access, policies: Vec<Policy>) -> Self {
-        #[cfg(feature = "serde")]
-        let listed = policies
-            .iter()
-            .filter_map(|policy| policy.from_file.as_ref()?.listed.clone());
         Self {
             context: PerThread::new(context),
-            #[cfg(feature = "serde")]
-            access: own_access.joined(&distinct(listed)),
-            #[cfg(not(feature = "serde"))]
-            access: None,
+            access: own_access.joined(&policies),
             own_access,
             plans: policies
                 .iter()
@@ -374,17 +365,15 @@ impl Access {
     }
 
     /// These conditions and those of the files of policies; `None` if there are none.
-    #[cfg(feature = "serde")]
-    pub(crate) fn joined(&self, files: &[Arc<Self>]) -> Option<Self> {
+    fn joined(&self, policies: &[Policy]) -> Option<Self> {
         let mut all = self.clone();
-        for file in files {
+        for file in distinct(policies.iter().filter_map(Policy::listed)) {
             all.blocked.extend_from_slice(&file.blocked);
             all.skipped.extend_from_slice(&file.skipped);
         }
         (!all.is_empty()).then_some(all)
     }
 
-    #[cfg(feature = "serde")]
     pub(crate) fn is_empty(&self) -> bool {
         self.blocked.is_empty() && self.skipped.is_empty()
     }

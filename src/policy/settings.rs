@@ -347,7 +347,7 @@ impl<K> Policy<K> {
     /// # }
     /// ```
     pub fn fair_by(mut self, key: impl KeyExtractor) -> Self {
-        self.settings.wait_order.fair_by = Some(Arc::new(key));
+        self.settings.fair_by = Some(Arc::new(key));
         self
     }
 
@@ -373,7 +373,7 @@ impl<K> Policy<K> {
     /// # }
     /// ```
     pub fn priority_fn(mut self, priority: impl Fn(&Parts) -> i32 + Send + Sync + 'static) -> Self {
-        self.settings.wait_order.priority = Some(Arc::new(priority));
+        self.settings.priority = Some(Arc::new(priority));
         self
     }
 }

@@ -4,7 +4,7 @@ use http::request::Parts;
 
 #[cfg(feature = "serde")]
 use crate::{ConfigError, Policies, store::Store};
-use crate::{Decision, RateLimitLayer, Usage, decide::Condition, policy::Access, store::StoreError};
+use crate::{Decision, RateLimitLayer, Usage, policy::Access, store::StoreError};
 
 /// Requests that no policy decides about.
 impl RateLimitLayer {
@@ -51,8 +51,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn skip(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        let condition: Condition = Arc::new(condition);
-        self.change_access(|access| access.skipped.push(condition.clone()));
+        self.change_access(|access| access.skipped.push(Arc::new(condition)));
         self
     }
 
@@ -139,12 +138,11 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn block(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        let condition: Condition = Arc::new(condition);
-        self.change_access(|access| access.blocked.push(condition.clone()));
+        self.change_access(|access| access.blocked.push(Arc::new(condition)));
         self
     }
 
-    fn change_access(&mut self, change: impl Fn(&mut Access)) {
+    fn change_access(&mut self, change: impl FnOnce(&mut Access)) {
         self.enforcer_mut().policies.change_access(change);
     }
 }

@@ -12,7 +12,7 @@ use super::{
     entry::{Name, PolicyEntry, Selector, Unique},
     plans::{is_of_plan, join, policy_at},
     scope::{Routes, Scope, Spelling},
-    values::{Extensions, Requests, client_ip, not_null},
+    values::{Extensions, RequestMatcher, client_ip, conditions, not_null, requests},
 };
 use crate::{
     ConfigError, KeyExtractor,
@@ -50,10 +50,10 @@ struct FileFields {
     enabled: Option<bool>,
     #[serde(default, deserialize_with = "client_ip")]
     client_ip: Option<key::Ip>,
-    #[serde(default)]
-    skip: Requests,
-    #[serde(default)]
-    block: Requests,
+    #[serde(default, deserialize_with = "requests")]
+    skip: Vec<RequestMatcher>,
+    #[serde(default, deserialize_with = "requests")]
+    block: Vec<RequestMatcher>,
     policies: Unique<Name, PolicyEntry>,
     #[serde(default, deserialize_with = "not_null")]
     plan: Option<Selector>,
@@ -73,7 +73,7 @@ impl TryFrom<FileFields> for Config {
             ));
         }
         for (place, entry) in &policies {
-            if entry.formerly.as_deref() == Some(policy_at(place)) {
+            if matches!(&entry.formerly, Some(Name(former)) if former == policy_at(place)) {
                 return Err(ConfigError::new(
                     "`formerly` is another name, under which the policy was counted; remove it",
                 )
@@ -85,8 +85,8 @@ impl TryFrom<FileFields> for Config {
             }
         }
         let listed = Access {
-            skipped: file.skip.conditions(file.client_ip.as_ref(), Spelling::Both)?,
-            blocked: file.block.conditions(file.client_ip.as_ref(), Spelling::Either)?,
+            skipped: conditions(&file.skip, file.client_ip.as_ref(), Spelling::Both)?,
+            blocked: conditions(&file.block, file.client_ip.as_ref(), Spelling::Either)?,
         };
         Ok(Self {
             enabled: file.enabled.unwrap_or(true),
@@ -228,7 +228,8 @@ impl Config {
                 }
             }
         };
-        let policy_limit = policy_limit.formerly(entry.formerly.clone());
+        let former = entry.formerly.as_ref().map(|Name(former)| former.as_str().into());
+        let policy_limit = policy_limit.formerly(former);
         for limit in policy_limit.of_plans.iter().chain([&entry.limit]) {
             limit.validate()?;
         }
@@ -256,7 +257,7 @@ impl Config {
                 failure_mode: Some(entry.failure_mode.unwrap_or_default()),
                 enforced: entry.enforced(),
                 ban: entry.ban,
-                longest_wait: Some(LongestWait::Fixed(entry.wait.unwrap_or_default().0)),
+                longest_wait: Some(LongestWait::Fixed(entry.wait.unwrap_or_default())),
                 max_waiting: entry.max_waiting,
                 ..Settings::default()
             },

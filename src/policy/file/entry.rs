@@ -1,4 +1,4 @@
-use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use http::{HeaderName, Method};
 use serde::{
@@ -8,7 +8,7 @@ use serde::{
 
 use super::{
     scope::{Routes, Scope},
-    values::{Extensions, Length, methods, not_null, routes},
+    values::{Extensions, length, methods, not_null, routes},
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
@@ -34,8 +34,8 @@ type ByPlan = BTreeMap<String, Limit>;
 )]
 pub(super) struct PolicyEntry {
     pub(super) limit: Limit,
-    #[serde(default, deserialize_with = "former_name")]
-    pub(super) formerly: Option<Arc<str>>,
+    #[serde(default, deserialize_with = "not_null")]
+    pub(super) formerly: Option<Name>,
     #[serde(default, deserialize_with = "not_null")]
     plan: Option<Selector>,
     #[serde(default, deserialize_with = "not_null")]
@@ -50,8 +50,8 @@ pub(super) struct PolicyEntry {
     pub(super) cost: Option<u64>,
     #[serde(default, deserialize_with = "failure_mode")]
     pub(super) failure_mode: Option<FailureMode>,
-    #[serde(default, deserialize_with = "not_null")]
-    pub(super) wait: Option<Length>,
+    #[serde(default, deserialize_with = "length")]
+    pub(super) wait: Option<Duration>,
     #[serde(default, deserialize_with = "max_waiting")]
     pub(super) max_waiting: Option<u64>,
     #[serde(default, deserialize_with = "not_null")]
@@ -99,7 +99,7 @@ impl PolicyEntry {
         // Units are not taken ahead beside waits and bans.
         let takes_ahead = self.limits().any(|limit| limit.prefetch_time().is_some());
         let wait = self.wait.or(common.wait.filter(|_| !takes_ahead));
-        let waits = wait.is_some_and(|Length(longest)| !longest.is_zero());
+        let waits = wait.is_some_and(|longest| !longest.is_zero());
         Self {
             formerly: self.formerly.or_else(|| common.formerly.clone()),
             key: self.key.or_else(|| common.key.clone()),
@@ -157,12 +157,6 @@ enum Mode {
     #[default]
     Enforce,
     Observe,
-}
-
-fn former_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<str>>, D::Error> {
-    let name = String::deserialize(deserializer)?;
-    validate_name(&name).map_err(D::Error::custom)?;
-    Ok(Some(name.into()))
 }
 
 fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<FailureMode>, D::Error> {
@@ -236,7 +230,7 @@ where
 }
 
 /// The name of a policy.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name(pub(super) String);
 
 impl<'de> Deserialize<'de> for Name {
@@ -263,24 +257,24 @@ impl fmt::Display for Name {
 struct Table {
     #[serde(default, deserialize_with = "not_null")]
     after: Option<u64>,
-    #[serde(default, deserialize_with = "not_null")]
-    within: Option<Length>,
-    #[serde(default, deserialize_with = "not_null")]
-    first: Option<Length>,
-    #[serde(default, deserialize_with = "not_null")]
-    longest: Option<Length>,
+    #[serde(default, deserialize_with = "length")]
+    within: Option<Duration>,
+    #[serde(default, deserialize_with = "length")]
+    first: Option<Duration>,
+    #[serde(default, deserialize_with = "length")]
+    longest: Option<Duration>,
 }
 
 pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ban>, D::Error> {
     let table = Table::deserialize(deserializer)?;
-    let (Some(after), Some(Length(within))) = (table.after, table.within) else {
+    let (Some(after), Some(within)) = (table.after, table.within) else {
         return Err(D::Error::custom(
             "bans have `after`, a number of denials such as 10, and `within`, a length of time such as \"1h\"",
         ));
     };
     let ban = Ban::after(after, within);
-    let ban = table.first.map_or(ban, |Length(first)| ban.first(first));
-    let ban = table.longest.map_or(ban, |Length(longest)| ban.longest(longest));
+    let ban = table.first.map_or(ban, |first| ban.first(first));
+    let ban = table.longest.map_or(ban, |longest| ban.longest(longest));
     ban.validate().map_err(D::Error::custom)?;
     Ok(Some(ban))
 }

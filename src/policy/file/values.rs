@@ -93,19 +93,11 @@ fn is_slip(text: &str, other: &str) -> bool {
 }
 
 /// A length of time, such as `10min`.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Length(pub(super) Duration);
-
-impl<'de> Deserialize<'de> for Length {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserialize_text(deserializer, "a length of time such as \"10min\"", |text| {
-            parse_length(text).map(Self).ok_or_else(|| {
-                ConfigError::new(format!(
-                    "`{text}` is not a length of time; one looks like `10min` or `500ms`"
-                ))
-            })
-        })
-    }
+pub(super) fn length<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    deserialize_text(deserializer, "a length of time such as \"10min\"", |text| {
+        let fault = || format!("`{text}` is not a length of time; one looks like `10min` or `500ms`");
+        parse_length(text).map(Some).ok_or_else(|| ConfigError::new(fault()))
+    })
 }
 
 /// The client address as configuration describes it: the header, the networks whose header is read, and the number of proxies.
@@ -181,10 +173,6 @@ enum TrustedPeer {
     UnixPeer,
 }
 
-/// The requests that a file skips or blocks: those of each of these tables.
-#[derive(Clone, Default)]
-pub(super) struct Requests(Vec<RequestMatcher>);
-
 /// Requests as a table describes them: those for which all of its fields hold.
 #[derive(Clone, Deserialize)]
 #[serde(
@@ -192,7 +180,7 @@ pub(super) struct Requests(Vec<RequestMatcher>);
     deny_unknown_fields,
     expecting = "a table with `networks`, `routes` or `methods`"
 )]
-struct RequestMatcher {
+pub(super) struct RequestMatcher {
     #[serde(default, deserialize_with = "not_null")]
     clients: Option<Clients>,
     #[serde(default, deserialize_with = "networks")]
@@ -228,49 +216,46 @@ impl<'de> Deserialize<'de> for RequestMatcher {
     }
 }
 
-impl Requests {
-    /// The conditions of these requests, where the file describes the client address so.
-    pub(super) fn conditions(
-        &self,
-        client_ip: Option<&key::Ip>,
-        spelling: Spelling,
-    ) -> Result<Vec<Condition>, ConfigError> {
-        let condition = |fields: &RequestMatcher| -> Result<Condition, ConfigError> {
-            let scope = Scope {
-                routes: fields.routes.clone(),
-                methods: fields.methods.clone(),
-            };
-            let of_client = match (fields.clients, client_ip) {
-                (Some(Clients::Unknown), _) if spelling == Spelling::Both => {
-                    return Err(ConfigError::new("an unknown client is never skipped, only blocked"));
-                }
-                (Some(Clients::Unknown), None) => {
-                    return Err(ConfigError::new(
-                        "unknown are clients that no proxy has recorded; `[client-ip]` describes the proxies",
-                    ));
-                }
-                (Some(Clients::Unknown), Some(client_ip)) => Some(client_ip.clone().unknown()),
-                (None, _) if fields.networks.is_empty() => None,
-                (None, _) => {
-                    let address = client_ip.cloned().unwrap_or_else(key::ip);
-                    Some(address.within(&fields.networks)?)
-                }
-            };
-            Ok(Arc::new(move |parts| {
-                scope.contains(parts, spelling) && of_client.as_ref().is_none_or(|holds| holds(parts))
-            }))
-        };
-        self.0.iter().map(condition).collect()
-    }
+/// The requests that a file skips or blocks: those of each of these tables.
+pub(super) fn requests<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RequestMatcher>, D::Error> {
+    const EXPECTED: &str = "a table with `networks`, `routes` or `methods`, or a list of such tables";
+    const EMPTY: &str = "an empty list describes no request; leave it out";
+
+    one_or_several(deserializer, EXPECTED, EMPTY)
 }
 
-impl<'de> Deserialize<'de> for Requests {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        const EXPECTED: &str = "a table with `networks`, `routes` or `methods`, or a list of such tables";
-        const EMPTY: &str = "an empty list describes no request; leave it out";
-
-        one_or_several(deserializer, EXPECTED, EMPTY).map(Self)
-    }
+/// The conditions of these requests, where the file describes the client address so.
+pub(super) fn conditions(
+    requests: &[RequestMatcher],
+    client_ip: Option<&key::Ip>,
+    spelling: Spelling,
+) -> Result<Vec<Condition>, ConfigError> {
+    let condition = |fields: &RequestMatcher| -> Result<Condition, ConfigError> {
+        let scope = Scope {
+            routes: fields.routes.clone(),
+            methods: fields.methods.clone(),
+        };
+        let of_client = match (fields.clients, client_ip) {
+            (Some(Clients::Unknown), _) if spelling == Spelling::Both => {
+                return Err(ConfigError::new("an unknown client is never skipped, only blocked"));
+            }
+            (Some(Clients::Unknown), None) => {
+                return Err(ConfigError::new(
+                    "unknown are clients that no proxy has recorded; `[client-ip]` describes the proxies",
+                ));
+            }
+            (Some(Clients::Unknown), Some(client_ip)) => Some(client_ip.clone().unknown()),
+            (None, _) if fields.networks.is_empty() => None,
+            (None, _) => {
+                let address = client_ip.cloned().unwrap_or_else(key::ip);
+                Some(address.within(&fields.networks)?)
+            }
+        };
+        Ok(Arc::new(move |parts| {
+            scope.contains(parts, spelling) && of_client.as_ref().is_none_or(|holds| holds(parts))
+        }))
+    };
+    requests.iter().map(condition).collect()
 }
 
 /// The extensions of requests that a file names, as the application has registered them.
