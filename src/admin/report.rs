@@ -320,8 +320,7 @@ fn report_slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<Valu
     if !policy.limits.iter().any(|limit| limit.limit.is_held()) {
         return None;
     }
-    let held = policy.context.keeper.held_of(policy.policy.counted_as()).into_iter();
-    let held = held.map(|(key, held)| (key, (held.slots, held.longest))).collect();
+    let held = policy.context.keeper.held_of(policy.policy.counted_as());
     let reports = most(&held, names).into_iter();
     let reports = reports.map(|(Reverse((slots, longest)), subject)| {
         json!({

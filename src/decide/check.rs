@@ -315,8 +315,9 @@ pub(super) fn settle(
             Ok(undecided.decided())
         }
         Err(error) => {
-            if undecided.has_leases() {
-                end_unknown(operation, &undecided, &error);
+            // The store may have counted the slots before it failed.
+            if undecided.has_leases() && operation.counts() {
+                release_unknown(undecided.as_slice(), error.kind() == ErrorKind::Timeout);
             }
             fail(error, operation, &undecided)
         }
@@ -328,14 +329,6 @@ pub(super) fn settle(
 fn count(operation: Operation, decision: &Decision) {
     if operation.decides() {
         decision.count_outcomes();
-    }
-}
-
-/// Releases the slots that the store may have counted before it failed.
-#[cold]
-fn end_unknown(operation: Operation, undecided: &Undecided, error: &StoreError) {
-    if operation.counts() {
-        release_unknown(undecided.as_slice(), error.kind() == ErrorKind::Timeout);
     }
 }
 

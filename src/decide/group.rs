@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    Undecided, Waiting, caught,
+    Undecided, caught,
     check::{send, settle},
     line::{Entry, NO_LINE, Rank, ended, find},
     waiting::{Lacking, Waiter},
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Denial, PolicyDecision,
     limit::{Arrival, PLACE_SIZE},
-    store::{ChargeLine, Operation, Owed, StoreError, StoreResponse},
+    store::{Operation, Owed, StoreError, StoreResponse},
 };
 
 /// The line in which a request is checked, and the place of the process in it, in which the request is the first.
@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct Led {
     line: u64,
     pub(super) waiting: SmallVec<[Arrival; 4]>,
-    /// See [`ChargeLine::leads`].
+    /// See [`ChargeLine::leads`](crate::store::ChargeLine::leads).
     known: u64,
     /// Where it comes in the lines if it is checked for the last time.
     last: Option<Comes>,
@@ -48,23 +48,16 @@ impl Undecided {
     #[cold]
     pub(crate) fn enter_lines(&mut self) {
         let comes = self.comes();
-        for (line, waiting, leads) in self.lines_mut() {
-            line.leads = leads;
-            let ahead = comes.and_then(|comes| Some(find(line.number)?.state().ahead_of(waiting, comes)));
+        let led = self.led.as_ref().map(|led| (led.line, led.known));
+        for policy in &mut self.inner().policies {
+            let counted = policy.local.as_deref_mut().unwrap_or(&mut policy.charge);
+            let Some(line) = counted.line.as_deref_mut() else {
+                continue;
+            };
+            line.leads = led.filter(|(led, _)| *led == line.number).map(|(_, known)| known);
+            let ahead = comes.and_then(|comes| Some(find(line.number)?.state().ahead_of(policy.waiting, comes)));
             line.ahead = ahead.unwrap_or(0);
         }
-    }
-
-    /// The lines of its charges, how it waits there, and what the process knows of the one that it leads.
-    pub(super) fn lines_mut(&mut self) -> impl Iterator<Item = (&mut ChargeLine, Waiting, Option<u64>)> {
-        let led = self.led.as_ref().map(|led| (led.line, led.known));
-        let policies = self.inner().policies.iter_mut();
-        policies.filter_map(move |policy| {
-            let counted = policy.local.as_deref_mut().unwrap_or(&mut policy.charge);
-            let line = counted.line.as_deref_mut()?;
-            let leads = led.filter(|(led, _)| *led == line.number).map(|(_, known)| known);
-            Some((line, policy.waiting, leads))
-        })
     }
 
     /// Lets the request replace the place of the process in a line, of whose requests it is the first, with this number of equal ones.
@@ -103,7 +96,7 @@ pub(super) type Checked = (Arc<Waiter>, Undecided, Option<Owed>);
 pub(super) struct Group {
     pub(super) requests: SmallVec<[Checked; 1]>,
     pub(super) arrivals: SmallVec<[Arrival; 4]>,
-    /// See [`ChargeLine::leads`].
+    /// See [`ChargeLine::leads`](crate::store::ChargeLine::leads).
     pub(super) known: u64,
 }
 

@@ -3,35 +3,19 @@
 use std::{collections::HashMap, sync::Arc};
 
 use super::line::LINES;
-use crate::{Key, PolicyDecision, store::StoreId, sync::lock};
+use crate::{Key, store::StoreId, sync::lock};
 
-/// The key that a line is for, and the store and the policy that count it.
-pub(super) struct LineSubject {
-    store: Option<StoreId>,
-    policy: Arc<str>,
-    key: Key,
-}
-
-impl LineSubject {
-    pub(super) fn of(policy: &PolicyDecision) -> Self {
-        Self {
-            store: policy.context.store_id(),
-            policy: policy.named().name.clone(),
-            key: policy.charge.key.clone(),
-        }
-    }
-}
+/// The store and the policy that count the requests of a line, and their key.
+pub(super) type LineSubject = (Option<StoreId>, Arc<str>, Key);
 
 /// How many requests of this process wait for a policy of a store, by key.
 pub(crate) fn waiting_by_key(store: Option<StoreId>, policy: &str) -> HashMap<Key, usize> {
-    let lines = lock(&LINES);
-    let of_policy = lines.values().filter(|line| {
-        let subject = &line.subject;
-        subject.store == store && *subject.policy == *policy
-    });
     let mut waiting = HashMap::new();
-    for line in of_policy {
-        *waiting.entry(line.subject.key.clone()).or_default() += line.state().len();
+    for line in lock(&LINES).values() {
+        let (counted_in, counted_by, key) = &line.subject;
+        if *counted_in == store && **counted_by == *policy {
+            *waiting.entry(key.clone()).or_default() += line.state().waiting.len();
+        }
     }
     waiting.retain(|_, requests| *requests > 0);
     waiting

@@ -151,7 +151,13 @@ impl PolicyDecision {
             undecided.renew_lease();
         }
         if waits {
-            undecided.charge.line = Some(Box::new(undecided.charge_line()));
+            undecided.charge.line = Some(Box::new(ChargeLine {
+                number: undecided.line_number(),
+                longest_us: waiting.longest_us,
+                ahead: 0,
+                leads: None,
+                leads_elsewhere: false,
+            }));
         }
         undecided
     }
@@ -230,18 +236,6 @@ impl PolicyDecision {
     #[inline]
     pub(crate) fn failure_mode(&self) -> FailureMode {
         self.policy().settings.failure_mode.unwrap_or_default()
-    }
-
-    /// The line of requests that wait for the policy.
-    #[cold]
-    fn charge_line(&self) -> ChargeLine {
-        ChargeLine {
-            number: self.line_number(),
-            longest_us: self.waiting.longest_us,
-            ahead: 0,
-            leads: None,
-            leads_elsewhere: false,
-        }
     }
 
     /// What is counted, in the store or in its place.

@@ -153,7 +153,11 @@ impl Line {
                 state: Mutex::default(),
                 signal: LineSignal::of(lacking.line),
                 #[cfg(feature = "admin")]
-                subject: LineSubject::of(lacking.policy),
+                subject: (
+                    lacking.policy.context.store_id(),
+                    lacking.policy.named().name.clone(),
+                    lacking.policy.charge.key.clone(),
+                ),
             })
         });
         let line = line.clone();
@@ -248,12 +252,6 @@ impl InLine {
 }
 
 impl State {
-    /// The number of requests that wait.
-    #[cfg(feature = "admin")]
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len()
-    }
-
     /// The cost of the requests that come before one, less that of those which come before it by the place in the store.
     pub(super) fn ahead_of(&mut self, waiting: Waiting, comes: Comes) -> i64 {
         self.begin_turns(waiting.fair);

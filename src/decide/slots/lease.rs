@@ -23,7 +23,7 @@ use crate::{
 /// A lease that holds slots of one policy.
 pub(crate) struct Lease {
     /// Where the slots are counted.
-    store: Arc<dyn Store>,
+    pub(super) store: Arc<dyn Store>,
     pub(super) charge: Charge,
     id: LeaseId,
     #[cfg(feature = "admin")]
@@ -88,11 +88,6 @@ impl Lease {
             return None;
         }
         Some(release)
-    }
-
-    /// Whether both are counted in one store.
-    pub(super) fn shares_store(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.store, &other.store)
     }
 
     /// Ends leases that share their store again, until it replies or they have expired: a call without a reply may still be executed.
@@ -204,15 +199,6 @@ struct Group {
     hurry: Arc<Notify>,
 }
 
-/// The slots of a policy that requests of one key hold in this process.
-#[cfg(feature = "admin")]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct HeldByKey {
-    pub(crate) slots: u64,
-    /// The time since the first of them was taken.
-    pub(crate) longest: Duration,
-}
-
 static KEEPERS: PerStore<Keeper> = PerStore::new();
 
 impl Keeper {
@@ -256,17 +242,17 @@ impl Keeper {
         }
     }
 
-    /// The slots of a policy that this process holds, by key.
+    /// The slots of a policy that this process holds, and the time since the first of them was taken, by key.
     #[cfg(feature = "admin")]
-    pub(crate) fn held_of(&self, policy: &str) -> HashMap<Key, HeldByKey> {
+    pub(crate) fn held_of(&self, policy: &str) -> HashMap<Key, (u64, Duration)> {
         let state = self.state();
         let leases = state.groups.values().flat_map(|group| group.held.values());
         let leases = leases.chain(state.orphans.values());
-        let mut held: HashMap<Key, HeldByKey> = HashMap::new();
+        let mut held: HashMap<Key, (u64, Duration)> = HashMap::new();
         for lease in leases.filter(|lease| lease.policy() == policy) {
-            let of_key = held.entry(lease.charge.key.clone()).or_default();
-            of_key.slots += lease.charge.cost;
-            of_key.longest = of_key.longest.max(lease.taken_at.elapsed());
+            let (slots, longest) = held.entry(lease.charge.key.clone()).or_default();
+            *slots += lease.charge.cost;
+            *longest = lease.taken_at.elapsed().max(*longest);
         }
         held
     }

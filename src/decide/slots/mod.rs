@@ -171,7 +171,8 @@ impl Slots {
             keeper.forget(&lease);
             // The release of a lease that is being renewed comes after its renewal, which could take the slots again.
             let Some(release) = lease.end() else { continue };
-            match unsent.iter_mut().find(|(_, leases)| leases[0].shares_store(&lease)) {
+            let shares_store = |(_, leases): &&mut Unsent| Arc::ptr_eq(&leases[0].store, &lease.store);
+            match unsent.iter_mut().find(shares_store) {
                 Some((releases, leases)) => {
                     releases.join(release);
                     leases.push(lease);
