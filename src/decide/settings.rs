@@ -118,10 +118,7 @@ impl Settings {
         let is_first = self.max_waiting.is_none() && waiting == 0;
         is_first || waiting.saturating_add(cost) <= self.max_waiting.unwrap_or(MOST_WAITING)
     }
-}
 
-/// What a request is for the policy.
-impl Settings {
     #[inline]
     pub(crate) fn apply_to(&self, parts: &Parts) -> bool {
         let holds = |condition: &Condition| condition(parts);

@@ -168,10 +168,7 @@ impl Undecided {
     pub(crate) fn again(&self) -> Self {
         self.decision.again()
     }
-}
 
-/// The reply of a store.
-impl Undecided {
     /// Records the outcome of one request for all policies.
     #[inline(always)]
     pub(crate) fn record(&mut self, operation: Operation, response: &StoreResponse, outcome: &Outcome) {

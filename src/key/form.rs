@@ -112,9 +112,7 @@ impl Component {
             }
         }
     }
-}
 
-impl Component {
     /// The component with an empty value, such as `header:x-user-id=`.
     pub(super) fn without_value(&self) -> Key {
         Key::component(self.kind, self.label.as_bytes(), b"")

@@ -360,9 +360,7 @@ impl Ip {
             }
         })
     }
-}
 
-impl Ip {
     /// Whether a proxy seems to have forwarded the request.
     #[inline]
     fn is_forwarded(&self, headers: &HeaderMap) -> bool {

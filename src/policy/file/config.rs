@@ -154,10 +154,7 @@ impl Config {
         };
         ConfigError::new(format!("there is no policy `{name}`; {others}"))
     }
-}
 
-/// Keys.
-impl Config {
     /// The key of the policy of a place.
     pub(super) fn key(&self, place: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
         let name = self.nearest(place).unwrap_or(place);

@@ -116,10 +116,7 @@ impl File {
     pub(super) fn config(&self) -> Config {
         self.state().config.clone()
     }
-}
 
-/// Loads.
-impl File {
     /// Applies these policies to all layers and limiters, or to none. The caller has locked loads.
     pub(super) fn replace(&self, mut config: Config, text: Option<String>) -> Result<(), ConfigError> {
         let mut state = self.state();
@@ -163,10 +160,7 @@ impl File {
         subscribers.retain(|other| other.strong_count() > 0);
         subscribers.push(subscriber);
     }
-}
 
-/// Faults.
-impl File {
     pub(super) fn note_outcome<E: ToString>(&self, applied: Result<(), E>) -> Result<(), E> {
         let refused = applied.as_ref().err();
         let refused = refused.map(|error| (SystemTime::now(), error.to_string()));

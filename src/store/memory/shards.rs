@@ -75,7 +75,6 @@ type Lines = HashMap<LineKey, Line>;
 /// The hash of a policy and a key, and the shape of the limit.
 type LineKey = (u64, Shape);
 
-/// Decisions.
 impl Shards {
     #[inline]
     pub(super) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
@@ -168,10 +167,7 @@ impl Shards {
         });
         ids.collect()
     }
-}
 
-/// Evictions.
-impl Shards {
     /// Counts evictions of keys that had not expired. No shard may be locked: a subscriber of `tracing` may use the store.
     #[inline]
     fn count(&self, evicted: u64) {
@@ -187,10 +183,7 @@ impl Shards {
             );
         }
     }
-}
 
-/// Locks.
-impl Shards {
     fn place(&self, hash: u64) -> usize {
         // The table within the shard uses the bits at both ends.
         (hash >> 32) as usize & (self.shards.len() - 1)

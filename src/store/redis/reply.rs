@@ -154,9 +154,7 @@ impl RequestReply {
         }
         Ok(Self { admitted, states })
     }
-}
 
-impl RequestReply {
     /// The outcome of the nth of the requests, from 0.
     pub(super) fn outcome(&self, request: &OwnedRequest, nth: u64) -> Outcome {
         let mut states = self.states.clone();

@@ -157,10 +157,7 @@ impl FredClient {
         }
         reply
     }
-}
 
-/// Other commands.
-impl FredClient {
     pub(in crate::store::redis) fn permissions(&self) -> Vec<&'static str> {
         let is_of_sentinel = matches!(self.config.server, ServerConfig::Sentinel { .. });
         let role = is_of_sentinel.then_some("role");
