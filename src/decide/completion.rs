@@ -29,7 +29,6 @@ pub struct Completion<'a> {
     end: End,
 }
 
-/// The head of a response.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     status: StatusCode,
@@ -37,7 +36,6 @@ struct Head<'a> {
     extensions: &'a Extensions,
 }
 
-/// The end of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
     /// The head of the response is decisive.

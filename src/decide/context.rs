@@ -264,7 +264,6 @@ impl PolicyContext {
         }
     }
 
-    /// The number of the file in the process.
     pub(super) fn file_number(&self) -> Option<u64> {
         self.file.as_ref().map(|file| file.number())
     }

@@ -19,7 +19,6 @@ use crate::{
     store::FailureMode,
 };
 
-/// A condition on requests.
 pub(crate) type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 /// The settings of a policy, in code or in a file.
@@ -56,10 +55,8 @@ pub(crate) enum OfRequest<T> {
     Computed(Arc<dyn Fn(&Parts) -> T + Send + Sync>),
 }
 
-/// The cost of a request.
 pub(crate) type Cost = OfRequest<u64>;
 
-/// The longest wait of a request.
 pub(crate) type LongestWait = OfRequest<Duration>;
 
 /// The longest pause that a response can ask for, unless the policy has bans.
@@ -209,7 +206,6 @@ impl EnforcedShare {
         self == Self::NONE
     }
 
-    /// The share as a fraction.
     #[cfg(feature = "admin")]
     pub(crate) fn fraction(self) -> f64 {
         f64::from(self.0) / f64::from(WHOLE)
@@ -240,7 +236,6 @@ fn place(name: &str, key: &Key) -> u32 {
     (((hash >> 32) * u64::from(WHOLE)) >> 32) as u32
 }
 
-/// The priority of a request.
 type Priority = dyn Fn(&Parts) -> i32 + Send + Sync;
 
 /// How a request waits for a policy.

@@ -51,7 +51,6 @@ pub(crate) struct Enforcer {
     pub(super) warned: Arc<Warned>,
 }
 
-/// The progress of a check.
 pub(crate) enum Progress {
     Done(Action),
     /// The store has not replied yet.

@@ -265,7 +265,6 @@ impl Share {
 pub(crate) struct Shape(Option<Discriminant<Limit>>, u64);
 
 impl Shape {
-    /// That of the bans of a policy.
     pub(crate) const BANS: Self = Self(None, 0);
 }
 

@@ -84,7 +84,6 @@ impl Line {
         Self(self.0.iter().filter(is_live).cloned().collect())
     }
 
-    /// The weight of all that wait.
     pub(crate) fn weight(&self) -> u64 {
         self.weight_of(|_, _| true)
     }

@@ -252,5 +252,4 @@ pub use self::{
     rule::LeaseId,
 };
 
-/// Chooses the limit of a request.
 pub(crate) type ChooseLimit = std::sync::Arc<dyn Fn(&http::request::Parts) -> Limit + Send + Sync>;

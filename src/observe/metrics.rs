@@ -73,7 +73,6 @@ metrics! {
         "1 if the newest content of the file of limits is refused or not seen, else 0";
 }
 
-/// Whether there are metrics.
 pub(crate) const METRICS_ENABLED: bool = cfg!(feature = "metrics");
 
 /// Handles of the recorder, which are made for the first value.
@@ -113,7 +112,6 @@ impl CheckMetrics {
         });
     }
 
-    /// Registers the series.
     pub(crate) fn register() {
         let _ = CheckHandles::default();
     }
@@ -140,7 +138,6 @@ impl Default for CheckHandles {
     }
 }
 
-/// The metrics of a Redis store.
 pub(crate) struct RedisMetrics(Handles<RedisHandles>);
 
 struct RedisHandles {
@@ -236,7 +233,6 @@ impl NodeMetrics {
     }
 }
 
-/// The metrics of a memory store.
 #[derive(Default)]
 pub(crate) struct MemoryMetrics(Handles<Counter>);
 

@@ -104,7 +104,6 @@ impl PolicyOutcome {
 /// The hash of the limits of each policy that were registered last.
 static IN_FORCE: LazyLock<Mutex<HashMap<Arc<str>, u64>>> = LazyLock::new(Mutex::default);
 
-/// The metrics of one policy.
 #[derive(Clone)]
 pub(crate) struct PolicyMetrics {
     policy: Arc<str>,
@@ -122,7 +121,6 @@ struct PolicyHandles {
 }
 
 impl PolicyMetrics {
-    /// The metrics of a policy with a hash of its limits.
     pub(crate) fn new(policy: Arc<str>, limits_hash: u64) -> Self {
         Self {
             policy,
@@ -205,7 +203,6 @@ impl Drop for GaugeGuard {
     }
 }
 
-/// The metrics of a request that waits.
 #[derive(Default)]
 pub(crate) struct WaitMetrics(Option<Arc<PolicyHandles>>);
 

@@ -9,7 +9,6 @@ use crate::{
     ConfigError, Limit, decide::LongestWait, error::or_panic, key::KeyError, limit::ChooseLimit, store::NamedLimit,
 };
 
-/// The name and the limit of a policy.
 #[derive(Clone)]
 pub(super) struct PolicyLimit {
     /// The limit of all requests; if limits are chosen, one of the same name that limits nothing.

@@ -193,7 +193,6 @@ impl<K> Policy<K> {
         self.settings.clone()
     }
 
-    /// The file that the policy follows.
     fn file(&self) -> Option<Arc<dyn PolicyFile>> {
         #[cfg(feature = "serde")]
         return Some(Arc::new(self.from_file.clone()?));

@@ -229,7 +229,6 @@ impl PlanChoice {
         format!("`{}`", self.names.join("`, `"))
     }
 
-    /// The name of the plan at a position.
     pub(crate) fn name(&self, position: usize) -> &str {
         self.names.get(position).map_or("", |name| name)
     }
@@ -239,7 +238,6 @@ impl PlanChoice {
         self.choose.is_none() && self.names.len() > 1
     }
 
-    /// The position of the plan of this name.
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         self.names.iter().position(|known| **known == *name)
     }

@@ -180,7 +180,6 @@ pub(crate) struct Failover {
 static FAILOVERS: PerStore<Failover> = PerStore::new();
 
 impl Failover {
-    /// The failover of a store.
     pub(crate) fn of(store: &impl Store) -> Arc<Self> {
         FAILOVERS.of(store.id())
     }
@@ -207,7 +206,6 @@ impl Failover {
         self.health.status()
     }
 
-    /// Whether this process has counted.
     pub(crate) fn has_counts(&self) -> bool {
         self.counts.get().is_some()
     }

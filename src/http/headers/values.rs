@@ -81,7 +81,6 @@ pub(super) fn standing(policy: &PolicyDecision) -> (u64, Option<Duration>) {
     }
 }
 
-/// The value of `Retry-After`.
 pub(crate) fn retry_after(wait: Duration) -> HeaderValue {
     Text::from(delay_secs(wait)).into()
 }

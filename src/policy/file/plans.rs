@@ -16,7 +16,6 @@ use crate::{
 /// The plan of requests without one.
 const DEFAULT: &str = "default";
 
-/// The name of the policy at a place.
 pub(super) fn policy_at(place: &str) -> &str {
     place.rsplit('/').next().unwrap_or(place)
 }

@@ -13,7 +13,6 @@ pub(super) struct Scope {
     pub(super) methods: Vec<Method>,
 }
 
-/// The routes of a scope.
 #[derive(Clone, Debug, Default)]
 pub(super) enum Routes {
     #[default]
@@ -260,7 +259,6 @@ impl<'a> Matched<'a> {
     }
 }
 
-/// A segment of a template.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Segment<'a> {
     Literal(&'a [u8]),
@@ -280,7 +278,6 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Whether a template is that of a path.
 fn matches(template: &[u8], path: &[u8]) -> bool {
     let mut segments = path.split(|byte| *byte == b'/');
     for expected in template.split(|byte| *byte == b'/') {

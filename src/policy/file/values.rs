@@ -25,7 +25,6 @@ fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::E
     one_or_several(deserializer, "a text, or a list of texts", EMPTY)
 }
 
-/// The routes of requests.
 pub(super) fn routes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Routes, D::Error> {
     let routes = texts(deserializer)?;
     if matches!(&routes[..], [only] if only == "others") {
@@ -47,14 +46,12 @@ pub(super) fn not_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deseriali
     T::deserialize(deserializer).map(Some)
 }
 
-/// The networks of clients.
 fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let networks = texts(deserializer)?;
     let conditions = key::ip().within(&networks);
     conditions.map(|_| networks).map_err(D::Error::custom)
 }
 
-/// The methods of requests.
 pub(super) fn methods<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Method>, D::Error> {
     // Methods are case-sensitive (RFC 9110 §9.1). Some routers have names for all of them.
     let parse = |name: &String| {

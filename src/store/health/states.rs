@@ -84,7 +84,6 @@ impl NodeStates {
         }
     }
 
-    /// Ends it.
     pub(super) fn end(&mut self) {
         self.samples.clear();
     }

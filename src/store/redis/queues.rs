@@ -270,7 +270,6 @@ impl CallerRequests {
     }
 }
 
-/// The reply to a call, or its failure.
 pub(super) type CallReply = Result<ScriptReply, Failure>;
 
 #[cfg(test)]

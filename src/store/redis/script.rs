@@ -43,7 +43,6 @@ impl ScriptName {
     }
 }
 
-/// The scripts of a store.
 pub(super) struct Scripts {
     checks: [Script; RULES.len()],
     drivers: [Script; RULES.len()],
@@ -172,7 +171,6 @@ impl Scripts {
         }
     }
 
-    /// All of them.
     pub(super) fn all(&self) -> impl Iterator<Item = &Script> {
         let others = [ScriptName::Trial, ScriptName::Secret, ScriptName::Overrides];
         ScriptName::of_checks().chain(others).map(|name| self.get(name))

@@ -174,7 +174,6 @@ impl RedisClient {
         self.cluster()?.lookup_refusal()
     }
 
-    /// The health of the servers.
     pub(super) fn health(&self) -> &Arc<Health> {
         of_client!(self, |client| &client.health, |network| network.health())
     }
@@ -186,7 +185,6 @@ impl RedisClient {
     }
 }
 
-/// The nodes of a cluster.
 pub(super) trait ClusterNodes {
     fn node(&self, slot: u16) -> Option<Arc<Node>>;
 

@@ -318,7 +318,6 @@ fn raw_reply(frame: Resp3Frame) -> Result<RawReply, Failure> {
     }
 }
 
-/// The failure for an error of a call.
 #[expect(clippy::needless_pass_by_value, reason = "it maps an error")]
 fn call_failure(error: Error) -> Failure {
     match error.kind() {
