@@ -70,7 +70,7 @@ local function save(charge, log, ended)
   if not keeps then
     -- Before what says so, in case it is refused; and after a write of nothing, which is refused without memory.
     call('SETRANGE', key, '0', '')
-    call('PEXPIREAT', key, expiry(til))
+    call('PEXPIREAT', key, expiry(math.max(now, til)))
   end
   if ended then
     call('SETRANGE', key, 72 + 24 * ((log.count - 2) % log.room), ended)

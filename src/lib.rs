@@ -135,7 +135,9 @@ pub use self::store::redis::{ApplicationClient, ClientLibrary, Credentials, Redi
 pub use self::{
     decide::{Completion, Decision, Denial, PolicyDecision, Receipt, Slots, Usage},
     error::ConfigError,
-    http::{Denied, Headers, RateLimit, RateLimitLayer, ResponseBody, ResponseFuture, response},
+    http::{
+        BothHeaders, CustomHeaders, Denied, Headers, RateLimit, RateLimitLayer, ResponseBody, ResponseFuture, response,
+    },
     key::{Key, KeyExtractor},
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::{AcquireError, Limiter, LimiterRequest},

@@ -184,12 +184,12 @@ impl Group {
             };
             // A decision without the store lacks the policies that are not counted meanwhile.
             let asked = response.is_err().then(|| undecided.again());
+            let led = if asked.is_some() { NO_LINE } else { line };
             let others = (asked.is_none() && waiter.needs.len() > 1).then(|| undecided.again());
             let denied = match settle(&response, Operation::Wait, undecided, began) {
                 Ok(denied) if !denied.is_allowed() => denied,
                 decided => {
-                    let unremoved = asked.as_ref().map(|asked| (asked, NO_LINE));
-                    waiter.finish(decided, unremoved.or(others.as_ref().map(|others| (others, line))));
+                    waiter.finish(decided, asked.as_ref().or(others.as_ref()).map(|left| (left, led)));
                     continue;
                 }
             };
@@ -213,7 +213,7 @@ impl Group {
             } else {
                 let own = lacking.iter().find(|lacking| lacking.line == line);
                 due = due.or(own.map(|own| own.due(sent_at)));
-                waiter.stand(&lacking, again, (line, true), sent_at);
+                waiter.stand(&lacking, again, (led, true), sent_at);
             }
         }
         due

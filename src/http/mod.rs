@@ -30,7 +30,7 @@ pub use self::axum::undecided_routes;
 pub use self::{
     body::ResponseBody,
     denied::Denied,
-    headers::Headers,
+    headers::{BothHeaders, CustomHeaders, Headers},
     layer::RateLimitLayer,
     service::{RateLimit, ResponseFuture},
 };

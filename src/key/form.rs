@@ -70,10 +70,10 @@ impl KeyForm {
 impl KeyForm {
     /// Whether requests can have this key.
     ///
-    /// A hash that a store keeps of a long key is that of any key.
+    /// A hash that a store keeps of a long key, or of each, is that of any key.
     pub(crate) fn has(&self, key: &Key) -> bool {
         let components: Vec<&str> = key.as_str().split('|').collect();
-        let is_hash = matches!(components[..], [hash] if hash.starts_with("hash="));
+        let is_hash = matches!(components[..], [hash] if hash.starts_with("hash=") || hash.starts_with("keyed="));
         is_hash || self.ends(&components, &BTreeSet::from([0])).contains(&components.len())
     }
 

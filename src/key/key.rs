@@ -204,16 +204,22 @@ impl Key {
     /// A keyed hash of the text, as a key.
     #[cfg(feature = "_redis")]
     pub(crate) fn hashed(&self, secret: &Secret) -> Self {
+        // An operator has read it from the store.
+        if self.is_hashed() {
+            return self.clone();
+        }
         let digest = u128::from_be_bytes(secret.digest(&self.text));
         Self::plain(KEYED, format_args!("{digest:032x}"))
     }
 
     /// Whether it is such a hash: no key of a request is.
     #[cfg(feature = "_redis")]
-    pub(crate) fn is_hashed(&self) -> bool {
-        self.as_str()
+    fn is_hashed(&self) -> bool {
+        let hash = self
+            .as_str()
             .strip_prefix(KEYED)
-            .is_some_and(|hash| hash.starts_with('='))
+            .and_then(|text| text.strip_prefix('='));
+        hash.is_some_and(|hash| !hash.contains('|'))
     }
 
     /// The key with this text, as a store has it; `None` if no key has such a text.

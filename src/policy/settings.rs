@@ -135,7 +135,8 @@ impl<K> Policy<K> {
     /// A caller can leave at any time, also when the work is done and only the response is missing. So let the condition hold for
     /// something that the response has, such as [`is_success`](Completion::is_success) or [`is_error`](Completion::is_error).
     /// `!is_success()` is also true for a [cancelled](Completion::is_cancelled) request. With that condition, a caller that
-    /// disconnects before each response is never limited. Of gRPC calls, callers can also cause a [server
+    /// disconnects before each response is never limited, nor is one that sends gRPC-Web to a layer outside of the one that translates it.
+    /// Of gRPC calls, callers can also cause a [server
     /// error](Completion::is_server_error): `UNIMPLEMENTED` by a method that does not exist, and `DEADLINE_EXCEEDED` by a short
     /// `grpc-timeout`.
     ///

@@ -24,7 +24,8 @@ use crate::{Key, Limit, error::ErrorKind, sync::unpoisoned};
 pub struct Override {
     /// The name of the policy.
     pub policy: Box<str>,
-    /// The key. A store that [hashes keys](crate::RedisStoreBuilder::hash_keys) has the hash.
+    /// The key. A store that [hashes keys](crate::RedisStoreBuilder::hash_keys) has the hash, which stands for the key in calls of limiters
+    /// on it.
     pub key: Key,
     /// The limit of the key.
     pub limit: Limit,

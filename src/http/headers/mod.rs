@@ -14,7 +14,9 @@ use crate::{Decision, key::Secret};
 
 /// The function of [`Headers::custom`].
 #[derive(Clone)]
-pub struct CustomHeaders(pub(super) Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>);
+pub struct CustomHeaders(pub(super) Arc<Write>);
+
+type Write = dyn Fn(&Decision, &mut HeaderMap) + Send + Sync;
 
 /// The two of [`Headers::and`].
 #[derive(Clone)]

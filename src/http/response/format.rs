@@ -14,7 +14,7 @@ use crate::{
         headers::{CDN_CACHE_CONTROL, is_for_shared_caches, retry_after},
     },
     key::KeyError,
-    store::{ErrorKind, StoreError},
+    store::StoreError,
 };
 
 /// Builds the response to a request that is not admitted.
@@ -270,13 +270,14 @@ impl Rejection<'_> {
 impl Rejection<'_> {
     /// Responds to a request with this error of its handler. What is not possible does not become possible by waiting.
     pub(crate) fn of_error<R>(error: &StoreError, respond: impl FnOnce(Rejection<'_>) -> R) -> R {
-        let source = error.source().filter(|_| error.kind() == ErrorKind::Invalid);
+        let is_invalid = error.kind() == crate::store::ErrorKind::Invalid;
+        let source = error.source().filter(|_| is_invalid);
         let impossible;
         let rejection = if let Some(refused) = source.and_then(|source| source.downcast_ref()) {
             Rejection::Refused(refused)
         } else if source.is_some_and(<dyn Error>::is::<Blocked>) {
             Rejection::Blocked
-        } else if error.kind() == ErrorKind::Invalid {
+        } else if is_invalid {
             impossible = KeyError::misconfigured(error.to_string());
             Rejection::Refused(&impossible)
         } else {

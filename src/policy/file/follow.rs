@@ -257,8 +257,9 @@ impl Policies {
     ///
     /// # Errors
     ///
-    /// If a policy that [`get`](Self::get) has returned has no key anymore, or if a policy
-    /// [contradicts](Self#what-a-reload-changes) a layer or limiter. Nothing is changed then.
+    /// If a policy that [`get`](Self::get) has returned has no key anymore, if a policy
+    /// [contradicts](Self#what-a-reload-changes) a layer or limiter, or if the application could not start with the plans. Nothing is
+    /// changed then.
     pub fn replace(&self, policies: &Self) -> Result<(), ConfigError> {
         let config = policies.file.config();
         let _loads = lock_loads();

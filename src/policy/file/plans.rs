@@ -10,7 +10,11 @@ use super::{
 };
 use crate::{
     ConfigError,
-    policy::{IntoPolicies, Plans, Policy, plans::ChoosePlan, set::validate_for_layer},
+    policy::{
+        IntoPolicies, Plans, Policy,
+        plans::ChoosePlan,
+        set::{validate_for_layer, validate_for_limiter},
+    },
 };
 
 /// The plan of requests without one.
@@ -192,10 +196,8 @@ impl Config {
         if names.values().any(|has_key| *has_key) {
             self.choose_plan()?;
         }
-        let places = self
-            .plans
-            .iter()
-            .flat_map(|plan| names.iter().map(move |name| (plan, name)));
+        let plans = [DEFAULT].into_iter().chain(self.plans.iter().map(String::as_str));
+        let places = plans.flat_map(|plan| names.iter().map(move |name| (plan, name)));
         for (plan, (name, has_key)) in places {
             let place = place_of(plan, name);
             if self.nearest(&place).is_none() || used.contains_key(&place) {
@@ -207,8 +209,9 @@ impl Config {
                 ..Policy::of_limit(self.switched(described.policy_limit))
             };
             policy.validate()?;
-            if let Some(key) = described.key {
-                validate_for_layer(&policy.with_key(key))?;
+            match described.key {
+                Some(key) => validate_for_layer(&policy.with_key(key))?,
+                None => validate_for_limiter(&policy.for_limiter())?,
             }
         }
         Ok(())

@@ -204,7 +204,7 @@ impl Policies {
     /// # drop(_in_runtime);
     ///
     /// runtime.shutdown_timeout(Duration::from_secs(60));
-    /// assert!(policies.fault().unwrap().contains("are not followed anymore"));
+    /// assert!(policies.fault().unwrap().to_string().contains("are not followed anymore"));
     /// # Ok(())
     /// # }
     /// # main().unwrap();

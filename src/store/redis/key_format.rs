@@ -87,11 +87,11 @@ impl KeyFormat {
         Some(request.to_owned(|charge| charge.key = charge.key.hashed(secret)))
     }
 
-    /// The key of a caller as it is stored; one that was read from there is that already.
+    /// The key of a caller as it is stored.
     pub(super) fn stored_key<'a>(&self, key: &'a Key) -> Cow<'a, Key> {
         match &self.secret {
-            Some(secret) if !key.is_hashed() => Cow::Owned(key.hashed(secret)),
-            Some(_) | None => Cow::Borrowed(key),
+            Some(secret) => Cow::Owned(key.hashed(secret)),
+            None => Cow::Borrowed(key),
         }
     }
 

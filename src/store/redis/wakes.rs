@@ -55,7 +55,7 @@ impl Subscription {
 const UNLOGGED_FAILURES: u32 = 10;
 
 async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
-    let (failed, is_logged) = (AtomicU32::new(0), AtomicBool::new(false));
+    let (failed, refused, is_logged) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
     // One failure is logged until messages are received.
     let log = |failure: &Failure| {
         if !is_logged.swap(true, Ordering::Relaxed) {
@@ -69,6 +69,7 @@ async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
     let receive = |event: Event<'_>| match event {
         Event::Subscribed => {
             failed.store(0, Ordering::Relaxed);
+            refused.store(0, Ordering::Relaxed);
             is_logged.store(false, Ordering::Relaxed);
             wake_all();
         }
@@ -84,11 +85,12 @@ async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
         let failure = backend.client.receive_messages(&channel, &receive).await;
         drop(backend);
         let is_refused = !(failure.is_no_reply() || failure.is_passing());
-        let before = failed.fetch_add(1, Ordering::Relaxed);
-        if before + 1 >= UNLOGGED_FAILURES || is_refused {
+        if failed.fetch_add(1, Ordering::Relaxed) + 1 >= UNLOGGED_FAILURES || is_refused {
             log(&failure);
         }
-        let doubled = if is_refused { before.min(7) } else { 0 };
-        sleep(LONGEST_PAUSE.min(PAUSE * 2_u32.pow(doubled))).await;
+        let before = refused.load(Ordering::Relaxed).min(7);
+        refused.store(if is_refused { before + 1 } else { 0 }, Ordering::Relaxed);
+        let pause = if is_refused { PAUSE * 2_u32.pow(before) } else { PAUSE };
+        sleep(pause.min(LONGEST_PAUSE)).await;
     }
 }

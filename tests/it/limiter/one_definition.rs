@@ -499,7 +499,7 @@ async fn a_peek_of_a_blocked_request_says_so() {
     assert!(error.to_string().contains("blocked"), "{error}");
     let messages = Limiter::from(&layer);
     assert!(messages.request_of(&head("/", "42")).is_ok());
-    let error = messages.request_of(&head("/admin", "42")).err().expect("it is blocked");
+    let error = messages.request_of(&head("/admin", "42")).expect_err("it is blocked");
     assert_eq!(
         (error.kind(), &*error.to_string()),
         (ErrorKind::Invalid, "the request is blocked")

@@ -175,6 +175,16 @@ fn a_load_that_the_next_start_would_refuse_is_refused() {
         assert!(start.contains(fault), "{text}: {start}");
         assert_eq!(live.fault().map(|fault| fault.to_string()), Some(error));
     }
+    // The plan of requests without one.
+    let with_plans = "plan = 'header:plan'
+        policies.b = { limit = '7/min', key = 'ip' }
+        plans.pro.a = { limit = '7/min', key = 'ip' }";
+    let of_pro = parse(with_plans);
+    let _plans = of_pro.plans(["a"]).expect("it fits");
+    let without_key = parse(&format!("{with_plans}\npolicies.a.limit = '1/min'"));
+    let error = of_pro.replace(&without_key).expect_err("it has no key");
+    assert!(error.to_string().contains("has no key"), "{error}");
+
     live.replace(&parse(&format!(
         "{BASE}\nplans.gold.a = {{ limit = '7/min', cost = 7 }}"
     )))

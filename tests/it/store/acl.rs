@@ -178,7 +178,6 @@ async fn the_strict_user_fails_without_the_script(library: ClientLibrary) {
     assert!(error.to_string().contains("NOPERM"), "{error}");
 }
 
-/// As where they are granted after a deploy. What a cluster permits across slots is found then too.
 /// What the key says of its expiry is believed by the checks that follow.
 #[tokio::test]
 async fn a_log_with_a_precision_names_no_expiry_that_was_refused() {
@@ -199,6 +198,7 @@ async fn a_log_with_a_precision_names_no_expiry_that_was_refused() {
     assert!(named <= redis.expires_at(key).await as f64, "{named}");
 }
 
+/// As where they are granted after a deploy. What a cluster permits across slots is found then too.
 #[tokio::test]
 async fn permissions_that_come_later_are_found() {
     let log = Log::capture();
