@@ -93,6 +93,12 @@ impl Failure {
         matches!(self, Self::Unreachable(cause) if causes.iter().any(|part| cause.contains(part)))
     }
 
+    /// Whether what listens there does not reply as a Redis without TLS does: it closes the connection, or sends what is no reply.
+    pub(super) fn is_of_no_redis(&self) -> bool {
+        let causes = ["Decode Error", "Parse error", "onnection reset", "roken pipe", "closed"];
+        matches!(self, Self::Unreachable(cause) if causes.iter().any(|part| cause.contains(part)))
+    }
+
     /// Whether the certificate of the server is refused.
     pub(super) fn is_of_certificate(&self) -> bool {
         matches!(self, Self::Unreachable(cause) if cause.contains("ertificate"))

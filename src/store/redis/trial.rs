@@ -212,6 +212,8 @@ pub(super) async fn connected(
                 && !last.is_of_network()
             {
                 "if the server has no TLS at this port, the URL begins with `redis`"
+            } else if last.is_of_no_redis() {
+                "if the server has TLS at this port, the URL begins with `rediss`; else it may be no Redis"
             } else {
                 "a service that must start without Redis uses `connect_lazy`"
             };

@@ -8,12 +8,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{net::TcpListener, task::JoinSet, time::timeout};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    task::JoinSet,
+    time::timeout,
+};
 use tower_quota::{
     ClientLibrary, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
     store::{ErrorKind, Operation, StoreError},
 };
 
+use super::topologies::tls;
 use crate::support::{Cluster, Log, PATIENCE, Redis, connected, each_client, eventually, try_decide};
 
 each_client! {
@@ -25,6 +31,7 @@ each_client! {
     a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout
     a_redis_that_never_replies_is_an_error_after_the_connect_timeout
     a_server_without_tls_is_named_as_a_possible_cause
+    a_server_with_tls_or_that_is_no_redis_is_named_as_a_possible_cause
     a_redis_that_replies_late_is_not_reported_as_unconnected
     a_redis_that_cannot_write_yet_is_waited_for
     a_redis_without_memory_cannot_be_used
@@ -265,6 +272,29 @@ async fn a_server_without_tls_is_named_as_a_possible_cause(library: ClientLibrar
         .await;
     let error = error.unwrap_err().to_string();
     assert!(!error.contains(HINT), "{error}");
+}
+
+async fn a_server_with_tls_or_that_is_no_redis_is_named_as_a_possible_cause(library: ClientLibrary) {
+    const HINT: &str = "if the server has TLS at this port, the URL begins with `rediss`; else it may be no Redis";
+    let web = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let web_address = web.local_addr().expect("a bound port");
+    let serving = tokio::spawn(async move {
+        while let Ok((mut connection, _)) = web.accept().await {
+            let mut request = [0; 512];
+            let _ = connection.read(&mut request).await;
+            let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        }
+    });
+    let (_redis, tls) = tls();
+    for server in [web_address.to_string(), format!("127.0.0.1:{tls}")] {
+        for user in ["", "user:password@"] {
+            let builder = builder(library).connect_timeout(5 * SHORT);
+            let error = builder.url(&format!("redis://{user}{server}")).connect().await;
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(HINT), "{error}");
+        }
+    }
+    serving.abort();
 }
 
 async fn a_redis_that_replies_late_is_not_reported_as_unconnected(library: ClientLibrary) {
