@@ -246,6 +246,16 @@ impl Shard {
 
     /// Evicts a key for a new one of a policy, and returns the expiry of the evicted key.
     fn evict(&mut self, newcomer: u64, now: u64) -> Option<u64> {
+        loop {
+            let evicted = self.evict_next(newcomer, now);
+            // Without one, all places of a queue were too early, and their keys are in others by now.
+            if evicted.is_some() || self.counts.is_empty() {
+                return evicted;
+            }
+        }
+    }
+
+    fn evict_next(&mut self, newcomer: u64, now: u64) -> Option<u64> {
         let reserve = self.capacity / RESERVE;
         let (counts, policies) = (&mut self.counts, &mut self.policies);
         let free: usize = policies.iter().map(Queues::free_keys).sum();

@@ -109,10 +109,11 @@ impl Backend {
         self.several_slots.get().copied().unwrap_or_default()
     }
 
-    /// The failure of a check in this slot that was not decided in time.
-    pub(super) fn timed_out(&self, slot: u16) -> StoreError {
+    /// The failure of so many checks in this slot that were in no call in time.
+    pub(super) fn not_sent(&self, slot: u16, checks: usize) -> StoreError {
         let error = StoreError::from(Failure::Timeout);
-        self.client.health().failed(&self.client.node(|| slot), 1, &error);
+        let node = self.client.node(|| slot);
+        self.client.health().failed(&node, checks as u64, &error);
         error
     }
 
@@ -424,7 +425,7 @@ mod tests {
     #[tokio::test]
     async fn a_check_that_was_not_decided_in_time_counts_as_failed() {
         let backend = simulated_backend(Network::new(0, false));
-        assert_eq!(backend.timed_out(0).kind(), ErrorKind::Timeout);
+        assert_eq!(backend.not_sent(0, 1).kind(), ErrorKind::Timeout);
         let nodes = backend.client.health().status();
         assert_eq!(nodes.iter().map(|node| node.failed).sum::<u64>(), 1);
     }

@@ -30,6 +30,8 @@ pub(super) struct CommitQueue {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<QueuedRequests>,
+    /// The number of the last of them.
+    last: u64,
     /// The calls in flight or about to be sent.
     calls: usize,
     /// The requests in calls in flight.
@@ -78,8 +80,8 @@ impl CommitQueue {
             true => slot_of_first(&own.requests),
             false => 0,
         };
-        let (sender, response) = oneshot::channel();
-        self.push(own, sender);
+        let (checks, (sender, response)) = (own.requests.len(), oneshot::channel());
+        let number = self.push(own, sender);
         let queue = Arc::downgrade(&self);
         drop(self); // a waiting caller keeps no connection open
         let after_step = || {
@@ -93,17 +95,21 @@ impl CommitQueue {
                 Err(StoreError::new(ErrorKind::Unreachable, message))
             }),
             None => match queue.upgrade() {
-                Some(queue) => Err(queue.backend.timed_out(slot)),
-                None => Err(Failure::Timeout.into()),
+                Some(queue) if queue.state().holds(number) => Err(queue.backend.not_sent(slot, checks)),
+                // Those of a call are in the health of the node with its reply or its failure.
+                _ => Err(Failure::Timeout.into()),
             },
         }
     }
 
-    /// Queues requests, and sends a call unless one is about to be sent.
-    fn push(self: &Arc<Self>, own: CallerRequests, response: oneshot::Sender<Response>) {
+    /// Queues requests, and sends a call unless one is about to be sent. Returns their number.
+    fn push(self: &Arc<Self>, own: CallerRequests, response: oneshot::Sender<Response>) -> u64 {
         let queued_at = Instant::now();
         let mut state = self.state();
+        state.last += 1;
+        let number = state.last;
         state.waiting.push_back(QueuedRequests {
+            number,
             own,
             queued_at,
             response,
@@ -111,6 +117,7 @@ impl CommitQueue {
         let permit = self.try_permit(&mut state, self.backend.limits, queued_at);
         drop(state);
         send_next(permit);
+        number
     }
 
     /// A permit for a call with one request, if no call is in flight and no request waits.
@@ -212,6 +219,11 @@ impl CommitQueue {
 }
 
 impl State {
+    /// Whether the requests with this number wait still.
+    fn holds(&self, number: u64) -> bool {
+        self.waiting.front().is_some_and(|first| first.number <= number)
+    }
+
     fn has_room(&self, limits: BatchLimits) -> bool {
         self.calls < 2 || self.calls < limits.max_calls && self.requests_in_flight < limits.low_load
     }
@@ -339,7 +351,10 @@ fn send_next(permit: Option<CallPermit>) {
 mod tests {
     use std::time::Duration;
 
-    use tokio::time::advance;
+    use tokio::{
+        task::JoinSet,
+        time::{advance, sleep},
+    };
 
     use super::*;
     use crate::{
@@ -353,6 +368,7 @@ mod tests {
     fn queued(requests: Vec<OwnedRequest>) -> (QueuedRequests, oneshot::Receiver<Response>) {
         let (response, receiver) = oneshot::channel();
         let queued = QueuedRequests {
+            number: 0,
             own: CallerRequests::new(requests),
             queued_at: Instant::now(),
             response,
@@ -491,7 +507,32 @@ mod tests {
             assert!(response.await.expect("a response").is_err());
         }
         assert_eq!(network.calls(), 0);
+        assert_eq!(failed(&queue), 3);
+    }
+
+    fn failed(queue: &CommitQueue) -> u64 {
         let nodes = queue.backend.client.health().status();
-        assert_eq!(nodes.iter().map(|node| node.failed).sum::<u64>(), 3);
+        nodes.iter().map(|node| node.failed).sum()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_check_that_times_out_in_the_queue_or_in_a_call_counts_as_failed_once() {
+        let network = Network::new(0, false);
+        network.fall_silent();
+        let queue = CommitQueue::new(Arc::new(simulated_backend(network.clone())), Arc::default());
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
+        let charges = [Charge::new("p", &limit, &key, 1)];
+        let check = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
+        let mut checks = JoinSet::new();
+        for _ in 0..300 {
+            checks.spawn(queue.clone().decide(CallerRequests::new(vec![check.clone()])));
+            advance(queue.backend.deadline.duration / 100).await;
+        }
+        while let Some(decided) = checks.join_next().await {
+            assert!(decided.expect("no panic").is_err());
+        }
+        // The calls that were sent late end after their callers.
+        sleep(10 * queue.backend.deadline.duration).await;
+        assert_eq!(failed(&queue), 300);
     }
 }

@@ -186,6 +186,8 @@ pub(super) struct CallerRequests {
 
 /// Such requests while they wait in a commit queue.
 pub(super) struct QueuedRequests {
+    /// Increases in the order in which they wait.
+    pub(super) number: u64,
     pub(super) own: CallerRequests,
     pub(super) queued_at: Instant,
     pub(super) response: oneshot::Sender<Response>,

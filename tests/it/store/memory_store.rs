@@ -629,6 +629,38 @@ fn the_order_of_eviction_holds_after_any_history() {
     assert!(evictions.iter().all(|seen| *seen > 0), "{evictions:?}");
 }
 
+#[test]
+fn a_store_never_holds_more_keys_than_its_capacity_although_clocks_go_back() {
+    let limits = [
+        limit("sliding-log 3/h"),
+        limit("token-bucket 3/h"),
+        limit("fixed-window 2/h"),
+    ];
+    for (seed, capacity) in (0..300).map(|seed| (seed, [1, 5, 20][seed as usize % 3])) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let clock = Clock::new();
+        let store = store(capacity, &clock);
+        for _ in 0..400 {
+            let (name, limit) = (
+                random.choice(["a", "b"]).expect("some"),
+                random.choice(&limits).expect("some"),
+            );
+            let operation = match random.u8(0..4) {
+                0 => Operation::Charge,
+                _ => Operation::Check,
+            };
+            let key = Key::from(random.u64(0..2 * capacity as u64 + 2));
+            outcome(&store, operation, &[Charge::new(name, limit, &key, random.u64(1..=3))]);
+            assert!(store.len() <= capacity, "{} of {capacity}, seed {seed}", store.len());
+            match random.u8(0..40) {
+                0 => clock.set(clock.now() - random.u64(0..2_000_000)),
+                1..5 => clock.advance(Duration::from_secs(random.u64(0..1_200))),
+                _ => {}
+            }
+        }
+    }
+}
+
 /// A refund leaves room for its own cost, and a check of a higher cost lacks what others have.
 #[test]
 fn whether_a_key_denies_is_by_the_cost_of_its_last_charge() {

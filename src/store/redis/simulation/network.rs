@@ -151,6 +151,14 @@ impl Network {
         });
     }
 
+    /// From now on, there is no reply to a call that was executed.
+    pub(in crate::store::redis) fn fall_silent(&self) {
+        self.set_faults(Faults {
+            reply_lost: 1_000,
+            ..Faults::default()
+        });
+    }
+
     /// From now on, the server replies to each call with an error.
     #[cfg(feature = "metrics")]
     pub(in crate::store::redis) fn refuse(&self) {

@@ -49,6 +49,30 @@ async fn a_cluster_that_refuses_keys_of_several_slots_in_a_call_is_logged_once_a
 
 each_client! {
     a_connection_on_which_a_reply_is_lost_is_replaced
+    bytes_that_are_no_reply_are_no_refusal
+}
+
+/// What was charged by the call is unknown, unlike after an error of the server.
+async fn bytes_that_are_no_reply_are_no_refusal(library: ClientLibrary) {
+    static IS_BROKEN: AtomicBool = AtomicBool::new(false);
+    let breaking = |command: &str, _, _| match command {
+        "EVALSHA" if IS_BROKEN.load(Ordering::Relaxed) => Reply::Bytes(b"garbage\r\n".to_vec()),
+        "EVALSHA" => Reply::Bytes(packed(&[1.8e15, 1.0, 3.0, 0.0, 1e6])),
+        _ => Reply::Honest,
+    };
+    let server = HostileServer::start(breaking);
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let store = patient().client_library(library).url(&url).connect().await;
+    let limiter = Limiter::new(
+        store.expect("the trial succeeds"),
+        Policy::new("p", SlidingLog::per_hour(5)),
+    );
+    let error = async || limiter.check("k").await.expect("it is local").store_error().cloned();
+    eventually("the server decides", async || error().await.is_none()).await;
+
+    IS_BROKEN.store(true, Ordering::Relaxed);
+    let error = error().await.expect("it is not decided");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 }
 
 /// Each command has the reply of the one before from then on, also `PING`.

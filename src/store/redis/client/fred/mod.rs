@@ -323,7 +323,8 @@ fn call_failure(error: Error) -> Failure {
     match error.kind() {
         ErrorKind::Timeout => Failure::Timeout,
         ErrorKind::Canceled => lost(),
-        ErrorKind::IO | ErrorKind::Routing | ErrorKind::Unknown => {
+        // A reply that is none, after which the connection is closed, is `Protocol`; no error of a server is.
+        ErrorKind::IO | ErrorKind::Routing | ErrorKind::Unknown | ErrorKind::Protocol => {
             Failure::Unreachable(shortened(plain_text(error.details())).into())
         }
         _ => Failure::of_call(error.details()),
