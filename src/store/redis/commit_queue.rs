@@ -351,10 +351,7 @@ fn send_next(permit: Option<CallPermit>) {
 mod tests {
     use std::time::Duration;
 
-    use tokio::{
-        task::JoinSet,
-        time::{advance, sleep},
-    };
+    use tokio::time::{advance, sleep};
 
     use super::*;
     use crate::{
@@ -516,23 +513,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_check_that_times_out_in_the_queue_or_in_a_call_counts_as_failed_once() {
-        let network = Network::new(0, false);
-        network.fall_silent();
-        let queue = CommitQueue::new(Arc::new(simulated_backend(network.clone())), Arc::default());
+    async fn a_check_that_times_out_counts_as_failed_once() {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
         let charges = [Charge::new("p", &limit, &key, 1)];
         let check = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
-        let mut checks = JoinSet::new();
-        for _ in 0..300 {
-            checks.spawn(queue.clone().decide(CallerRequests::new(vec![check.clone()])));
-            advance(queue.backend.deadline.duration / 100).await;
+        // For so many steps from the last one before the deadline on a call is about to be sent, and is not.
+        for (steps, calls) in [(1, 1), (9, 0)] {
+            let network = Network::new(0, false);
+            network.fall_silent();
+            let queue = CommitQueue::new(Arc::new(simulated_backend(network.clone())), Arc::default());
+            let step = queue.backend.deadline.step;
+            queue.state().calls = BatchLimits::GROUP_COMMIT.max_calls;
+            let caller = tokio::spawn(queue.clone().decide(CallerRequests::new(vec![check.clone()])));
+            sleep(queue.backend.deadline.duration - step / 2).await;
+            let late = Instant::now() + steps * step - step;
+            queue.state().unsent_since = Some(late);
+            let decided = caller.await.expect("no panic");
+            assert_eq!(decided.err().expect("no reply").kind(), ErrorKind::Timeout);
+            // A call that was sent late ends after its caller.
+            sleep(2 * queue.backend.deadline.duration).await;
+            assert_eq!((failed(&queue), network.calls()), (1, calls));
         }
-        while let Some(decided) = checks.join_next().await {
-            assert!(decided.expect("no panic").is_err());
-        }
-        // The calls that were sent late end after their callers.
-        sleep(10 * queue.backend.deadline.duration).await;
-        assert_eq!(failed(&queue), 300);
     }
 }
