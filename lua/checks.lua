@@ -57,9 +57,9 @@ local function decide(charge, callers, fits, keys, place, reply, room, a, b, c, 
   return fits
 end
 
--- Redis without memory says so until a script has written something; after that it would add keys without a bound. An empty text is not
--- written.
-local answer = redis.pcall('SETRANGE', KEYS[1] .. ':', '0', '')
+-- Redis without memory says so until a script has written something; after that it would add keys without a bound. So it is asked
+-- first, by a command that writes nothing.
+local answer = redis.pcall(NOTHING)
 local full = type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM', 1, true) and answer.err
 
 local keys, last, reply, errors, passed, nth = KEYS, #ARGV, { pack('<d', now) }, nil, 0, 0

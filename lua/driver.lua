@@ -215,8 +215,16 @@ local function reset(run)
 end
 
 -- See `checks.lua`. A request of one key adds it or nothing.
-local answer = (last_run > 0 or #KEYS > 1) and redis.pcall('SETRANGE', KEYS[1] .. ':', '0', '')
-local full = type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM', 1, true) and answer.err
+local asks, full = last_run > 0 or #KEYS > 1, nil
+local function ask_for_memory(charge)
+  local key, answer = charge.key, nil
+  if charge.rule.is_set then
+    answer = redis.pcall('ZADD', key, 'XX', '0', '')
+  else
+    answer = redis.pcall('SETRANGE', key, '0', '')
+  end
+  asks, full = false, type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM', 1, true) and answer.err
+end
 
 -- Decides the nth request of a run.
 local function decide_nth(run, nth)
@@ -253,6 +261,9 @@ for n = 1, last_run do
       if charge.line then
         charge.line.key, next_key = keys[next_key], next_key + 1
       end
+    end
+    if asks then
+      ask_for_memory(run.charges[1])
     end
     local fine, failure = pcall(decide_nth, run, nth)
     if not fine then

@@ -315,8 +315,9 @@ pub(super) fn settle(
             Ok(undecided.decided())
         }
         Err(error) => {
-            // The store may have counted the slots before it failed.
-            if undecided.has_leases() && operation.counts() {
+            // The store may have counted the slots before it failed. That of Redis fails at once only while its breaker is open.
+            let was_sent = began.is_some() || !error.is_recorded();
+            if undecided.has_leases() && operation.counts() && was_sent {
                 release_unknown(undecided.as_slice(), error.kind() == ErrorKind::Timeout);
             }
             fail(error, operation, &undecided)

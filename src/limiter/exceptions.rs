@@ -90,7 +90,12 @@ impl Limiter {
             ));
         };
         let banned = response.await.map(drop);
-        banned.inspect_err(|error| notify(&self.on_failure, error))
+        banned.inspect_err(|error| {
+            if let Some(first) = decision.as_slice().first() {
+                first.context.metrics.failed(error.kind());
+            }
+            notify(&self.on_failure, error);
+        })
     }
 }
 

@@ -52,6 +52,10 @@ impl Limiter {
     /// [chosen](crate::Policy::with_limit_fn). Another [`plan`](LimiterRequest::plan) has the keys of policies
     /// of the same names. The cost is that of the message: 1, that of the policy, or a [`cost`](LimiterRequest::cost).
     ///
+    /// A handler of tonic has no `Parts`: a `tower::util::MapRequestLayer` around the layer puts a clone of them into the extensions of
+    /// the request, which a `tonic::Request` has too. Without their path, `routes`, [`apply_if`](crate::Policy::apply_if) and
+    /// [`key::path`](crate::key::path) are those of another request.
+    ///
     /// ```
     /// use http::{Request, request::Parts};
     /// use tokio::sync::mpsc;

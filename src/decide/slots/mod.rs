@@ -233,10 +233,14 @@ impl Release {
         let (Some(slots), Some(policy)) = (&decision.slots, decision.policies.first()) else {
             return;
         };
-        let slots = lock(slots);
-        if !slots.is_empty() && !policy.context.warned_of_upgrade.swap(true, Ordering::Relaxed) {
+        let policies: Vec<String> = lock(slots)
+            .0
+            .iter()
+            .map(|held| held.lease.policy().to_owned())
+            .collect();
+        if !policies.is_empty() && !policy.context.warned_of_upgrade.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                policies = ?*slots,
+                ?policies,
                 "the slots of an upgraded connection are released with the response; keep `Decision::take_slots` until it ends"
             );
         }
@@ -319,5 +323,39 @@ impl PolicyDecision {
         let release = self.context.outstanding.owe(OwedKind::Release);
         let lease = Lease::new(self.store().clone(), charge, made_at, release)?;
         Some(Held::new(lease, &self.context.keeper, self.hold()))
+    }
+}
+
+#[cfg(all(test, feature = "_redis"))]
+mod tests {
+    use std::{sync::atomic::AtomicUsize, time::Duration};
+
+    use crate::{
+        Concurrency, FailureMode, Limiter, Policy,
+        store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
+    };
+
+    use super::*;
+
+    /// A store whose breaker is open.
+    #[derive(Clone, Default)]
+    struct Open(Arc<AtomicUsize>);
+
+    impl Store for Open {
+        fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "it is open").recorded()))
+        }
+    }
+
+    /// A release would fail too, and count as another failed check.
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_released_of_a_check_that_was_not_sent() {
+        let store = Open::default();
+        let jobs = Policy::new("jobs", Concurrency::new(1)).failure_mode(FailureMode::Open);
+        let decision = Limiter::new(store.clone(), jobs).check("a").await;
+        assert!(decision.is_ok_and(|decision| decision.store_error().is_some()));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(store.0.load(Ordering::Relaxed), 1);
     }
 }

@@ -113,14 +113,15 @@ pub(super) fn append(headers: &mut HeaderMap, name: impl Fn() -> HeaderName, our
 /// Makes one line of those that are there, of which the last is ours. Returns whether it has ours.
 #[cold]
 fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
-    // RFC 9651 §4.2: a field with other characters has no value.
-    let is_text = |line: &&HeaderValue| line.to_str().is_ok();
-    let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().filter(is_text).cloned().collect();
+    let is_whole = |line: &&HeaderValue| line.to_str().is_ok_and(is_whole);
+    let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().filter(is_whole).cloned().collect();
     let is_list = |line: &HeaderValue| line.to_str().is_ok_and(|line| !is_dictionary(line));
     if lines.iter().all(is_list) {
         let mut all = Text::new();
-        for line in lines.iter().filter(|line| !line.as_bytes().trim_ascii().is_empty()) {
-            all.delimit().bytes(line.as_bytes());
+        let members = lines.iter().filter_map(|line| line.to_str().ok());
+        let members = members.map(|line| line.trim_matches([',', ' ', '\t']));
+        for members in members.filter(|members| !members.is_empty()) {
+            all.delimit().text(members);
         }
         headers.insert(name, all.into());
         return true;
@@ -138,6 +139,21 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
         headers.append(name, line);
     }
     is_ours
+}
+
+/// Whether no string or inner list is open at its end. With one, or with other characters, no line of a field has a value (RFC 9651 §4.2).
+fn is_whole(line: &str) -> bool {
+    let (mut is_string, mut depth, mut bytes) = (false, 0, line.bytes());
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => is_string = !is_string,
+            b'\\' if is_string => _ = bytes.next(),
+            b'(' if !is_string => depth += 1,
+            b')' if !is_string => depth -= 1,
+            _ => {}
+        }
+    }
+    !is_string && depth == 0
 }
 
 /// Whether it begins with a key and `=` (RFC 9651 §3.2).

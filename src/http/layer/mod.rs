@@ -84,7 +84,7 @@ use crate::{
 ///
 /// A layer with an empty list of policies admits all requests. It has the same type as any other, so that one expression turns
 /// the limits of an application off, for example in a test. `tower::util::option_layer` does not compile around a router of
-/// axum, since the responses with a layer and without one have different bodies. In a [file](crate::Policies), `enabled = false`
+/// axum or a server of tonic, since the responses with a layer and without one have different bodies. In a [file](crate::Policies), `enabled = false`
 /// turns all limits off.
 ///
 /// ```

@@ -204,7 +204,13 @@ fn content_type(parts: &Parts) -> Option<HeaderValue> {
     }
     match grpc_content_type(&parts.headers)? {
         (GRPC, _) => Some(HeaderValue::from_static(GRPC)),
-        (_, of_web) => HeaderValue::try_from(of_web.to_ascii_lowercase()).ok(),
+        (family, written) => {
+            // What follows the family is of the client.
+            let is_token = |byte: &u8| byte.is_ascii_alphanumeric() || b"/+-.".contains(byte);
+            let is_type = written.iter().all(is_token) && !written.ends_with(b"+");
+            let own = if is_type { written } else { family.as_bytes() };
+            HeaderValue::try_from(own.to_ascii_lowercase()).ok()
+        }
     }
 }
 
@@ -259,6 +265,9 @@ mod tests {
             ("application/grpc-web", Some("application/grpc-web")),
             ("application/grpc-web+proto", Some("application/grpc-web+proto")),
             ("application/grpc-web-text", Some("application/grpc-web-text")),
+            ("application/grpc-web+", Some("application/grpc-web")),
+            ("application/grpc-web-text+a b", Some("application/grpc-web-text")),
+            ("application/grpc-web+\u{e9}", Some("application/grpc-web")),
             ("application/grpc-webby", None),
             ("application/grpcx", None),
             ("application/json", None),

@@ -161,7 +161,7 @@ use crate::{ConfigError, key};
 /// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
 /// matched none, or either has a rest such as `/files/{*rest}`, or the template is one of several in the matched one, such as
 /// `/users/root` in `/users/{id}`, the path is compared too: `{id}` is a segment, and a rest includes the routes below it. In
-/// gRPC it is `/shop.Accounts/SignIn`, also for a layer around one service. A template that matches none of the paths it looks
+/// gRPC it is `/shop.Accounts/SignIn`, or `/shop.Accounts/{*rest}` for all methods, also for a layer around one service. A template that matches none of the paths it looks
 /// like, such as `/users/:id` or `/admin/*`, is an error. `others` are the requests that no other policy of their plan, in this
 /// file, with `routes` or `methods` is for; one that is for it in some spellings only, as below, is counted by both. Have them in
 /// one layer: two may know different routes and paths of a request.
@@ -172,7 +172,7 @@ use crate::{ConfigError, key};
 /// tabs and line ends are left out, also spaces and controls at the end. Each form is compared that services make of the path, also
 /// one after the other, but for those that decode an escape of an escape, such as `%252F`. A policy or `[block]` applies if one of
 /// these matches, and `[skip]` if all do. So `/login/` and `/static/../login` neither evade a limit nor are skipped. A path with
-/// more than 64 forms, or with several and 32 KiB in them, is taken for a match: such a request is counted, blocked, and never
+/// more than 32 forms, or with several and 32 KiB in them, is taken for a match: such a request is counted, blocked, and never
 /// skipped. In `[skip]`, escapes are written as sent: `/caf%C3%A9`.
 ///
 /// In a nested router of axum, and in a service that is nested in one, the path is the whole one, with the prefix. Where another

@@ -143,6 +143,16 @@ pub(super) struct Template {
     normal: Forms,
 }
 
+/// Whether it looks like `/shop.Accounts`, which is no path of a call.
+fn is_grpc_service(written: &str) -> bool {
+    let is_name =
+        |name: &str| name.starts_with(|first: char| first.is_ascii_uppercase()) && name.contains(char::is_lowercase);
+    let mut segments = written.split('/').filter(|segment| !segment.is_empty());
+    let only = segments.next().filter(|_| segments.next().is_none());
+    only.and_then(|only| only.rsplit_once('.'))
+        .is_some_and(|(_, name)| is_name(name))
+}
+
 impl Template {
     /// A template that is that of the paths which it looks like. The error is the fix.
     pub(super) fn parse(written: &str) -> Result<Self, String> {
@@ -152,6 +162,9 @@ impl Template {
         let mut segments = segments.split('/').peekable();
         while let Some(segment) = segments.next() {
             validate_segment(segment, segments.peek().is_none())?;
+        }
+        if is_grpc_service(written) {
+            return Err(format!("all methods of a gRPC service are `{written}/{{*rest}}`"));
         }
         if written.contains(['?', '#']) || PathAndQuery::try_from(written).is_err() {
             return Err("a path has no white space, query or fragment; a space is `%20`".to_owned());

@@ -300,7 +300,7 @@ impl Node {
             LogSubject::Keys => (
                 line.counts.failed_by_key,
                 Some(&self.last_error_of_key),
-                "checks of some keys fail because of what the rate limit store has under these keys",
+                "checks of some keys failed because of what the rate limit store had under these keys",
             ),
         };
         let error = last_error.and_then(|error| lock(error).clone());

@@ -115,7 +115,12 @@ fn functions(name: &str, rule: &str) -> String {
     let fields: Vec<_> = names
         .map(|function| format!("{function} = {rule}_{function}"))
         .collect();
-    format!("{name} = {{ {} }}", fields.join(", "))
+    format!("{name} = {{ {}, is_set = {} }}", fields.join(", "), is_set(rule))
+}
+
+/// Whether the keys of a rule are sorted sets; the others are texts.
+fn is_set(rule: &str) -> bool {
+    matches!(rule, "log" | "slots")
 }
 
 impl Scripts {
@@ -133,7 +138,13 @@ impl Scripts {
             let lone = if name == "log" { lua!("lone_log") } else { "" };
             let needed = files.map(|file| file.split(FOR_DRIVER).next().unwrap_or(file));
             let choice = format!("\nlocal read, add, wait = {rule}_read, {rule}_add, {rule}_wait\n");
-            script(&[PRELUDE, lone, &needed.concat(), &choice, lua!("checks")])
+            let nothing = if is_set(rule) {
+                "'ZADD', KEYS[1], 'XX', '0', ''"
+            } else {
+                "'SETRANGE', KEYS[1], '0', ''"
+            };
+            let decides = lua!("checks").replace("NOTHING", nothing);
+            script(&[PRELUDE, lone, &needed.concat(), &choice, &decides])
         });
         let drivers = RULES.map(|(name, rule, files)| {
             let choice = format!("\nlocal rules, ban = {{ {} }}, nil\n", functions(name, rule));

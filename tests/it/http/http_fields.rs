@@ -433,9 +433,11 @@ async fn lists_of_the_service_and_of_inner_layers_are_continued_on_one_line() {
     let theirs = &[
         ("ratelimit", "\"a\";r=1;t=1"),
         ("ratelimit", ""),
-        // No list has other characters than those of ASCII.
+        // With one of these the field would have no value.
         ("ratelimit", "\"c\";r=3;t=3\u{ff}"),
-        ("ratelimit", "\"b\";r=2;t=2"),
+        ("ratelimit", "\"d\";r=4, \"open"),
+        ("ratelimit", "(\"e\""),
+        ("ratelimit", ",\"b\";r=2;t=2,"),
         ("ratelimit-policy", "\"a\";q=1;w=1, \"b\";q=2;w=2"),
     ];
     assert_eq!(

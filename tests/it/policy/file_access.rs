@@ -373,6 +373,10 @@ fn a_route_that_matches_none_of_the_paths_that_it_looks_like_is_an_error_with_th
         ("/users/{id:[0-9]+}", "`{id}`"),
         ("/users/{id?}", "`{id}`"),
         ("/users/{id}.json", "at the end of a segment"),
+        (
+            "/shop.Accounts",
+            "all methods of a gRPC service are `/shop.Accounts/{*rest}`",
+        ),
         ("/users/\\d+", "`{id}`"),
         ("/users/%7Bid%7D", "a brace"),
         ("/users ", "white space"),

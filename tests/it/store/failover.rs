@@ -528,7 +528,7 @@ async fn a_key_of_another_type_is_one_line_with_a_count_and_no_state() {
     assert_eq!(text.lines().count(), 1, "{text}");
     let address = format!("node=\"127.0.0.1:{}\"", redis.port());
     for part in [
-        "checks of some keys fail",
+        "checks of some keys failed",
         " failed=",
         "kind=\"refused\"",
         "WRONGTYPE",

@@ -3,12 +3,90 @@
 use std::time::Duration;
 
 use fred::types::Value;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    task::JoinSet,
+};
 use tower_quota::{
     Ban, Concurrency, Decision, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingCounter, SlidingLog,
+    TokenBucket,
     store::{Charge, Operation, Store, StoreRequest},
 };
 
 use crate::support::{Clock, Redis, connected, decide, eventually, packed, patient};
+
+/// The words of a line of `MONITOR`, which begins with the time and the client.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    let words = line.trim_end().split_once("] \"").map_or("", |(_, words)| words);
+    words.trim_end_matches('"').split("\" \"")
+}
+
+/// Clusters of other products permit no others.
+#[tokio::test]
+async fn the_scripts_touch_declared_keys_only() {
+    let redis = Redis::start();
+    let mut monitor = BufReader::new(TcpStream::connect(("127.0.0.1", redis.port())).await.expect("Redis"));
+    monitor.write_all(b"MONITOR\r\n").await.expect("it is sent");
+
+    let store = connected(patient(), &redis.url()).await;
+    let limits: [Limit; 6] = [
+        SlidingLog::per_hour(2).into(),
+        SlidingLog::per_hour(2).precision(2).into(),
+        SlidingCounter::per_hour(2).into(),
+        FixedWindow::per_hour(2).into(),
+        TokenBucket::per_hour(2).into(),
+        Concurrency::new(2).into(),
+    ];
+    let policy = |(n, limit): (usize, &Limit)| Policy::new(format!("p{n}"), limit.clone());
+    let one = limits
+        .iter()
+        .enumerate()
+        .map(|limit| Limiter::new(store.clone(), policy(limit)));
+    let banning = limits
+        .iter()
+        .enumerate()
+        .map(|limit| Limiter::new(store.clone(), policy(limit).ban(Ban::by_hand())));
+    let all = Limiter::new(store.clone(), limits.iter().enumerate().map(policy).collect::<Vec<_>>());
+    for limiter in one.chain(banning).chain([all]) {
+        for times in [1, 3, 20] {
+            let mut checks = JoinSet::new();
+            for n in 0..times {
+                let limiter = limiter.clone();
+                checks.spawn(async move { limiter.check(format!("k{n}")).await });
+            }
+            while let Some(decision) = checks.join_next().await {
+                let decision = decision.expect("no panic").expect("a decision");
+                assert!(decision.store_error().is_none());
+            }
+        }
+    }
+    redis.command::<()>("ECHO", ["all is monitored"]).await;
+
+    let (mut declared, mut touched, mut line) = (Vec::new(), 0, String::new());
+    while !line.contains("all is monitored") {
+        line.clear();
+        monitor.read_line(&mut line).await.expect("a line");
+        let mut words = words(&line);
+        match (words.next(), line.contains(" lua] ")) {
+            (Some("TIME"), true) => {}
+            (Some(_), true) => {
+                let key = words.next().expect("a key").to_owned();
+                assert!(declared.contains(&key), "{line} beside {declared:?}");
+                touched += 1;
+            }
+            (Some("EVALSHA" | "EVAL"), false) => {
+                let count = words
+                    .nth(1)
+                    .and_then(|count| count.parse().ok())
+                    .expect("a number of keys");
+                declared = words.take(count).map(str::to_owned).collect();
+            }
+            _ => {}
+        }
+    }
+    assert!(touched > 200, "{touched}");
+}
 
 /// Each algorithm as the script reads it apart from the cost, for a limit of 5 in 60 seconds.
 const LIMITS: [&str; 6] = [
