@@ -215,15 +215,15 @@ local function reset(run)
 end
 
 -- See `checks.lua`. A request of one key adds it or nothing.
-local asks, full = last_run > 0 or #KEYS > 1, nil
+local full
 local function ask_for_memory(charge)
-  local key, answer = charge.key, nil
+  local answer
   if charge.rule.is_set then
-    answer = redis.pcall('ZADD', key, 'XX', '0', '')
+    answer = redis.pcall('ZADD', charge.key, 'XX', '0', '')
   else
-    answer = redis.pcall('SETRANGE', key, '0', '')
+    answer = redis.pcall('SETRANGE', charge.key, '0', '')
   end
-  asks, full = false, type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM', 1, true) and answer.err
+  full = type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM', 1, true) and answer.err
 end
 
 -- Decides the nth request of a run.
@@ -262,7 +262,7 @@ for n = 1, last_run do
         charge.line.key, next_key = keys[next_key], next_key + 1
       end
     end
-    if asks then
+    if n == 1 and nth == 1 and (last_run > 1 or run.size * run.requests > 1) then
       ask_for_memory(run.charges[1])
     end
     local fine, failure = pcall(decide_nth, run, nth)
