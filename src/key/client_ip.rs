@@ -40,7 +40,7 @@ use crate::ConfigError;
 /// The elements of a list are split off from the right, byte by byte, so no byte that the client wrote changes how the
 /// element of the proxy is read. If that element is absent, malformed or `unknown`, the request counts against the nearest
 /// known hop, which is the proxy itself. Such an [unknown client](Ip::unknown) is [within](Ip::within) no network, and can be
-/// blocked. At most 32 elements are read.
+/// blocked. At most 32 elements are read, or as many as there are trusted hops.
 ///
 /// A client that reaches the service from a trusted network, past the proxies, chooses its key.
 ///

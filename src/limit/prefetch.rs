@@ -28,8 +28,8 @@ macro_rules! prefetch {
         impl $name {
             /// Lets a process take units ahead for this time, so that requests of a hot key are decided without a call of Redis.
             ///
-            /// The limit holds exactly as without it; [units that are taken ahead](crate::limit#units-that-are-taken-ahead) has
-            /// how, and what it costs. By default no units are taken ahead.
+            /// No window holds more than without it, but for the cases in
+            /// [units that are taken ahead](crate::limit#units-that-are-taken-ahead), which has how, and what it costs. By default no units are taken ahead.
             ///
             /// # Panics
             ///

@@ -139,7 +139,8 @@ impl Limiter {
     /// # Errors
     ///
     /// If the store fails: the change may have been made then. And, with nothing changed, if the store has no overrides, the
-    /// limiter has no policy of this name, the policy is `Unlimited` and so has no keys, the limit is not one that it can have, the
+    /// limiter has no policy of this name, no request of the layer that it is [made of](Self#impl-From<%26RateLimitLayer>-for-Limiter) has
+    /// the key, the policy is `Unlimited` and so has no keys, the limit is not one that it can have, the
     /// time is shorter than a microsecond, or the store has 10,000 overrides already.
     pub async fn override_limit(
         &self,

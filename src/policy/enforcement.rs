@@ -60,7 +60,7 @@ impl<K> Policy<K> {
     ///
     /// The keys are chosen by a hash of the name of the policy and the key, so each replica enforces the policy for the same keys,
     /// and these stay when the share grows. [`PolicyDecision::is_observed`](crate::PolicyDecision::is_observed) is whether a key is
-    /// observed. With a share below 1, so is a request without a key; one whose key is malformed is refused. In a
+    /// observed. With a share below 1, so is a request without a key; one whose key is malformed is refused, unless the share is 0. In a
     /// [file](crate::Policies) it is `enforce-share`; of both, the smaller share holds. By default a policy is enforced for all keys.
     ///
     /// ```
@@ -217,7 +217,7 @@ impl<K> Policy<K> {
     /// Of a pause in the head and one in the trailers the longer one holds.
     ///
     /// The next request would be denied where nothing remains: `RateLimit` with `r=0` and `t` (drafts -08 to -11) or with
-    /// `remaining=0` and `reset` (draft -07), `RateLimit-Remaining: 0` (draft -06), `X-RateLimit-Remaining: 0`, and OpenAI's
+    /// `remaining=0` and `reset` (draft -07), `RateLimit-Remaining: 0` (draft -06), `X-RateLimit-Remaining: 0`, `X-Rate-Limit-Remaining: 0`, and OpenAI's
     /// `x-ratelimit-remaining-requests: 0` and `x-ratelimit-remaining-tokens: 0`, each with its reset, of which the longest
     /// holds. A reset is a number of seconds, an epoch in seconds or milliseconds (from 10⁹ on), or a duration such as `6m0s`.
     /// Some servers write the time until all of the limit is restored, and accept a request sooner: the pause is longer than

@@ -164,7 +164,7 @@ impl<K> Policy<K> {
 
 /// Accessors.
 impl<K> Policy<K> {
-    /// The name, under which counts are stored.
+    /// The name. Counts are stored under it, or under its [former](Self::formerly) one.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.policy_limit.fixed.name

@@ -64,7 +64,8 @@ use crate::{ConfigError, error::StoreError, limit::Share};
 /// # Counting locally
 ///
 /// The counts of the process, in a [`MemoryStore`] of 100,000 keys that all layers and limiters on one store share as long as
-/// one of them exists, start empty at the first failure; a later failure continues with them. When the store replies again, its
+/// one of them exists, start at the first failure with the bans alone that this process has made by hand or learnt; a later failure
+/// continues with them. When the store replies again, its
 /// own counts apply and the local ones do not. So in one window a caller may be admitted up to the limit by the store, and up
 /// to the limit by each process. A check that timed out may have been counted in both. An attacker that makes the store fail
 /// meets the same limits in each process.

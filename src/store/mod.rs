@@ -185,6 +185,7 @@ pub trait Store: Send + Sync + 'static {
     /// | [slots](crate::Slots) | their release is confirmed |
     /// | a [receipt](crate::Decision::take_receipt) that was taken | it is settled, refunded or dropped, and a settlement is confirmed |
     /// | a policy with [`refund_if`](crate::Policy::refund_if) or [`learn_from_responses`](crate::Policy::learn_from_responses) | its completion is known, and what follows is confirmed |
+    /// | a layer or limiter with [`on_settled`](crate::Limiter::on_settled) | its usage was observed: when the last clone of its `Decision` is dropped |
     /// | a check in flight that lets it [wait](crate::Policy::wait_up_to) | the store has replied, and if its caller has left, the refund is confirmed |
     ///
     /// [Units that were taken ahead](crate::limit#units-that-are-taken-ahead) are waited for until their time ends and what was not

@@ -84,8 +84,8 @@ use crate::{
 ///
 /// A layer with an empty list of policies admits all requests. It has the same type as any other, so that one expression turns
 /// the limits of an application off, for example in a test. `tower::util::option_layer` does not compile around a router of
-/// axum or a server of tonic, since the responses with a layer and without one have different bodies. In a [file](crate::Policies), `enabled = false`
-/// turns all limits off.
+/// axum or a server of tonic, since the responses with a layer and without one have different bodies. In a [file](crate::Policies),
+/// `enabled = false` turns all of its limits off, and its lists `[block]` and `[skip]`.
 ///
 /// ```
 /// use axum::{Router, body::Body, routing::get};
@@ -144,7 +144,7 @@ use crate::{
 /// | client | without | with `drain_body(8 << 20, ..)` |
 /// | --- | --- | --- |
 /// | curl 7.88, with or without `Expect` | `429` | `429` |
-/// | reqwest 0.12 | `429` (7), broken pipe (13) | `429` |
+/// | reqwest 0.13 | `429` (7), broken pipe (13) | `429` |
 /// | Python 3.11, `http.client` | `BrokenPipeError` | `429` |
 /// | Node 20, `fetch` | `429` (2), `EPIPE` (18) | `429` |
 ///

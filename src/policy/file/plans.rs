@@ -68,8 +68,8 @@ impl Policies {
     /// The plan `default` is that of requests without one, or with one that the file does not have, of which a warning is logged:
     /// an empty table, such as `[plans.free]`, is a plan with the policies outside of plans. A reload changes what the plans
     /// have; requests of a plan that it removes meet the policies outside of plans. A plan that it adds, a policy of a name that
-    /// the plan and the file had not, and another `plan` to select by are for the next start. A warning is logged for each of
-    /// these.
+    /// the plan and the file had not, and another `plan` to select by are for the next start. A warning is logged for
+    /// the policies and for another `plan`.
     ///
     /// ```
     /// use tower_quota::{MemoryStore, Policies, RateLimitLayer};

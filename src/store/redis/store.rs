@@ -90,7 +90,7 @@ use crate::store::{
 /// The deadline measures Redis and not this process. While handlers block the threads of the runtime, or the process is stopped,
 /// a reply that has arrived cannot be read. Such a stall does not count: the deadline is counted in four steps, and a step that
 /// takes longer counts as one. A check then takes longer by at most four of the longest stalls (eight if it had to wait for
-/// other calls), and by at most 10 s for each call.
+/// other calls); with fred by at most 10 s for each call.
 ///
 /// # When Redis does not reply
 ///

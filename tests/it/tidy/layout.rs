@@ -170,6 +170,46 @@ fn a_rule_assigns_no_variable_of_the_whole_script() {
 }
 
 /// A subscriber escapes text that is a `str`, and writes what is recorded by `Display` as it is: a line break would forge a line.
+/// Else `cargo run --locked` fails, of what is not part of this workspace.
+#[test]
+fn the_lock_files_have_what_the_manifests_ask_for() {
+    let numbers = |version: &str| {
+        version
+            .split('.')
+            .map_while(|part| part.parse().ok())
+            .collect::<Vec<u64>>()
+    };
+    for folder in ["benches/peers", "tests/clients", "tests/threads"] {
+        let parsed = |file| {
+            read(&format!("{folder}/{file}"))
+                .parse::<toml::Table>()
+                .expect("a file of Cargo")
+        };
+        let (manifest, lock) = (parsed("Cargo.toml"), parsed("Cargo.lock"));
+        let packages = lock["package"].as_array().expect("a list");
+        for (name, wanted) in manifest["dependencies"].as_table().expect("a table") {
+            let Some(version) = wanted.as_str().or_else(|| wanted.get("version")?.as_str()) else {
+                continue;
+            };
+            let wanted = numbers(version);
+            let fits = |package: &toml::Value| {
+                let locked = numbers(package["version"].as_str().expect("a version"));
+                let breaking = 1 + locked.iter().take_while(|number| **number == 0).count();
+                let is_same = wanted
+                    .iter()
+                    .zip(&locked)
+                    .take(breaking)
+                    .all(|(wanted, locked)| wanted == locked);
+                package["name"].as_str() == Some(name) && is_same && locked >= wanted
+            };
+            assert!(
+                packages.iter().any(fits),
+                "{folder}/Cargo.lock has no {name} {version}: run `cargo update -p {name}`"
+            );
+        }
+    }
+}
+
 #[test]
 fn events_record_text_as_str() {
     for (file, text) in files("src", ".rs") {
