@@ -14,7 +14,7 @@ use tower_quota::{
     store::{Charge, Operation, Store, StoreRequest},
 };
 
-use crate::support::{Clock, Redis, connected, decide, eventually, packed, patient};
+use crate::support::{Clock, Redis, connected, decide, eventually, packed, patient, try_decide};
 
 /// The words of a line of `MONITOR`, which begins with the time and the client.
 fn words(line: &str) -> impl Iterator<Item = &str> {
@@ -173,15 +173,29 @@ async fn call_checks(redis: &Redis, limit: &str, keys: &[&str]) -> Result<Vec<[i
     words.extend(keys.iter().map(|key| key.as_bytes().to_vec()));
     words.push(packed(&vec![format!("1 1 {numbers}"); keys.len()].join(" ")));
     let reply: Result<Value, fred::error::Error> = redis.try_command_of_bytes("EVAL", words).await;
-    let mut texts = reply.map_err(|error| error.to_string())?.into_array().into_iter();
+    Ok(numbers_of(reply.map_err(|error| error.to_string())?))
+}
+
+/// The numbers of each charge in a reply.
+fn numbers_of(reply: Value) -> Vec<[i64; 4]> {
+    let mut texts = reply.into_array().into_iter();
     let reply = texts.next().and_then(Value::into_bytes).expect("packed numbers");
     let numbers = reply.chunks(8).skip(1);
     let numbers = numbers.map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")) as i64);
     let numbers: Vec<_> = numbers.collect();
-    Ok(numbers
-        .chunks(4)
-        .map(|four| four.try_into().expect("four numbers"))
-        .collect())
+    let charges = numbers.chunks(4).map(|four| four.try_into().expect("four numbers"));
+    charges.collect()
+}
+
+/// As a call across slots of a cluster, of which one key is declared, the driver checks each of these keys.
+async fn call_across(redis: &Redis, limit: &str, keys: &[&str]) -> Vec<[i64; 4]> {
+    let (algorithm, numbers) = limit.split_once(' ').expect("an algorithm and its numbers");
+    let runs = 1;
+    let mut words = vec![driver().into(), b"1".to_vec(), keys[0].as_bytes().to_vec()];
+    words.push(packed(&format!("0 9007199254740992 {runs}")));
+    words.push(packed(&format!("check {} 1 1 0 {algorithm} 1 {numbers}", keys.len())));
+    words.extend(keys.iter().map(|key| key.as_bytes().to_vec()));
+    numbers_of(redis.command_of_bytes("EVAL", words).await)
 }
 
 /// Calls the driver: runs are of one charge each, unless the keys of a request say otherwise with a space.
@@ -308,6 +322,44 @@ async fn callers_that_are_merged_wait_for_what_was_counted_before() {
         let replies = call(&redis, limit, &[("check 9 1", &["a"]), ("check 1 1", &["a"])]).await;
         assert_eq!([replies[0].admitted(), replies[1].admitted()], [4, 0], "{limit}");
         assert_eq!(replies[0].verdict(), replies[1].verdict(), "{limit}");
+    }
+}
+
+/// They are removed where not all callers fit beside them.
+#[tokio::test]
+async fn callers_that_are_merged_fit_where_entries_of_a_clock_that_is_gone_count() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let store = clock.redis_store(&redis).await;
+    let (limit, ban) = (Limit::from(SlidingLog::per_minute(10)), Ban::by_hand());
+    let (start, other) = (clock.now(), Key::from("other"));
+    for (gone, callers, cost) in [(2, 4, 2), (3, 1, 5)] {
+        for (policies, bans, others) in [(1, false, 0), (1, false, 1), (2, false, 0), (1, true, 0)] {
+            let case = format!("{callers} at {cost}, {policies} policies, {bans}, {others} others");
+            let key = Key::from(&*case);
+            let charge = |policy, key, cost| Charge::new(policy, &limit, key, cost).ban(bans.then_some(&ban));
+            let charges = |cost| {
+                ["one", "two"][..policies]
+                    .iter()
+                    .map(|policy| charge(policy, &key, cost))
+                    .collect()
+            };
+            let (gone, charges): (Vec<_>, Vec<_>) = (charges(gone), charges(cost));
+            let apart = [charge("one", &other, 1)];
+
+            clock.set(start + 100_000_000);
+            clock.write_to(&redis).await;
+            for _ in 0..2 {
+                let checked = store.decide(&[StoreRequest::new(Operation::Check, &gone)]).await;
+                assert!(checked.expect("Redis replies").outcomes()[0].allowed, "{case}");
+            }
+            clock.set(start);
+            clock.write_to(&redis).await;
+            let mut checks = vec![StoreRequest::new(Operation::Check, &charges); callers];
+            checks.extend(vec![StoreRequest::new(Operation::Check, &apart); others]);
+            let checked = store.decide(&checks).await.expect("Redis replies");
+
+            assert!(checked.outcomes().iter().all(|outcome| outcome.allowed), "{case}");
+        }
     }
 }
 
@@ -592,6 +644,46 @@ async fn a_ban_and_slots_that_have_lost_their_expiry_have_one_again_once_checks_
     for key in &keys {
         let left: i64 = redis.command("PTTL", [key]).await;
         assert!((50_000..=61_000).contains(&left), "{key}: {left}");
+    }
+}
+
+#[tokio::test]
+async fn a_peek_sets_no_expiry() {
+    let redis = Redis::start();
+    let store = connected(patient().deny_cache(false), &redis.url()).await;
+    let calls = Policy::new("calls", SlidingLog::per_minute(1)).ban(Ban::by_hand());
+    let limiter = Limiter::new(store, calls);
+    assert!(limiter.check("k").await.expect("Redis replies").is_allowed());
+    for is_banned in [false, true] {
+        if is_banned {
+            let banned = limiter.ban("k", Duration::from_secs(60)).await;
+            banned.expect("Redis replies");
+        }
+        let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+        assert_eq!(keys.len(), 1 + usize::from(is_banned), "{keys:?}");
+        for key in &keys {
+            redis.command::<()>("PERSIST", [key]).await;
+        }
+        assert!(!limiter.peek("k").await.expect("Redis replies").is_allowed());
+        for key in &keys {
+            assert_eq!(redis.command::<i64>("PTTL", [key]).await, -1, "{key}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn denials_are_not_counted_for_bans_by_hand() {
+    // No number of denials begins such a ban.
+    const BY_HAND: &str = "ban 0 1000001 60000000 1000000 60000000";
+    let redis = Redis::start();
+    for limit in LIMITS {
+        clear(&redis, limit).await;
+        call(&redis, limit, &[("charge 1 5", &["k"])]).await;
+        let (algorithm, numbers) = limit.split_once(' ').expect("an algorithm and its numbers");
+        let check = format!("check 1 2 1 0 {BY_HAND} {algorithm} 1 {numbers}");
+        let arguments = [ANY_TIME.to_owned(), check, format!("deny 1 1 1 0 {BY_HAND}")];
+        eval(&redis, driver(), &["ban", "k", "ban"], &arguments).await;
+        assert_eq!(redis.command::<u32>("EXISTS", ["ban"]).await, 0, "{limit}");
     }
 }
 
@@ -885,15 +977,54 @@ async fn without_memory_no_key_is_added_beside_one_that_exists() {
         ];
         let replies = call(&redis, limit, &runs).await;
         let checks = call_checks(&redis, limit, &["known", "d"]).await;
+        let two = call(&redis, limit, &[("check 1 1", &["known", "e"])]).await;
+        let across = call_across(&redis, limit, &["known", "f"]).await;
         redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
 
-        for failed in [1, 2, 3] {
-            let error = replies[failed].error();
+        for failed in [&replies[1], &replies[2], &replies[3], &two[1]] {
+            let error = failed.error();
             assert!(error.starts_with("OOM command not allowed"), "{limit}: {error}");
         }
         assert!(checks.expect("a reply")[1][0] < 0, "{limit}");
-        assert_eq!(redis.command::<u32>("EXISTS", ["a", "b", "c", "d"]).await, 0, "{limit}");
+        assert!(across[1][0] < 0, "{limit}");
+        let added = ["a", "b", "c", "d", "e", "f"];
+        assert_eq!(redis.command::<u32>("EXISTS", added).await, 0, "{limit}");
     }
+}
+
+/// A later expiry is written before the count, and once a script has written, Redis refuses nothing.
+#[tokio::test]
+async fn without_memory_a_log_that_exists_and_needs_a_later_expiry_is_not_written() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let store = clock.redis_store(&redis).await;
+    let limit = Limit::from(SlidingLog::per_minute(9).precision(2));
+    assert!(decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
+    clock.advance(Duration::from_secs(2));
+    clock.write_to(&redis).await;
+    redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
+    let checked = try_decide(&store, Operation::Check, &limit, "k", 1).await;
+    redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
+
+    assert!(checked.is_err());
+    assert_eq!(
+        decide(&store, Operation::Peek, &limit, "k", 1).await.states()[0].remaining,
+        8
+    );
+}
+
+/// Redis counts the errors of scripts.
+#[tokio::test]
+async fn with_memory_a_call_of_several_keys_has_no_errors() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        clear(&redis, limit).await;
+        for _ in 0..2 {
+            call(&redis, limit, &[("check 1 1", &["a", "b"])]).await;
+            call_checks(&redis, limit, &["a", "b"]).await.expect("a reply");
+        }
+    }
+    let stats: String = redis.command("INFO", ["stats"]).await;
+    assert!(stats.contains("total_error_replies:0\r"), "{stats}");
 }
 
 #[tokio::test]
