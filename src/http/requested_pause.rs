@@ -347,6 +347,7 @@ mod tests {
                 None,
             ),
             (200, &[("age", "5, 10"), ("ratelimit", "\"a\";r=0;t=9")], None),
+            (200, &[("age", "5 , 10"), ("ratelimit", "\"a\";r=0;t=9")], None),
             (200, &[("age", "0,10"), ("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
             (200, &[("age", "0"), ("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
             (200, &[("age", "-1"), ("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
@@ -427,6 +428,16 @@ mod tests {
                     ("ratelimit", "\"a\";r=0;t=9"),
                     ("x-ratelimit-remaining-tokens", "0"),
                     ("x-ratelimit-reset-tokens", "10s"),
+                ],
+                Some(10_000),
+            ),
+            // An epoch from 10^9 on.
+            (
+                200,
+                &[
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "1000000000"),
+                    ("date", "Sun, 09 Sep 2001 01:46:30 GMT"),
                 ],
                 Some(10_000),
             ),

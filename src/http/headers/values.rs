@@ -143,15 +143,24 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
 
 /// Whether no string or inner list is open at its end. With one, or with other characters, no line of a field has a value (RFC 9651 §4.2).
 fn is_whole(line: &str) -> bool {
-    let (mut is_string, mut depth, mut bytes) = (false, 0, line.bytes());
+    let (mut is_string, mut has_escapes, mut depth, mut before) = (false, true, 0, b' ');
+    let mut bytes = line.bytes();
     while let Some(byte) = bytes.next() {
         match byte {
-            b'"' => is_string = !is_string,
-            b'\\' if is_string => _ = bytes.next(),
+            b'"' => {
+                is_string = !is_string;
+                // A display string, `%"..."`, has others.
+                has_escapes = before != b'%';
+            }
+            b'\\' if is_string && has_escapes => _ = bytes.next(),
             b'(' if !is_string => depth += 1,
             b')' if !is_string => depth -= 1,
             _ => {}
         }
+        if depth < 0 {
+            return false;
+        }
+        before = byte;
     }
     !is_string && depth == 0
 }

@@ -402,4 +402,17 @@ mod tests {
             Some("sliding-log 2/min")
         );
     }
+
+    #[test]
+    fn a_reading_of_before_a_load_that_is_refused_leaves_its_fault() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("limits.toml");
+        fs::write(&path, "policies.api.limit = 'sliding-log 1/h'").expect("a file");
+        let policies = Policies::from_file(&path).expect("policies");
+        let (loads, reading) = (policies.file.state().loads, read_stamped(&path));
+        fs::write(&path, "policies.api.limit = 'sliding-log 1'").expect("a file");
+        policies.reload().unwrap_err();
+        Changes::default().see(&policies, (Instant::now(), loads), reading);
+        assert!(policies.fault().is_some());
+    }
 }

@@ -143,14 +143,15 @@ pub(super) struct Template {
     normal: Forms,
 }
 
-/// Whether it looks like `/shop.Accounts`, which is no path of a call.
+/// Whether it looks like `/shop.Accounts`, which is no path of a call. Packages begin with a lower-case letter.
 fn is_grpc_service(written: &str) -> bool {
-    let is_name =
-        |name: &str| name.starts_with(|first: char| first.is_ascii_uppercase()) && name.contains(char::is_lowercase);
-    let mut segments = written.split('/').filter(|segment| !segment.is_empty());
-    let only = segments.next().filter(|_| segments.next().is_none());
-    only.and_then(|only| only.rsplit_once('.'))
-        .is_some_and(|(_, name)| is_name(name))
+    let name = written.strip_prefix('/').and_then(|service| service.rsplit_once('.'));
+    name.is_some_and(|(package, name)| {
+        !written[1..].contains('/')
+            && package.starts_with(|first: char| first.is_ascii_lowercase())
+            && name.starts_with(|first: char| first.is_ascii_uppercase())
+            && name.contains(char::is_lowercase)
+    })
 }
 
 impl Template {
@@ -163,8 +164,9 @@ impl Template {
         while let Some(segment) = segments.next() {
             validate_segment(segment, segments.peek().is_none())?;
         }
-        if is_grpc_service(written) {
-            return Err(format!("all methods of a gRPC service are `{written}/{{*rest}}`"));
+        let service = written.trim_end_matches('/');
+        if is_grpc_service(service) {
+            return Err(format!("all methods of a gRPC service are `{service}/{{*rest}}`"));
         }
         if written.contains(['?', '#']) || PathAndQuery::try_from(written).is_err() {
             return Err("a path has no white space, query or fragment; a space is `%20`".to_owned());

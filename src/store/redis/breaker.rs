@@ -86,6 +86,8 @@ impl Drop for Breaker {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error;
+
     use super::*;
 
     pub(super) fn open() -> Breaker {
@@ -113,6 +115,19 @@ mod tests {
         assert!(breaker.is_open());
         breaker.record_reply();
         assert!(!breaker.is_open());
+    }
+
+    #[test]
+    fn its_error_has_the_last_failure() {
+        let breaker = open();
+        breaker.record_reply();
+        assert!(breaker.error().is_none());
+        for _ in 0..FAILURES {
+            breaker.record_failure(&Failure::ended_runtime());
+        }
+        let error = breaker.error().expect("it is open");
+        let cause = error.source().map(ToString::to_string);
+        assert_eq!(cause, Some(StoreError::from(Failure::ended_runtime()).to_string()));
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl CommitQueue {
                 Err(StoreError::new(ErrorKind::Unreachable, message))
             }),
             None => match queue.upgrade() {
-                Some(queue) if queue.state().holds(number) => Err(queue.backend.not_sent(slot, checks)),
+                Some(queue) if queue.state().take_back(number) => Err(queue.backend.not_sent(slot, checks)),
                 // Those of a call are in the health of the node with its reply or its failure.
                 _ => Err(Failure::Timeout.into()),
             },
@@ -182,7 +182,15 @@ impl CommitQueue {
 
     /// Sends requests in one call, and responds to each.
     async fn send_batch(&self, mut batch: Vec<QueuedRequests>) {
-        batch.retain(|queued| !queued.response.is_closed()); // the caller has dropped its future
+        batch.retain(|queued| {
+            let has_left = queued.response.is_closed();
+            // Its caller has dropped its future, or has waited for the last step.
+            let (deadline, own) = (self.backend.deadline, &queued.own.requests);
+            if has_left && queued.queued_at.elapsed() + deadline.step >= deadline.doubled().duration {
+                self.backend.not_sent(slot_of_first(own), own.len());
+            }
+            !has_left
+        });
         let Some(first) = batch.first() else { return };
         let checks = batch.iter().map(|queued| queued.own.requests.len()).sum();
         if let Err(error) = self.check_breaker(checks, &first.own.requests) {
@@ -219,9 +227,10 @@ impl CommitQueue {
 }
 
 impl State {
-    /// Whether the requests with this number wait still.
-    fn holds(&self, number: u64) -> bool {
-        self.waiting.front().is_some_and(|first| first.number <= number)
+    /// Removes the requests with this number, if they wait still.
+    fn take_back(&mut self, number: u64) -> bool {
+        let place = self.waiting.binary_search_by_key(&number, |queued| queued.number);
+        place.is_ok_and(|place| self.waiting.remove(place).is_some())
     }
 
     fn has_room(&self, limits: BatchLimits) -> bool {
@@ -510,6 +519,23 @@ mod tests {
     fn failed(queue: &CommitQueue) -> u64 {
         let nodes = queue.backend.client.health().status();
         nodes.iter().map(|node| node.failed).sum()
+    }
+
+    /// As where the requests of a call are sent once more, one after the other.
+    #[tokio::test(start_paused = true)]
+    async fn of_requests_whose_callers_have_left_those_that_have_timed_out_count_as_failed() {
+        let network = Network::new(0, false);
+        let queue = CommitQueue::new(Arc::new(simulated_backend(network.clone())), Arc::default());
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
+        let charges = [Charge::new("p", &limit, &key, 1)];
+        let check = StoreRequest::new(Operation::Check, &charges).to_owned(|_| {});
+        for (waited, counted) in [(Duration::ZERO, 0), (queue.backend.deadline.doubled().duration, 2)] {
+            let (left, response) = queued(vec![check.clone(); 2]);
+            sleep(waited).await;
+            drop(response);
+            queue.send_batch(vec![left]).await;
+            assert_eq!((failed(&queue), network.calls()), (counted, 0));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -391,6 +391,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn each_policy_of_a_cached_denial_denies_until_its_own_wait_ends() {
+        let (cache, start) = (DenyCache::new(), Instant::now());
+        let charges = ["a", "b"].map(|key| TestCharge::new(key, 5, 1).charge());
+        let check = StoreRequest::new(Operation::Check, &charges);
+        let states = [WAIT, 2 * WAIT].map(|wait| ChargeState::new(0, Some(wait), 2 * WAIT));
+        let request = check.to_owned(|_| {});
+        let generation = cache.generation(&request);
+        cache.insert(&request, start, generation, Duration::from_secs(9), &states);
+
+        tokio::time::advance(WAIT).await;
+        let denied = cache.get(&check, Instant::now()).expect("`b` denies");
+        let waits = denied.outcomes[0].states.iter().map(|state| state.retry_after);
+        assert_eq!(waits.collect::<Vec<_>>(), [None, Some(WAIT)]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_reset_invalidates_a_denial() {
         let (cache, charge, now) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
         deny(&cache, &charge, now);

@@ -714,6 +714,72 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn no_more_than_the_quota_remains() {
+        let (prefetch, limit) = (Prefetch::default(), &limits()[0]);
+        let asked = heat(&prefetch, limit, 20).expect("it is hot");
+        let outcome = Outcome::new(true, [ChargeState::new(QUOTA, None, WINDOW)]);
+        let response = StoreResponse::new(Duration::from_secs(1), [outcome]);
+        let _ = prefetch.keep(HASH, &asked, Some(&response), Instant::now());
+        let charge = Charge {
+            hash: HASH,
+            ..Charge::new("p", limit, &Key::from("hot"), 1)
+        };
+        let used = prefetch.use_for((&charge, TIME), Instant::now());
+        let (response, _) = used.ok().expect("units are there");
+        assert_eq!(response.outcomes()[0].states()[0].remaining, QUOTA);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn units_of_another_quota_are_not_used() {
+        let (prefetch, limit) = (Prefetch::default(), &limits()[0]);
+        let asked = heat(&prefetch, limit, 20).expect("it is hot");
+        let grant = prefetch.keep(HASH, &asked, Some(&granted(8)), Instant::now());
+        assert!(grant.is_some());
+        let lower = Limit::from(SlidingLog::new(QUOTA / 2, WINDOW).prefetch(TIME));
+        for (limit, is_used) in [(&lower, false), (limit, true)] {
+            let charge = Charge {
+                hash: HASH,
+                ..Charge::new("p", limit, &Key::from("hot"), 1)
+            };
+            assert_eq!(
+                prefetch.use_for((&charge, TIME), Instant::now()).is_ok(),
+                is_used,
+                "{limit}"
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_was_hot_long_ago_asks_for_nothing() {
+        let (prefetch, limit) = (Prefetch::default(), &limits()[0]);
+        for (pause, is_hot) in [(TIME, true), (3 * TIME, false)] {
+            let asked = heat(&prefetch, limit, 20).expect("it is hot");
+            let _ = prefetch.keep(HASH, &asked, None, Instant::now());
+            tokio::time::advance(pause).await;
+            let asked = heat(&prefetch, limit, 1);
+            assert_eq!(asked.is_some(), is_hot, "{pause:?}");
+            if let Some(asked) = asked {
+                let _ = prefetch.keep(HASH, &asked, None, Instant::now());
+            }
+            tokio::time::advance(3 * TIME).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_has_asked_for_units_is_not_idle() {
+        let (prefetch, [limit, other, ..]) = (Prefetch::default(), &limits());
+        let (asked_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
+        tokio::time::advance(3 * TIME).await;
+        let charge = Charge {
+            hash: HASH,
+            ..Charge::new("p", other, &Key::from("hot"), 1)
+        };
+        let _ = prefetch.use_for((&charge, TIME), Instant::now());
+        let grant = prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at);
+        assert!(grant.is_some(), "units that are not kept are not returned");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_key_whose_limit_was_changed_takes_units_again_when_those_of_before_have_ended() {
         let (prefetch, [limit, other, ..]) = (Prefetch::default(), &limits());
         assert!(heat(&prefetch, limit, 20).is_some());

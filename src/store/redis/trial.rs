@@ -200,7 +200,7 @@ pub(super) async fn connected(
         Ok(tried) => tried.map_err(|failure| explain(failure, backend)),
         Err(_) => {
             // Without a connection to the only server a trial ends at once.
-            let is_connected = is_running && !backend.client.is_clustered();
+            let is_connected = is_running && !backend.client.is_clustered() && !last.is_of_no_redis();
             let fix = if is_connected && matches!(last, Failure::Unreachable(_)) {
                 last = Failure::Unreachable("Redis is connected, and had not replied to all calls of the trial".into());
                 "`connect_timeout` sets a longer one"
@@ -212,8 +212,9 @@ pub(super) async fn connected(
                 && !last.is_of_network()
             {
                 "if the server has no TLS at this port, the URL begins with `redis`"
-            } else if last.is_of_no_redis() {
-                "if the server has TLS at this port, the URL begins with `rediss`; else it may be no Redis"
+            } else if server.starts_with("redis") && last.is_of_no_redis() {
+                "if the server has TLS at this port, the URL begins with `rediss`; else it may be no Redis, or one that \
+                 restarts: a service that must start without it uses `connect_lazy`"
             } else {
                 "a service that must start without Redis uses `connect_lazy`"
             };

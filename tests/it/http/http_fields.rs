@@ -437,14 +437,15 @@ async fn lists_of_the_service_and_of_inner_layers_are_continued_on_one_line() {
         ("ratelimit", "\"c\";r=3;t=3\u{ff}"),
         ("ratelimit", "\"d\";r=4, \"open"),
         ("ratelimit", "(\"e\""),
-        ("ratelimit", ",\"b\";r=2;t=2,"),
+        ("ratelimit", ")(\"f\""),
+        ("ratelimit", ",\"b\";r=2;t=2;p=%\"\\\","),
         ("ratelimit-policy", "\"a\";q=1;w=1, \"b\";q=2;w=2"),
     ];
     assert_eq!(
         lines(&call_behind(RateLimitLayer::new(s1(), default()), 200, theirs).await),
         [
             "ratelimit-policy: \"a\";q=1;w=1, \"b\";q=2;w=2, \"default\";q=100;w=60",
-            "ratelimit: \"a\";r=1;t=1, \"b\";r=2;t=2, \"default\";r=60;t=59",
+            "ratelimit: \"a\";r=1;t=1, \"b\";r=2;t=2;p=%\"\\\", \"default\";r=60;t=59",
         ],
     );
 }

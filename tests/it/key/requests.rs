@@ -1121,6 +1121,8 @@ async fn credentials_are_hashed_in_keys() {
         "ocp-apim-subscription-key",
         "x-amz-security-token",
         "x-auth",
+        "x_auth",
+        "service_key",
     ] {
         let server = Server::reporting(key::header(name)).await;
         let key = server.key("/", &[(name, secret.as_bytes())]).await;

@@ -530,3 +530,21 @@ async fn what_a_caller_of_a_limiter_leaves_stays_charged_whatever_a_layer_refund
     assert!(store.drained(Duration::from_secs(60)).await.is_ok());
     assert_eq!(limiter.peek(key).await.expect("the store answers").remaining(), 6);
 }
+
+#[tokio::test]
+async fn a_message_is_not_counted_by_a_policy_for_which_its_request_costs_nothing() {
+    let search = Policy::new("search", SlidingLog::per_hour(9)).key(user());
+    let search = search.cost_fn(|parts| u64::from(parts.uri.path() == "/search"));
+    let all = Policy::new("all", SlidingLog::per_hour(9)).key(user());
+    let limiter = Limiter::from(&RateLimitLayer::new(MemoryStore::new(), [all, search]));
+    for (path, expected) in [
+        ("/", &[("all", 8)][..]),
+        ("/search", &[("all", 7), ("search", 8)]),
+        ("/", &[("all", 6)]),
+    ] {
+        let connection = head(path, "42");
+        let message = limiter.request_of(&connection).expect("it has the keys");
+        let decision = message.check().await.expect("a memory store replies");
+        assert_eq!(remaining(&decision), expected, "{path}");
+    }
+}

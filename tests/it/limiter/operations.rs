@@ -707,3 +707,21 @@ fn a_limiter_of_a_policy_that_needs_a_request_is_an_error_with_the_fix() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_full_line_is_that_of_any_policy() {
+    let hours = |n: u64| Duration::from_secs(n * 3_600);
+    let roomy = Policy::new("roomy", SlidingLog::per_hour(99)).wait_up_to(hours(9));
+    let full = Policy::new("full", SlidingLog::per_hour(1)).wait_up_to(hours(9));
+    let limiter = Limiter::new(MemoryStore::new(), [roomy, full.max_waiting(1)]);
+    let _ = limiter.acquire("k").await.expect("it fits");
+
+    let mut waiting = std::pin::pin!(limiter.acquire("k"));
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("there is no room"),
+        () = tokio::task::yield_now() => {}
+    }
+    let error = limiter.acquire("k").await.expect_err("one waits");
+    assert!(matches!(error, AcquireError::LineFull(_)), "{error}");
+}

@@ -1026,6 +1026,11 @@ fn a_reload_changes_the_gauges_of_the_file_and_its_limits() {
     write(one);
     policies.reload().expect("it is valid");
     assert_eq!(all()[..2], first[..2]);
+
+    // No content of the file is in force.
+    let in_code = Policies::from_toml("policies.api = { limit = 'sliding-log 3/min', key = 'ip' }").expect("policies");
+    policies.replace(&in_code).expect("it is valid");
+    assert_eq!(gauge("hash"), 0.0);
 }
 
 #[test]

@@ -83,6 +83,29 @@ async fn all_fields_of_a_table_hold_and_several_tables_are_alternatives() {
     }
 }
 
+#[tokio::test]
+async fn a_layer_of_several_files_has_the_lists_of_each() {
+    let of_api = described("[block]\nroutes = \"/admin\"\n[skip]\nroutes = \"/health\"");
+    let of_other = "[block]\nroutes = \"/debug\"\n[skip]\nroutes = \"/ready\"\n[policies.other]\nlimit = \"sliding-log 9/h\"\n\
+                    key = \"ip\"\n";
+    let of_other = Policies::from_toml(of_other).unwrap();
+    let policies = [of_api.get("api").unwrap(), of_other.get("other").unwrap()];
+    let app = app(RateLimitLayer::new(MemoryStore::new(), policies));
+    for (path, expected) in [
+        ("/admin", BLOCKED),
+        ("/debug", BLOCKED),
+        ("/health", SKIPPED),
+        ("/ready", SKIPPED),
+        ("/", LIMITED),
+    ] {
+        assert_eq!(
+            statuses(&app, || get_from("203.0.113.1", path)).await,
+            expected,
+            "{path}"
+        );
+    }
+}
+
 /// RFC 8441: a WebSocket of HTTP/2 is opened by `CONNECT` with a path, one of HTTP/1.1 by `GET`.
 #[tokio::test]
 async fn a_websocket_of_http2_is_a_get() {
@@ -375,6 +398,10 @@ fn a_route_that_matches_none_of_the_paths_that_it_looks_like_is_an_error_with_th
         ("/users/{id}.json", "at the end of a segment"),
         (
             "/shop.Accounts",
+            "all methods of a gRPC service are `/shop.Accounts/{*rest}`",
+        ),
+        (
+            "/shop.Accounts/",
             "all methods of a gRPC service are `/shop.Accounts/{*rest}`",
         ),
         ("/users/\\d+", "`{id}`"),

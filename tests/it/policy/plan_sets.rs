@@ -295,6 +295,17 @@ async fn a_reset_is_one_of_all_plans() {
     assert_eq!((left("free").await, left("pro").await), (3, 5));
 }
 
+#[tokio::test]
+async fn a_reset_ends_a_ban_that_only_one_of_the_plans_has() {
+    let free = Policy::new("mails", SlidingLog::per_hour(3));
+    let pro = Policy::new("mails", SlidingLog::per_hour(5)).ban(Ban::by_hand());
+    let limiter = Limiter::new(MemoryStore::new(), Plans::new("free", free).plan("pro", pro));
+    limiter.ban("42", Duration::from_secs(60)).await.expect("it has bans");
+    limiter.reset("42").await.expect("the store answers");
+    let pro = limiter.request("42").plan("pro").check().await;
+    assert!(pro.expect("a decision").is_allowed());
+}
+
 const FILE: &str = r#"
 plan = "header:plan"
 

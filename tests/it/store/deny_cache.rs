@@ -284,3 +284,17 @@ fn cached_denials_deny_nothing_that_redis_would_admit() {
     result.unwrap_or_else(|failure| panic!("{failure}"));
     assert!(CACHED.load(Ordering::Relaxed) > 100, "few denials are cached");
 }
+
+#[tokio::test]
+async fn a_cached_denial_is_for_requests_of_which_no_cost_is_lower() {
+    let redis = Redis::start();
+    let policies = ["a", "b"].map(|name| Policy::new(name, SlidingLog::per_hour(9)));
+    let limiter = Limiter::new(store(&redis, true).await, policies);
+    let check = async |a, b| {
+        let request = limiter.request("k").cost_of("a", a).cost_of("b", b);
+        request.check().await.expect("Redis answers").is_allowed()
+    };
+    assert!(check(5, 5).await);
+    assert!(!check(5, 1).await);
+    assert!(check(1, 2).await, "`a` has room for 4");
+}

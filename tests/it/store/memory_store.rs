@@ -683,6 +683,46 @@ fn whether_a_key_denies_is_by_the_cost_of_its_last_charge() {
 }
 
 #[test]
+fn a_denial_of_a_lower_cost_leaves_that_of_the_last_charge() {
+    let (clock, limit) = (Clock::new(), limit("sliding-log 10/h"));
+    let (store, minute) = (store(8, &clock), Duration::from_secs(60));
+    let check = |cost| {
+        outcome(
+            &store,
+            Operation::Check,
+            &[Charge::new("p", &limit, &"used".into(), cost)],
+        )
+        .allowed
+    };
+    assert!(check(1));
+    clock.advance(30 * minute);
+    assert!(check(9));
+    assert!(!check(1));
+    clock.advance(minute);
+    for key in ["1", "2", "3", "4", "5", "6", "7"] {
+        assert!(admits(&store, "p", &limit, key));
+    }
+    // A check of cost 1 would be admitted, and one of 9 is denied.
+    clock.advance(30 * minute);
+    assert!(admits(&store, "p", &limit, "8"));
+    assert_eq!(store.evictions(), 1);
+    assert!(!check(9));
+}
+
+#[test]
+fn a_key_that_a_decision_counts_again_is_not_evicted_for_a_new_one_of_it() {
+    let (clock, limit) = (Clock::new(), limit("sliding-log 9/min"));
+    let (store, pause) = (store(2, &clock), Duration::from_secs(10));
+    for key in ["k", "j"] {
+        assert!(admits(&store, "known", &limit, key));
+        clock.advance(pause);
+    }
+    let charges = ["new", "known"].map(|policy| Charge::new(policy, &limit, &"k".into(), 1));
+    assert!(outcome(&store, Operation::Check, &charges).allowed);
+    assert_eq!(used(&store, "known", &limit, "k"), 2);
+}
+
+#[test]
 fn a_key_that_was_counted_again_is_evicted_later() {
     let (clock, limit) = (Clock::new(), limit("sliding-log 9/h"));
     let store = store(3, &clock);

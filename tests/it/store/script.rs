@@ -48,7 +48,9 @@ async fn the_scripts_touch_declared_keys_only() {
         .enumerate()
         .map(|limit| Limiter::new(store.clone(), policy(limit).ban(Ban::by_hand())));
     let all = Limiter::new(store.clone(), limits.iter().enumerate().map(policy).collect::<Vec<_>>());
-    for limiter in one.chain(banning).chain([all]) {
+    let log = Policy::new("line", SlidingLog::per_hour(2)).wait_up_to(Duration::from_secs(3_600));
+    let (reset, line) = (all.clone(), Limiter::new(store.clone(), log));
+    for limiter in one.chain(banning).chain([all, line]) {
         for times in [1, 3, 20] {
             let mut checks = JoinSet::new();
             for n in 0..times {
@@ -61,12 +63,16 @@ async fn the_scripts_touch_declared_keys_only() {
             }
         }
     }
+    reset.reset("k0").await.expect("Redis replies");
     redis.command::<()>("ECHO", ["all is monitored"]).await;
 
     let (mut declared, mut touched, mut line) = (Vec::new(), 0, String::new());
     while !line.contains("all is monitored") {
         line.clear();
-        monitor.read_line(&mut line).await.expect("a line");
+        assert!(
+            monitor.read_line(&mut line).await.expect("a line") > 0,
+            "Redis has ended"
+        );
         let mut words = words(&line);
         match (words.next(), line.contains(" lua] ")) {
             (Some("TIME"), true) => {}

@@ -170,6 +170,24 @@ fn a_rule_assigns_no_variable_of_the_whole_script() {
 }
 
 /// A subscriber escapes text that is a `str`, and writes what is recorded by `Display` as it is: a line break would forge a line.
+#[test]
+fn events_record_text_as_str() {
+    for (file, text) in files("src", ".rs") {
+        for (_, event) in text.match_indices("tracing::").filter_map(|(at, _)| {
+            let event = &text[at..];
+            let name = event["tracing::".len()..].split('!').next()?;
+            ["error", "warn", "info", "debug"]
+                .contains(&name)
+                .then_some((at, event))
+        }) {
+            let event = &event[..event.find(");\n").unwrap_or(event.len())];
+            for odd in ["%", "field::display", "field::debug"] {
+                assert!(!event.contains(odd), "{file}: {odd} in {event}");
+            }
+        }
+    }
+}
+
 /// Else `cargo run --locked` fails, of what is not part of this workspace.
 #[test]
 fn the_lock_files_have_what_the_manifests_ask_for() {
@@ -179,6 +197,8 @@ fn the_lock_files_have_what_the_manifests_ask_for() {
             .map_while(|part| part.parse().ok())
             .collect::<Vec<u64>>()
     };
+    let package = read("Cargo.toml").parse::<toml::Table>().expect("TOML");
+    let of_the_package = package["dependencies"].as_table().expect("a table");
     for folder in ["benches/peers", "tests/clients", "tests/threads"] {
         let parsed = |file| {
             read(&format!("{folder}/{file}"))
@@ -187,10 +207,20 @@ fn the_lock_files_have_what_the_manifests_ask_for() {
         };
         let (manifest, lock) = (parsed("Cargo.toml"), parsed("Cargo.lock"));
         let packages = lock["package"].as_array().expect("a list");
+        let own = packages
+            .iter()
+            .find(|package| package["name"].as_str() == Some("tower-quota"));
+        for (name, wanted) in of_the_package.iter().filter(|_| own.is_some()) {
+            let has = |of: &toml::Value| of.as_str().and_then(|of| of.split(' ').next()) == Some(name);
+            let locked = own.and_then(|own| own["dependencies"].as_array()).expect("a list");
+            let is_there = wanted.get("optional").is_some() || locked.iter().any(has);
+            assert!(is_there, "{folder}/Cargo.lock lacks {name} of tower-quota");
+        }
         for (name, wanted) in manifest["dependencies"].as_table().expect("a table") {
             let Some(version) = wanted.as_str().or_else(|| wanted.get("version")?.as_str()) else {
                 continue;
             };
+            let name = wanted.get("package").and_then(toml::Value::as_str).unwrap_or(name);
             let wanted = numbers(version);
             let fits = |package: &toml::Value| {
                 let locked = numbers(package["version"].as_str().expect("a version"));
@@ -206,24 +236,6 @@ fn the_lock_files_have_what_the_manifests_ask_for() {
                 packages.iter().any(fits),
                 "{folder}/Cargo.lock has no {name} {version}: run `cargo update -p {name}`"
             );
-        }
-    }
-}
-
-#[test]
-fn events_record_text_as_str() {
-    for (file, text) in files("src", ".rs") {
-        for (_, event) in text.match_indices("tracing::").filter_map(|(at, _)| {
-            let event = &text[at..];
-            let name = event["tracing::".len()..].split('!').next()?;
-            ["error", "warn", "info", "debug"]
-                .contains(&name)
-                .then_some((at, event))
-        }) {
-            let event = &event[..event.find(");\n").unwrap_or(event.len())];
-            for odd in ["%", "field::display", "field::debug"] {
-                assert!(!event.contains(odd), "{file}: {odd} in {event}");
-            }
         }
     }
 }

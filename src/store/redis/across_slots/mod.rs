@@ -280,7 +280,9 @@ mod tests {
             assert!(check(&across[1..]).await.is_err());
         }
         network.heal();
+        let calls = network.calls();
         assert!(check(&across).await.is_err(), "no probe has had a reply yet");
+        assert_eq!(network.calls(), calls, "the other one is not called");
         let left = outcome(&store, Operation::Peek, &across[..1]).await.states;
         assert_eq!(left[0].remaining, 5);
     }

@@ -7,7 +7,11 @@ mod client;
 mod server;
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    collections::BTreeSet,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -54,9 +58,10 @@ each_client! {
 
 /// What was charged by the call is unknown, unlike after an error of the server.
 async fn bytes_that_are_no_reply_are_no_refusal(library: ClientLibrary) {
-    static IS_BROKEN: AtomicBool = AtomicBool::new(false);
-    let breaking = |command: &str, _, _| match command {
-        "EVALSHA" if IS_BROKEN.load(Ordering::Relaxed) => Reply::Bytes(b"garbage\r\n".to_vec()),
+    static BROKEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let broken = || BROKEN.lock().expect("no code panics while it is locked");
+    let breaking = |command: &str, _, port: u16| match command {
+        "EVALSHA" if BROKEN.lock().is_ok_and(|broken| broken.contains(&port)) => Reply::Bytes(b"garbage\r\n".to_vec()),
         "EVALSHA" => Reply::Bytes(packed(&[1.8e15, 1.0, 3.0, 0.0, 1e6])),
         _ => Reply::Honest,
     };
@@ -70,7 +75,7 @@ async fn bytes_that_are_no_reply_are_no_refusal(library: ClientLibrary) {
     let error = async || limiter.check("k").await.expect("it is local").store_error().cloned();
     eventually("the server decides", async || error().await.is_none()).await;
 
-    IS_BROKEN.store(true, Ordering::Relaxed);
+    broken().insert(server.port());
     let error = error().await.expect("it is not decided");
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 }
