@@ -144,7 +144,7 @@ use crate::{
 /// | client | without | with `drain_body(8 << 20, ..)` |
 /// | --- | --- | --- |
 /// | curl 7.88, with or without `Expect` | `429` | `429` |
-/// | reqwest 0.13 | `429` (7), broken pipe (13) | `429` |
+/// | reqwest 0.13 | `429` (14), broken pipe (6) | `429` |
 /// | Python 3.11, `http.client` | `BrokenPipeError` | `429` |
 /// | Node 20, `fetch` | `429` (2), `EPIPE` (18) | `429` |
 ///
