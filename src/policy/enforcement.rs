@@ -217,24 +217,23 @@ impl<K> Policy<K> {
     /// Of a pause in the head and one in the trailers the longer one holds.
     ///
     /// The next request would be denied where nothing remains: `RateLimit` with `r=0` and `t` (drafts -08 to -11) or with
-    /// `remaining=0` and `reset` (draft -07), `RateLimit-Remaining: 0` (draft -06), `X-RateLimit-Remaining: 0`, `X-Rate-Limit-Remaining: 0`, and OpenAI's
-    /// `x-ratelimit-remaining-requests: 0` and `x-ratelimit-remaining-tokens: 0`, each with its reset, of which the longest
-    /// holds. A reset is a number of seconds, an epoch in seconds or milliseconds (from 10⁹ on), or a duration such as `6m0s`.
-    /// Some servers write the time until all of the limit is restored, and accept a request sooner: the pause is longer than
-    /// needed then. A layer of this crate is such a server. A client with the limit of the server, which sends as fast as that
-    /// permits, reaches half of it if it learns, and all of it if it does not. These fields are not read on a response from a
-    /// cache, which has a positive `Age`, nor those of slots (`qu="concurrent-requests"`), which may be free long before; nor
-    /// on a response to which a layer of this process inside of this one has added its own. A layer that learns without
-    /// [`extensions`](crate::RateLimitLayer::extensions) does not notice that: layers inside of it are to have no fields
-    /// ([`Headers::None`](crate::Headers::None)).
+    /// `remaining=0` and `reset` (draft -07), `RateLimit-Remaining: 0` (draft -06), `X-RateLimit-Remaining: 0`,
+    /// `X-Rate-Limit-Remaining: 0`, and OpenAI's `x-ratelimit-remaining-requests: 0` and `x-ratelimit-remaining-tokens: 0`, each
+    /// with its reset, of which the longest holds. A reset is a number of seconds, an epoch in seconds or milliseconds (from 10⁹
+    /// on), or a duration such as `6m0s`. Some servers write the time until all of the limit is restored, and accept a request
+    /// sooner: the pause is longer than needed then. A layer of this crate is such a server. A client with the limit of the
+    /// server, which sends as fast as that permits, reaches half of it if it learns, and all of it if it does not. These fields
+    /// are not read on a response from a cache, which has a positive `Age`, nor those of slots (`qu="concurrent-requests"`),
+    /// which may be free long before; nor on a response to which a layer of this process inside of this one has added its own. A
+    /// layer that learns without [`extensions`](crate::RateLimitLayer::extensions) does not notice that: layers inside of it are
+    /// to have no fields ([`Headers::None`](crate::Headers::None)).
     ///
     /// [`Decision::requested_pause`](crate::Decision::requested_pause) has the pause. A date is compared with the `Date` of the
-    /// response. The pause is at most an hour, or the [longest](crate::Ban::longest) [ban](Self::ban) of the policy; a longer ban by a policy of the same name
-    /// elsewhere applies as it is. It applies to each later check of each process. Unless the policy has a ban of its own,
-    /// requests that [wait](Self::wait_up_to) wait until it ends, if that is in time; others are denied. Those that were sent
-    /// before are not stopped.
-    /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or
-    /// handler of this process are ignored.
+    /// response. The pause is at most an hour, or the [longest](crate::Ban::longest) [ban](Self::ban) of the policy; a longer ban
+    /// by a policy of the same name elsewhere applies as it is. It applies to each later check of each process. Unless the policy
+    /// has a ban of its own, requests that [wait](Self::wait_up_to) wait until it ends, if that is in time; others are denied.
+    /// Those that were sent before are not stopped. The request that received the response stays counted;
+    /// [`refund_if`](Self::refund_if) can refund it. Denials by a layer or handler of this process are ignored.
     ///
     /// The ban is sent to the store in a task of its own, as a refund is. If the store fails, this process bans the key for the
     /// time in which it counts by itself, and [`lost_settlements`](crate::RateLimitLayer::lost_settlements) counts the loss. A

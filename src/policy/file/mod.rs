@@ -151,20 +151,20 @@ use crate::{ConfigError, key};
 ///
 /// What differs by more than the limit is a table of `plans` at the top: its policies take the place of those of the same names
 /// for requests of that plan. What they do not set is as in the policy outside of the plans, but for its own `plan` and `plans`,
-/// a `wait` and a `ban` where the limit of the plan takes units ahead, `max-waiting` where nothing waits, and `mode` and `enforce-share` where the
-/// plan has one of these two. [`layer`](Self::layer), [`plans`](Self::plans) and [`unkeyed_plans`](Self::unkeyed_plans) return the
-/// policies of all plans. Requests without a plan, or with one that the file does not have, are of the plan `default`: the policies
-/// outside of plans, if no table has that name.
+/// a `wait` and a `ban` where the limit of the plan takes units ahead, `max-waiting` where nothing waits, and `mode` and
+/// `enforce-share` where the plan has one of these two. [`layer`](Self::layer), [`plans`](Self::plans) and
+/// [`unkeyed_plans`](Self::unkeyed_plans) return the policies of all plans. Requests without a plan, or with one that the file
+/// does not have, are of the plan `default`: the policies outside of plans, if no table has that name.
 ///
 /// # Routes
 ///
 /// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
 /// matched none, or either has a rest such as `/files/{*rest}`, or the template is one of several in the matched one, such as
 /// `/users/root` in `/users/{id}`, the path is compared too: `{id}` is a segment, and a rest includes the routes below it. In
-/// gRPC it is `/shop.Accounts/SignIn`, or `/shop.Accounts/{*rest}` for all methods, also for a layer around one service. A template that matches none of the paths it looks
-/// like, such as `/users/:id` or `/admin/*`, is an error. `others` are the requests that no other policy of their plan, in this
-/// file, with `routes` or `methods` is for; one that is for it in some spellings only, as below, is counted by both. Have them in
-/// one layer: two may know different routes and paths of a request.
+/// gRPC it is `/shop.Accounts/SignIn`, or `/shop.Accounts/{*rest}` for all methods, also for a layer around one service. A
+/// template that matches none of the paths it looks like, such as `/users/:id` or `/admin/*`, is an error. `others` are the
+/// requests that no other policy of their plan, in this file, with `routes` or `methods` is for; one that is for it in some
+/// spellings only, as below, is counted by both. Have them in one layer: two may know different routes and paths of a request.
 ///
 /// A path is compared as written, decoded, and in normal form: without trailing slashes, `//` and upper case of ASCII. It has
 /// several such forms where services differ: in whether they remove dot segments, `%2F` and `\` are slashes, `%2E` is a dot, `;v=1`
