@@ -61,7 +61,7 @@ mod store_in_memory {
             .decide(&[store::StoreRequest::new(operation, &charges)])
             .try_ready()
         {
-            Ok(answer) => answer.expect("the store answers"),
+            Ok(answer) => answer.expect("the store replies"),
             Err(_) => unreachable!("it answers at once"),
         };
         decide(Operation::Charge);

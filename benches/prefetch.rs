@@ -57,7 +57,7 @@ async fn send(limiter: &Limiter, key: &'static str, length: Duration, pause: Dur
             let mut counts = [0, 0];
             while started.elapsed() < length {
                 for _ in 0..16 {
-                    let decision = limiter.check(key).await.expect("the store answers");
+                    let decision = limiter.check(key).await.expect("the store replies");
                     counts[usize::from(!decision.is_allowed())] += 1;
                 }
                 match pause.is_zero() {

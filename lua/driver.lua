@@ -214,20 +214,19 @@ local function reset(run)
   end
 end
 
--- See `checks.lua`. A request of one key adds it or nothing.
-local full
-local function ask_for_memory(charge)
+-- The error of Redis without memory, or false; see `checks.lua`. A request of one key adds it or nothing.
+local function lacks_memory(charge)
   local answer
   if charge.rule.is_set then
     answer = redis.pcall('ZADD', charge.key, 'XX', '0', '')
   else
     answer = redis.pcall('SETRANGE', charge.key, '0', '')
   end
-  full = type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM', 1, true) and answer.err
+  return type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM', 1, true) and answer.err
 end
 
 -- Decides the nth request of a run.
-local function decide_nth(run, nth)
+local function decide_nth(run, nth, full)
   if run.spans == 1 then
     find_keys(run)
   end
@@ -253,6 +252,7 @@ if last_run > 0 then
 else
   last_run = #ARGV - 1
 end
+local full
 for n = 1, last_run do
   local run = read_run(ARGV[n + 1])
   for nth = 1, run.requests do
@@ -263,9 +263,9 @@ for n = 1, last_run do
       end
     end
     if n == 1 and nth == 1 and (last_run > 1 or run.size * run.requests > 1) then
-      ask_for_memory(run.charges[1])
+      full = lacks_memory(run.charges[1])
     end
-    local fine, failure = pcall(decide_nth, run, nth)
+    local fine, failure = pcall(decide_nth, run, nth, full)
     if not fine then
       -- The request has added nothing. Its error is the reply, from its code on, which may follow the line of the script.
       errors = errors or {}

@@ -94,7 +94,7 @@ fn report_overrides(policies: &[&WatchedPolicy], names: &SubjectNames) -> Vec<Va
 fn report_override(names: &SubjectNames, one: &Override, policy: &WatchedPolicy, now: Duration) -> Value {
     let rest = one.expires_at.saturating_sub(now);
     // The hash that a store keeps is a name already.
-    let subject = match is_stored_hash(&one.key) {
+    let subject = match one.key.is_hashed() {
         true => one.key.as_str().to_owned(),
         false => names.name(&one.key),
     };
@@ -108,11 +108,6 @@ fn report_override(names: &SubjectNames, one: &Override, policy: &WatchedPolicy,
         // The operator that has set it; none of one that the application has set.
         "set_by": one.set_by,
     })
-}
-
-/// Whether a store has hashed a key, so that its hash is not one of the page.
-fn is_stored_hash(key: &Key) -> bool {
-    key.as_str().starts_with("keyed=")
 }
 
 /// The time in so long, by the clock of this process.
@@ -248,7 +243,7 @@ pub(super) fn subjects(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> im
     let held = policy.context.keeper.held_of(counted_as);
     let waiting = waiting_by_key(policy.context.store_id(), policy.name());
     let overridden = policy.context.overrides.iter().flat_map(|of| of.keys_of(counted_as));
-    let overridden = overridden.filter(|key| !is_stored_hash(key));
+    let overridden = overridden.filter(|key| !key.is_hashed());
     denied
         .chain(held.into_keys())
         .chain(waiting.into_keys())

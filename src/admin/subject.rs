@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Decision, Denial, Key, Limit, Policy, PolicyDecision,
-    decide::{self, Check, Undecided, Waiting},
+    decide::{self, Undecided, Waiting},
     key::Secret,
     store::{ErrorKind, NamedLimit, Operation, OverrideError, Store, StoreError, StoreRequest},
     sync::lock,
@@ -171,7 +171,7 @@ pub(super) async fn banned_for(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, 
 }
 
 fn undecided(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) -> Undecided {
-    let cost = policy.in_context().settings.fixed_cost().unwrap_or(1).max(1);
+    let cost = policy.in_context().settings.fixed_cost().unwrap_or(1);
     let (context, key) = (policy.context.clone(), key.clone());
     let undecided = PolicyDecision::undecided(context, policy.position, limit.clone(), (key, cost), Waiting::default());
     Undecided::new(SmallVec::from_buf([undecided]))
@@ -181,10 +181,7 @@ async fn perform(operation: Operation, mut undecided: Undecided) -> Result<Decis
     if operation == Operation::Peek {
         undecided.enter_lines();
     }
-    match decide::begin(operation, undecided) {
-        Check::Decided(decision) => decision,
-        Check::Pending(check) => check.await,
-    }
+    decide::begin(operation, undecided).decided().await
 }
 
 /// Names subjects.

@@ -25,6 +25,16 @@ pub(crate) enum Check {
     Pending(PendingCheck),
 }
 
+impl Check {
+    /// Waits for the decision.
+    pub(crate) async fn decided(self) -> Result<Decision, StoreError> {
+        match self {
+            Self::Decided(decided) => decided,
+            Self::Pending(check) => check.await,
+        }
+    }
+}
+
 /// A check that waits for the store, or whose request waits in a line.
 pub(crate) enum PendingCheck {
     Store(StoreCheck),
@@ -134,24 +144,23 @@ pub(super) fn decide(
 ) -> Check {
     // A decision without the store lacks the policies that are not counted meanwhile.
     let again = (sent.is_some() && response.is_err()).then(|| undecided.again());
-    let decided = settle(response, operation, undecided, began);
+    let decision = match settle(response, operation, undecided, began) {
+        Ok(decision) => decision,
+        Err(error) => return Check::Decided(Err(error)),
+    };
     if let Some(sent) = sent
-        && let Ok(decision) = &decided
         && !decision.is_allowed()
     {
-        return match decided.map(|denied| waiting::wait(denied, again, sent)) {
-            Ok(Ok(held)) => Check::Pending(PendingCheck::Held(held)),
-            Ok(Err(denied)) => {
+        return match waiting::wait(decision, again, sent) {
+            Ok(held) => Check::Pending(PendingCheck::Held(held)),
+            Err(denied) => {
                 denied.count_outcomes();
                 Check::Decided(Ok(denied))
             }
-            Err(error) => Check::Decided(Err(error)),
         };
     }
-    if let Ok(decision) = &decided {
-        count(operation, decision);
-    }
-    Check::Decided(decided)
+    count(operation, &decision);
+    Check::Decided(Ok(decision))
 }
 
 /// A request that waits.
@@ -173,8 +182,8 @@ fn deny_at_once(undecided: &Undecided) -> Undecided {
         .iter()
         .any(|policy| !policy.is_observed() && policy.denies_at_once());
     let decided = policies.iter().filter_map(|policy| {
-        let is_asked = !policy.denies_at_once() && (policy.is_observed() || !is_denied);
-        let denial = if is_asked {
+        let is_sent = !policy.denies_at_once() && (policy.is_observed() || !is_denied);
+        let denial = if is_sent {
             None
         } else {
             Some(policy.permanent_denial()?)

@@ -1,6 +1,6 @@
 use std::{
     panic::{self, AssertUnwindSafe},
-    sync::{Arc, atomic::Ordering},
+    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -306,6 +306,3 @@ impl_debug!(Completion['a], ended => status: ended.status(), grpc_status: ended.
 pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
     panic::catch_unwind(AssertUnwindSafe(run)).ok()
 }
-
-/// A condition on completed requests.
-pub(crate) type Condition = Arc<dyn Fn(&Completion<'_>) -> bool + Send + Sync>;

@@ -163,9 +163,10 @@ impl CheckContext {
         <Arc<dyn Store> as Store>::id(&self.store)
     }
 
-    /// The names of the policies, in their order.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.policies.iter().map(|policy| &*policy.limit.name)
+    /// The names of the policies, in their order, each once: plans have policies of the same names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let positions = self.first_of_names.iter();
+        positions.map(|position| &*self.policies[*position].limit.name)
     }
 
     /// The overrides of the store, to set one.

@@ -125,3 +125,11 @@ pub(super) fn reset(policies: &[PolicyDecision]) {
         }
     }
 }
+
+#[cold]
+pub(super) fn ended() -> StoreError {
+    StoreError::new(
+        ErrorKind::Unreachable,
+        "the runtime that checked the requests which wait has shut down",
+    )
+}

@@ -11,7 +11,8 @@ use tokio::time::Instant;
 use super::{
     Undecided, caught,
     check::{send, settle},
-    line::{Entry, NO_LINE, Rank, ended, find},
+    failing::ended,
+    line::{Entry, NO_LINE, Rank, find},
     waiting::{Lacking, Waiter},
 };
 use crate::{
@@ -95,7 +96,7 @@ pub(super) type Checked = (Arc<Waiter>, Undecided, Option<Owed>);
 /// The requests that a check decides, and the place of the process, of which they are the first.
 pub(super) struct Group {
     pub(super) requests: SmallVec<[Checked; 1]>,
-    pub(super) arrivals: SmallVec<[Arrival; 4]>,
+    arrivals: SmallVec<[Arrival; 4]>,
     /// See [`ChargeLine::leads`](crate::store::ChargeLine::leads).
     pub(super) known: u64,
 }
@@ -121,7 +122,10 @@ impl Group {
             at = waiter.arrived.max(at);
             waiter.counts_from.store(at, Ordering::Relaxed);
             *known = at.max(waiter.counted_from.fetch_max(at, Ordering::Relaxed)).max(*known);
-            waiter.arrival(cost)
+            Arrival {
+                at: waiter.counts_from(),
+                weight: cost,
+            }
         };
         let (_, first) = waiting.first_key_value()?;
         let is_other = |earlier: &Arc<Waiter>| {

@@ -15,8 +15,8 @@ use tokio::{
 use super::{
     Undecided, caught,
     check::{self, Check, Sent, give_back},
-    failing::fail,
-    line::{LONGEST_CHECK, NO_LINE, REFRESH, Turn, ended},
+    failing::{ended, fail},
+    line::{LONGEST_CHECK, NO_LINE, REFRESH, Turn},
     waiting::{Lacking, Outcome, Waiter},
 };
 use crate::{

@@ -14,8 +14,6 @@ mod failing;
 mod group;
 mod leaving;
 mod line;
-#[cfg(feature = "admin")]
-mod line_report;
 mod nested;
 mod outcome;
 mod per_thread;
@@ -43,7 +41,7 @@ use crate::store::{LostSettlements, Owed, OwedKind, StoreError};
 #[cfg(feature = "admin")]
 pub(crate) use self::denials::{Count, DenialWatch, Denials, Summary};
 #[cfg(feature = "admin")]
-pub(crate) use self::line_report::waiting_by_key;
+pub(crate) use self::line::report::waiting_by_key;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use self::slots::Keeper;
 pub(crate) use self::{

@@ -245,13 +245,6 @@ impl PolicyDecision {
         let is_one_count = self.counts_as(other.named(), other.policy());
         is_one_count && self.charge.key == other.charge.key && self.context.store_id() == other.context.store_id()
     }
-
-    /// The operation that refunds it.
-    fn refund(&self) -> Operation {
-        Operation::Refund {
-            admitted_at: self.decided_at,
-        }
-    }
 }
 
 impl Settlement {
@@ -290,9 +283,10 @@ impl Settlement {
         }
         // A share of the limit counts less than the cost, if that is above it.
         let counts = actual.min(counted) + actual.saturating_sub(cost);
+        let admitted_at = policy.decided_at;
         match counted.checked_sub(counts) {
             Some(0) => {}
-            Some(refund) => self.push(policy, policy.refund(), refund, counts),
+            Some(refund) => self.push(policy, Operation::Refund { admitted_at }, refund, counts),
             None => self.push(policy, Operation::Charge, counts - counted, 0),
         }
     }

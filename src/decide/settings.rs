@@ -11,7 +11,7 @@ use std::{
 
 use http::{HeaderMap, request::Parts};
 
-use super::completion;
+use super::Completion;
 use crate::{
     Ban, ConfigError, Key, KeyExtractor,
     key::KeyError,
@@ -34,7 +34,7 @@ pub(crate) struct Settings {
     pub(crate) scope: Option<Condition>,
     pub(crate) failure_mode: Option<FailureMode>,
     /// Which completed requests are refunded.
-    pub(crate) refund_if: Option<completion::Condition>,
+    pub(crate) refund_if: Option<Arc<dyn Fn(&Completion<'_>) -> bool + Send + Sync>>,
     /// The keys that the policy is enforced for; others are observed.
     pub(crate) enforced: EnforcedShare,
     pub(crate) ban: Option<Ban>,
@@ -96,17 +96,24 @@ impl Settings {
 
     /// How long requests wait. Those of a policy that only observes do not.
     pub(crate) fn waiting(&self) -> Waiting {
-        if self.enforced.is_none() {
-            return Waiting::default();
+        match self.enforced.is_none() {
+            true => Waiting::default(),
+            false => Waiting::default().up_to(self.longest()),
         }
-        let longest = self.longest_wait.as_ref().map(LongestWait::longest);
-        Waiting::default().up_to(longest.unwrap_or_default())
     }
 
     /// Whether requests wait at all, unless the policy only observes.
     pub(crate) fn waits(&self) -> bool {
-        let longest = self.longest_wait.as_ref().map(LongestWait::longest);
-        longest.is_some_and(|longest| !longest.is_zero())
+        !self.longest().is_zero()
+    }
+
+    /// How long any request waits.
+    fn longest(&self) -> Duration {
+        match self.longest_wait {
+            None => Duration::ZERO,
+            Some(LongestWait::Fixed(longest)) => longest,
+            Some(LongestWait::Computed(_)) => Duration::MAX,
+        }
     }
 
     /// Whether a request of this cost may wait for a key in this process behind so many units. By default one of any cost may, where
@@ -270,16 +277,6 @@ impl Waiting {
         Self {
             longest_us: self.longest_us.min(self.up_to(longest).longest_us),
             ..self
-        }
-    }
-}
-
-impl LongestWait {
-    /// How long any request waits.
-    pub(super) fn longest(&self) -> Duration {
-        match self {
-            Self::Fixed(longest) => *longest,
-            Self::Computed(_) => Duration::MAX,
         }
     }
 }

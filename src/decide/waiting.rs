@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     Decision, PolicyDecision,
-    limit::{Arrival, SOON_US},
+    limit::SOON_US,
     observe::WaitMetrics,
     store::{Operation, OwedKind, StoreError, StoreResponse},
     sync::lock,
@@ -158,8 +158,9 @@ fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking<'_>], sent: Sen
     let is_stored = denied.as_slice().len() == 1;
     waiter.stand(lacking, again.again(), (NO_LINE, is_stored), sent.at);
     Box::pin(async move {
-        let (outcome, _waiting) = (leaving.outcome(&again).await, waiting);
-        let (decision, is_counted) = match outcome {
+        // It is counted until it is decided.
+        let _waiting = waiting;
+        let (decision, is_counted) = match leaving.outcome(&again).await {
             Outcome::Decided(decided) => {
                 record_after_waiting(&decided, &again);
                 (decided?, false)
@@ -218,11 +219,8 @@ impl Waiter {
         }
     }
 
-    pub(super) fn arrival(&self, weight: u64) -> Arrival {
-        Arrival {
-            at: self.counts_from.load(Ordering::Relaxed),
-            weight,
-        }
+    pub(super) fn counts_from(&self) -> u64 {
+        self.counts_from.load(Ordering::Relaxed)
     }
 
     /// Until when it may wait. From then on only its caller has it checked, for the last time.
@@ -238,7 +236,7 @@ impl Waiter {
     /// Where it comes in its lines.
     pub(super) fn comes(&self) -> Comes {
         Comes {
-            at: self.arrival(0).at,
+            at: self.counts_from(),
             number: self.number,
         }
     }

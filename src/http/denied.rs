@@ -188,6 +188,16 @@ impl Denied {
             .next()
             .map_or(&Problem, |policy| &*Presentation::of(&policy.context).format)
     }
+
+    fn message(&self) -> String {
+        let names: Vec<_> = self.0.deniers().map(PolicyDecision::name).collect();
+        let message = format!("rate limit exceeded: {}", names.join(", "));
+        match (self.0.retry_after(), &*detail(&self.0)) {
+            (Some(wait), _) => format!("{message}; try again in {} s", delay_secs(wait)),
+            (None, "") => message,
+            (None, detail) => format!("{message}; {detail}"),
+        }
+    }
 }
 
 /// Whether a response is one of a [`Denied`].
@@ -204,18 +214,6 @@ pub(crate) fn made<B>(response: &Response<B>) -> bool {
     #[cfg(not(feature = "tonic"))]
     let source = None::<&(dyn Error + 'static)>;
     source.is_some_and(|source| source.is::<Denied>())
-}
-
-impl Denied {
-    fn message(&self) -> String {
-        let names: Vec<_> = self.0.deniers().map(PolicyDecision::name).collect();
-        let message = format!("rate limit exceeded: {}", names.join(", "));
-        match (self.0.retry_after(), &*detail(&self.0)) {
-            (Some(wait), _) => format!("{message}; try again in {} s", delay_secs(wait)),
-            (None, "") => message,
-            (None, detail) => format!("{message}; {detail}"),
-        }
-    }
 }
 
 impl_error!(Denied, denied => &denied.message());

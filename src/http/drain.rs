@@ -39,7 +39,7 @@ impl<B: Body> Drain<B> {
     /// The future that reads the content, if the client then receives the response.
     #[cold]
     pub(super) fn new(body: B, Bounds { bytes, time }: Bounds, rejected: &mut Rejected) -> Option<Self> {
-        rejected.is_long |= body.size_hint().lower() > bytes;
+        rejected.closes_unread |= body.size_hint().lower() > bytes;
         let reads = rejected.gains_by_reading && body.size_hint().lower() <= bytes;
         // Without a runtime of tokio there is no timer.
         (reads && tokio::runtime::Handle::try_current().is_ok()).then(|| Self {
@@ -104,11 +104,9 @@ pub(crate) struct Rejected {
     shares_stream: bool,
     /// Whether reading the content helps the client.
     gains_by_reading: bool,
-    /// Whether the client sends the content only after `100 Continue`.
-    awaits_continue: bool,
-    /// Whether a server that has read the head of the request has not read all of the content with it, or the content is longer than
-    /// what is to be read of it.
-    is_long: bool,
+    /// Whether a server that responds without reading the content closes the connection: the content was not read with the head of the
+    /// request, or is longer than what is to be read of it, or the client sends it only after `100 Continue`.
+    closes_unread: bool,
     /// The length of content on a shared stream that may have arrived with the head.
     may_have_arrived: Option<NonZeroU64>,
 }
@@ -134,28 +132,27 @@ impl Rejected {
         let headers = &request.headers;
         let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         let declared = length.and_then(|length| length.parse().ok()).unwrap_or(0);
-        let is_long = declared > READ_WITH_THE_HEAD;
         // Where chunks end is known when the last one is read.
-        let is_long = is_long || headers.contains_key(TRANSFER_ENCODING);
+        let is_long = declared > READ_WITH_THE_HEAD || headers.contains_key(TRANSFER_ENCODING);
         let expected = headers.get(EXPECT).and_then(|expected| expected.to_str().ok());
         let awaits_continue = expected.is_some_and(|expected| expected.trim().eq_ignore_ascii_case("100-continue"));
         let shares_stream = request.version <= Version::HTTP_11;
+        let closes_unread = is_long || awaits_continue;
         Self {
             response,
             shares_stream,
             // Reading would send `100 Continue`, and the client would send what it now keeps (RFC 9110 §10.1.1). On a stream of
             // its own, content without a length may have no end before the response, such as that of a gRPC call.
             gains_by_reading: (shares_stream || length.is_some()) && !awaits_continue,
-            awaits_continue,
-            is_long,
-            may_have_arrived: NonZeroU64::new(declared).filter(|_| shares_stream && !is_long && !awaits_continue),
+            closes_unread,
+            may_have_arrived: NonZeroU64::new(declared).filter(|_| shares_stream && !closes_unread),
         }
     }
 
     /// The response to send.
     pub(crate) fn into_response(mut self, content: Content) -> Response<Bytes> {
         let closes = match content {
-            Content::Unread => self.is_long || self.awaits_continue,
+            Content::Unread => self.closes_unread,
             Content::Begun => true,
             Content::Read => false,
         };

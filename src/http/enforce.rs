@@ -12,7 +12,10 @@
 
 use std::{
     mem,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,7 +23,7 @@ use http::request::Parts;
 use smallvec::SmallVec;
 
 use super::{
-    Presentation, Warned,
+    Presentation,
     admitted::Admitted,
     completed::AwaitedCompletion,
     drain::{Bounds, Rejected},
@@ -45,10 +48,18 @@ pub(crate) struct Enforcer {
     pub(crate) response_extensions: bool,
     pub(crate) jitter: Duration,
     /// How much is read of the bodies of rejected requests.
-    pub(crate) drained: Option<Bounds>,
+    pub(crate) drain: Option<Bounds>,
     pub(crate) on_decision: Observer<Decision>,
     pub(crate) on_failure: Observer<StoreError>,
-    pub(super) warned: Arc<Warned>,
+    pub(super) logged_once: Arc<LoggedOnce>,
+}
+
+/// What is logged once.
+#[derive(Debug, Default)]
+pub(super) struct LoggedOnce {
+    of_key: AtomicBool,
+    of_repetition: AtomicBool,
+    of_other_key: AtomicBool,
 }
 
 pub(crate) enum Progress {
@@ -197,7 +208,7 @@ impl Enforcer {
         operation: Operation,
     ) -> Result<(), KeyError> {
         let policy = &context.policies[position];
-        if error.is_misconfigured() && !self.warned.of_key.swap(true, Ordering::Relaxed) {
+        if error.is_misconfigured() && !self.logged_once.of_key.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 policy = &*policy.limit.name,
                 error = error.to_string(),
@@ -217,13 +228,13 @@ impl Enforcer {
     /// The rest of a cost of which outer layers may have charged a part.
     fn rest_of(&self, cost: u64, earlier: &Decision, at: (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
         let (charged, has_other_key) = earlier.charged(at, named, key);
-        if has_other_key && !self.warned.of_other_key.swap(true, Ordering::Relaxed) {
+        if has_other_key && !self.logged_once.of_other_key.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 policy = &*named.name,
                 "nested layers count a policy under two keys of one request; give one of them another name"
             );
         }
-        if charged > 0 && !self.warned.of_repetition.swap(true, Ordering::Relaxed) {
+        if charged > 0 && !self.logged_once.of_repetition.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 policy = &*named.name,
                 "a policy is met twice on one request; only the larger cost is charged"
@@ -248,36 +259,33 @@ impl Enforcer {
             }
         }
         if !decision.is_allowed() {
-            return self.limit(decision, parts);
+            return self.deny(decision, parts);
         }
 
         // The store is not drained while the decision is observed.
         let completion = AwaitedCompletion::of(&decision);
         notify(&self.on_decision, &decision);
-        let (mut left, mut learning) = (None, None);
-        if !self.extensions {
-            if let Some(earlier) = parts.extensions.get::<Decision>() {
-                earlier.follow();
-                left = self
-                    .response_extensions
-                    .then(|| earlier.followed_by(&decision))
-                    .flatten();
-                learning = earlier.learns().then(|| earlier.clone());
-            }
-        } else if let Some(earlier) = parts.extensions.insert(decision.clone()) {
-            if let Some(joined) = earlier.followed_by(&decision) {
-                parts.extensions.insert(joined.clone());
-                left = Some(joined);
-            }
-            learning = Some(earlier).filter(Decision::learns);
+        let earlier = match self.extensions {
+            true => parts.extensions.insert(decision.clone()),
+            false => parts.extensions.get::<Decision>().cloned(),
+        };
+        let joined = earlier.as_ref().and_then(|earlier| {
+            earlier.follow();
+            let is_kept = self.extensions || self.response_extensions;
+            is_kept.then(|| earlier.followed_by(&decision)).flatten()
+        });
+        if self.extensions
+            && let Some(joined) = &joined
+        {
+            parts.extensions.insert(joined.clone());
         }
         Action::Admit(Some(Admitted {
-            learning,
+            learning: earlier.filter(Decision::learns),
             completion,
             release: Release::of(&decision, &parts.method),
             left: self
                 .response_extensions
-                .then(|| left.unwrap_or_else(|| decision.clone())),
+                .then(|| joined.unwrap_or_else(|| decision.clone())),
             own: decision,
         }))
     }
@@ -303,10 +311,7 @@ impl Enforcer {
             return Ok(Decision::empty());
         };
         undecided.enter_lines();
-        let decision = match decide::begin(Operation::Peek, undecided) {
-            Check::Decided(decision) => decision,
-            Check::Pending(check) => check.await,
-        };
+        let decision = decide::begin(Operation::Peek, undecided).decided().await;
         let failure = decision.as_ref().map_or_else(Some, Decision::store_error);
         failure.inspect(|error| notify(&self.on_failure, error));
         decision
@@ -315,7 +320,7 @@ impl Enforcer {
 
 /// The ways to reject a request that is not blocked.
 impl Enforcer {
-    fn limit(&self, decision: Decision, parts: &mut Parts) -> Action {
+    fn deny(&self, decision: Decision, parts: &mut Parts) -> Action {
         let decision = decision.delayed(self.random_delay());
         notify(&self.on_decision, &decision);
         let mut rejected = self.reject(Rejection::Limited(&decision), parts);

@@ -23,7 +23,7 @@ mod requested_pause;
 pub mod response;
 mod service;
 
-use std::sync::{Arc, LazyLock, atomic::AtomicBool};
+use std::sync::{Arc, LazyLock};
 
 #[cfg(feature = "axum")]
 pub use self::axum::undecided_routes;
@@ -64,12 +64,4 @@ impl Presentation {
         change(&mut changed);
         context.presentation = Arc::new(changed);
     }
-}
-
-/// Which warnings were logged.
-#[derive(Debug, Default)]
-struct Warned {
-    of_key: AtomicBool,
-    of_repetition: AtomicBool,
-    of_other_key: AtomicBool,
 }

@@ -89,7 +89,7 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// The longest wait of the policies in `RateLimit` of which nothing remains, in the syntax of any draft from -07 on.
-pub(crate) fn wait_of_exhausted(headers: &HeaderMap) -> Option<Duration> {
+fn wait_of_exhausted(headers: &HeaderMap) -> Option<Duration> {
     let lines: Vec<&str> = lines_of(headers, RATELIMIT.as_str()).flatten().collect();
     // Lines are one list, or one dictionary (RFC 9651 §4.2).
     let joined = lines.join(",");
@@ -201,16 +201,16 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// The delay of the `google.rpc.RetryInfo` in a `google.rpc.Status`, the value of `grpc-status-details-bin`.
 fn retry_delay(details: &[u8]) -> Option<Duration> {
     let status = BASE64.decode(details).ok()?;
-    let mut details = Fields(&status).filter(|field| field.tag == 3 << 3 | BYTES);
+    let mut details = ProtobufFields(&status).filter(|field| field.tag == 3 << 3 | BYTES);
     let delay = details.find_map(|any| {
-        let url = Fields(any.bytes).bytes_of(1)?;
-        let info = Fields(any.bytes).bytes_of(2)?;
+        let url = ProtobufFields(any.bytes).bytes_of(1)?;
+        let info = ProtobufFields(any.bytes).bytes_of(2)?;
         let is_retry_info = url.ends_with(b"/google.rpc.RetryInfo");
-        is_retry_info.then(|| Fields(info).bytes_of(1))?
+        is_retry_info.then(|| ProtobufFields(info).bytes_of(1))?
     })?;
 
     let (mut seconds, mut nanos) = (0, 0);
-    for Field { tag, number, .. } in Fields(delay) {
+    for Field { tag, number, .. } in ProtobufFields(delay) {
         match tag {
             SECONDS => seconds = number,
             NANOS => nanos = number,
@@ -223,7 +223,7 @@ fn retry_delay(details: &[u8]) -> Option<Duration> {
 }
 
 /// The fields of a message, up to the first one that is malformed.
-struct Fields<'a>(&'a [u8]);
+struct ProtobufFields<'a>(&'a [u8]);
 
 struct Field<'a> {
     /// Its number, times 8, and its type.
@@ -241,7 +241,7 @@ const BYTES: u64 = 2;
 const SECONDS: u64 = 1 << 3;
 const NANOS: u64 = 2 << 3;
 
-impl<'a> Iterator for Fields<'a> {
+impl<'a> Iterator for ProtobufFields<'a> {
     type Item = Field<'a>;
 
     fn next(&mut self) -> Option<Field<'a>> {
@@ -259,7 +259,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-impl<'a> Fields<'a> {
+impl<'a> ProtobufFields<'a> {
     /// The first text, bytes or message with this number.
     fn bytes_of(mut self, number: u64) -> Option<&'a [u8]> {
         let field = self.find(|field| field.tag == number << 3 | BYTES)?;

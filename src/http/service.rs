@@ -86,7 +86,7 @@ where
             Progress::Done(Action::Reject(rejected)) => {
                 // Ready and not called, it would keep its permit from the other clones.
                 self.inner = self.inner.clone();
-                State::rejected(rejected, body, self.enforcer.drained)
+                State::rejected(rejected, body, self.enforcer.drain)
             }
             Progress::Pending(check) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
@@ -166,9 +166,9 @@ struct Pending<S, B> {
 }
 
 impl<S, B: Body, F> State<S, B, F> {
-    fn rejected(mut rejected: Rejected, body: B, drained: Option<Bounds>) -> Self {
+    fn rejected(mut rejected: Rejected, body: B, drain: Option<Bounds>) -> Self {
         Self::Rejected {
-            drain: match drained {
+            drain: match drain {
                 Some(bounds) => Drain::new(body, bounds, &mut rejected),
                 None => Drain::of_arrived(body, &rejected),
             },
@@ -224,7 +224,7 @@ where
                                 },
                             }
                         }
-                        Action::Reject(rejected) => State::rejected(rejected, body, enforcer.drained),
+                        Action::Reject(rejected) => State::rejected(rejected, body, enforcer.drain),
                     }
                 }
                 StateProj::AfterWait { called, admitted } => {

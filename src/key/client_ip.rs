@@ -194,7 +194,7 @@ pub enum ClientIpSource {
 /// The most elements that are read of the lists of a request.
 const MAX_HOPS: usize = 32;
 
-pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// The proxies in front of a service.
 #[derive(Clone, Debug)]

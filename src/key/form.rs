@@ -73,7 +73,7 @@ impl KeyForm {
     /// A hash that a store keeps of a long key, or of each, is that of any key.
     pub(crate) fn has(&self, key: &Key) -> bool {
         let components: Vec<&str> = key.as_str().split('|').collect();
-        let is_hash = matches!(components[..], [hash] if hash.starts_with("hash=") || hash.starts_with("keyed="));
+        let is_hash = key.is_hashed() || matches!(components[..], [hash] if hash.starts_with("hash="));
         is_hash || self.ends(&components, &BTreeSet::from([0])).contains(&components.len())
     }
 

@@ -213,8 +213,7 @@ impl Key {
     }
 
     /// Whether it is such a hash: no key of a request is.
-    #[cfg(feature = "_redis")]
-    fn is_hashed(&self) -> bool {
+    pub(crate) fn is_hashed(&self) -> bool {
         let hash = self
             .as_str()
             .strip_prefix(KEYED)
@@ -237,7 +236,6 @@ impl Key {
 const MAX_TEXT: usize = 128;
 
 /// The name of the part of a key that is a keyed hash.
-#[cfg(feature = "_redis")]
 const KEYED: &str = "keyed";
 
 impl From<&str> for Key {

@@ -296,11 +296,10 @@ fn component(text: &str) -> Result<Key, ConfigError> {
     };
     let (kind, label) = kind_of(name);
     let key = match kind {
-        "keyed" | "once" => {
-            return Err(ConfigError::new(format!(
-                "`{kind}=` is a hash that a store makes of a key or of the id of a request; write the key itself, such as \
-                 `ip=203.0.113.7`"
-            )));
+        "keyed" => {
+            return Err(ConfigError::new(
+                "`keyed=` is a hash that a store makes of a key; write the key itself, such as `ip=203.0.113.7`",
+            ));
         }
         "ip" => Key::plain("ip", address(value)?),
         "header:" => Key::component(kind, &bytes(&label.to_ascii_lowercase()), &bytes(value)),

@@ -257,7 +257,7 @@ pub(super) struct Held {
     pub(super) total: u64,
     /// In the order of their expiries.
     pub(super) order: BTreeSet<(u64, Lease)>,
-    pub(super) expiries: HashMap<Lease, u64>,
+    expiries: HashMap<Lease, u64>,
 }
 
 /// A lease as it is stored. Those of one id differ if its length or its weight does.
@@ -329,6 +329,14 @@ impl Held {
 }
 
 impl Concurrency {
+    /// Whether the slots of this lease are held.
+    pub(super) fn holds(&self, leases: &Leases, id: Option<LeaseId>, weight: u64) -> bool {
+        let (Some(held), Some(id)) = (&leases.0, id) else {
+            return false;
+        };
+        held.expiries.contains_key(&self.lease_of(id, weight))
+    }
+
     fn lease_of(&self, id: LeaseId, weight: u64) -> Lease {
         Lease {
             id,
@@ -338,7 +346,7 @@ impl Concurrency {
     }
 }
 
-/// The counterpart of `lua/slots.lua`.
+/// The counterpart of `lua/concurrency.lua`.
 impl Rule for Concurrency {
     type State = Leases;
 
@@ -373,13 +381,6 @@ impl Rule for Concurrency {
     fn room_of_leases(&self, state: &Leases) -> Option<u64> {
         let held = state.0.as_ref().map_or(0, |held| held.total);
         Some(self.quota.saturating_sub(held))
-    }
-
-    fn holds(&self, state: &Leases, weight: u64, id: Option<LeaseId>) -> bool {
-        let (Some(held), Some(id)) = (&state.0, id) else {
-            return false;
-        };
-        held.expiries.contains_key(&self.lease_of(id, weight))
     }
 
     fn change(&self, state: &mut Leases, now: u64, change: Change, cost: u64, id: Option<LeaseId>) -> bool {

@@ -238,7 +238,7 @@ impl FixedWindow {
         }
     }
 
-    /// For `lua/window.lua`: the boundaries of the windows of a calendar around a guess of the time, and the end of the one after
+    /// For `lua/fixed.lua`: the boundaries of the windows of a calendar around a guess of the time, and the end of the one after
     /// them; `None` for other windows.
     #[cfg(feature = "_redis")]
     pub(crate) fn boundaries(&self, guess: u64) -> Option<[u64; 5]> {

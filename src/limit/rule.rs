@@ -50,11 +50,6 @@ pub(crate) trait Rule {
         None
     }
 
-    /// Whether the slots of this lease are held.
-    fn holds(&self, _: &Self::State, _weight: u64, _: Option<LeaseId>) -> bool {
-        false
-    }
-
     /// Makes a change, for an algorithm with leases that of this lease. Returns whether the state changed.
     #[inline(always)]
     fn change(&self, state: &mut Self::State, now: u64, change: Change, cost: u64, _: Option<LeaseId>) -> bool {
@@ -215,7 +210,7 @@ impl Limit {
 
     /// Whether the slots of this lease are held.
     pub(crate) fn holds(&self, state: &State, lease: Option<LeaseId>, weight: u64) -> bool {
-        dispatch!(self, state, |rule, state| rule.holds(state, weight, lease))
+        matches!((self, state), (Self::Concurrency(rule), State::Leases(leases)) if rule.holds(leases, lease, weight))
     }
 
     /// Time until a cost fits behind those before it, with this room now, or less than that. By default each quota beyond the first

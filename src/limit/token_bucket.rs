@@ -287,7 +287,7 @@ impl fmt::Display for TokenBucket {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bucket {
     pub(crate) since: u64,
-    pub(crate) spent: u64,
+    spent: u64,
     /// The time of the last charge.
     pub(crate) at: u64,
 }

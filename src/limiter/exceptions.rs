@@ -66,7 +66,7 @@ impl Limiter {
     /// ```
     pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), StoreError> {
         let mut key = key.into();
-        self.accept(&key, |policy| policy.ban.is_some())?;
+        self.refuse_useless_key(&key, |policy| policy.ban.is_some())?;
         require_time(length, "ban", "reset")?;
         key.bound();
         let (decision, longest) = {
@@ -188,7 +188,7 @@ impl Limiter {
         limit: Option<(Limit, Duration)>,
     ) -> Result<(), StoreError> {
         if let Some((_, lasts)) = &limit {
-            self.accept(&key, |of| *of.limit.name == *policy)?;
+            self.refuse_useless_key(&key, |of| *of.limit.name == *policy)?;
             require_time(*lasts, "override", "end_override")?;
         }
         key.bound();

@@ -12,7 +12,7 @@ use self::undecided::all_counts;
 pub use self::{acquire::AcquireError, request::LimiterRequest};
 use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Key, Policy, Usage,
-    decide::{self, Check, CheckContext},
+    decide::{self, CheckContext},
     error::or_panic,
     http::{Presentation, response::ResponseFormat},
     observe::{Observer, notify},
@@ -124,14 +124,7 @@ impl Limiter {
 
 #[cold]
 fn unknown(policy: &str, context: &CheckContext) -> StoreError {
-    // Plans have policies of the same names.
-    let mut names = Vec::new();
-    for policy in &*context.policies {
-        if !names.contains(&&*policy.limit.name) {
-            names.push(&*policy.limit.name);
-        }
-    }
-    let names = names.join("`, `");
+    let names = context.names().collect::<Vec<_>>().join("`, `");
     StoreError::invalid(format!("the limiter has no policy `{policy}`; it has `{names}`"))
 }
 
@@ -210,17 +203,14 @@ impl Limiter {
     /// * if no limit of a policy was chosen in this process yet; then all else is removed.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
         let mut key = key.into();
-        self.accept(&key, |_| true)?;
+        self.refuse_useless_key(&key, |_| true)?;
         key.bound();
         let (undecided, unknown) = {
             let basis = self.policies.newest();
             let unknown = basis.policies.iter().find(|policy| policy.known_limits().is_empty());
             (all_counts(&basis, &key), unknown.map(|policy| policy.name().to_owned()))
         };
-        let reset = match decide::begin(Operation::Reset, undecided) {
-            Check::Decided(decision) => decision,
-            Check::Pending(check) => check.await,
-        };
+        let reset = decide::begin(Operation::Reset, undecided).decided().await;
         self.observe(Operation::Reset, reset).map(drop)?;
         match unknown {
             None => Ok(()),

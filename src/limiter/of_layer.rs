@@ -136,7 +136,11 @@ impl Limiter {
 
 impl Limiter {
     /// Refuses a key where it would change nothing, since requests of the layer have others.
-    pub(super) fn accept(&self, key: &Key, changes: impl Fn(&PolicyContext) -> bool) -> Result<(), StoreError> {
+    pub(super) fn refuse_useless_key(
+        &self,
+        key: &Key,
+        changes: impl Fn(&PolicyContext) -> bool,
+    ) -> Result<(), StoreError> {
         if !self.has_extractors {
             return Ok(());
         }

@@ -331,11 +331,7 @@ impl LimiterRequest<'_> {
     pub(super) async fn perform(self, operation: Operation) -> Result<Decision, StoreError> {
         let limiter = self.limiter;
         let (operation, check) = self.begin(operation)?;
-        let decision = match check {
-            Check::Decided(decision) => decision,
-            Check::Pending(check) => check.await,
-        };
-        limiter.observe(operation, decision)
+        limiter.observe(operation, check.decided().await)
     }
 
     fn begin(mut self, operation: Operation) -> Result<(Operation, Check), StoreError> {

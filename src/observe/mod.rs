@@ -81,7 +81,7 @@ pub(crate) enum PolicyOutcome {
 
 impl PolicyOutcome {
     /// The names of all outcomes, in their order.
-    pub(crate) const NAMES: [&str; 12] = [
+    const NAMES: [&str; 12] = [
         "admitted",
         "limited",
         "line_full",

@@ -83,7 +83,7 @@ fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), Conf
              policies that all of them have by `.in_each(..)`",
         ));
     }
-    let (mut names, mut counts, mut counted_as) = (Plans::new(), Plans::new(), HashMap::new());
+    let (mut names, mut counts, mut counted_as) = (PlansOfName::new(), PlansOfName::new(), HashMap::new());
     for policy in policies {
         let plan = policy.plan_position();
         let is_named = is_in_plan(&mut names, policy.name(), plan);
@@ -106,10 +106,10 @@ fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), Conf
 }
 
 /// The plans that have a policy of a name; `None` for one of all plans.
-type Plans<'a> = HashMap<&'a str, HashSet<Option<usize>>>;
+type PlansOfName<'a> = HashMap<&'a str, HashSet<Option<usize>>>;
 
 /// Adds the plan, and returns whether a request may have two policies of the name.
-fn is_in_plan<'a>(plans: &mut Plans<'a>, name: &'a str, plan: Option<usize>) -> bool {
+fn is_in_plan<'a>(plans: &mut PlansOfName<'a>, name: &'a str, plan: Option<usize>) -> bool {
     let of_name = plans.entry(name).or_default();
     let others = of_name.len();
     !of_name.insert(plan) || others > 0 && of_name.contains(&None)

@@ -6,6 +6,8 @@
 //! sent when the wait of the last reply is over, when the store wakes the line, and each second, which refreshes the place of the
 //! process.
 
+#[cfg(feature = "admin")]
+pub(super) mod report;
 mod task;
 
 use std::{
@@ -19,8 +21,6 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-#[cfg(feature = "admin")]
-use super::line_report::LineSubject;
 use super::{
     Undecided, Waiting,
     group::Comes,
@@ -29,7 +29,7 @@ use super::{
 use crate::{
     Decision,
     limit::{PLACE_SIZE, PLACE_US},
-    store::{ErrorKind, StoreError, StoreResponse, wakes::LineSignal},
+    store::{StoreError, StoreResponse, wakes::LineSignal},
     sync::lock,
 };
 
@@ -45,15 +45,16 @@ pub(super) const LONGEST_CHECK: Duration = Duration::from_secs(30);
 /// The number of no line.
 pub(super) const NO_LINE: u64 = u64::MAX;
 
-pub(super) static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
+static LINES: LazyLock<Mutex<HashMap<u64, Arc<Line>>>> = LazyLock::new(Mutex::default);
 
 /// The requests of this process that wait for one key of a store.
 pub(super) struct Line {
     pub(super) id: u64,
     state: Mutex<State>,
     pub(super) signal: Arc<LineSignal>,
+    /// The store and the policy that count these requests, and their key.
     #[cfg(feature = "admin")]
-    pub(super) subject: LineSubject,
+    subject: (Option<crate::store::StoreId>, Arc<str>, crate::Key),
 }
 
 #[derive(Default)]
@@ -98,7 +99,13 @@ pub(super) struct Entry {
 }
 
 /// The order of requests in a line: by priority, then turn by turn, then by arrival, then by the number of the request.
-pub(super) type Rank = (Reverse<i32>, u64, u64, u64);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    priority: Reverse<i32>,
+    turn: u64,
+    arrived: u64,
+    number: u64,
+}
 
 /// A request in a line, or one that has left it and may return.
 pub(super) struct InLine {
@@ -167,14 +174,19 @@ impl Line {
         let Waiting { priority, fair, .. } = lacking.policy.waiting;
         // A line that has ended meanwhile has taken its turns with it.
         let turn = match before.filter(|before| Arc::ptr_eq(&before.line, &line)) {
-            Some(before) => before.rank.1,
+            Some(before) => before.rank.turn,
             None => state.turn_of(lacking.policy.waiting),
         };
-        let rank = (Reverse(priority), turn, waiter.arrived, waiter.number);
+        let rank = Rank {
+            priority: Reverse(priority),
+            turn,
+            arrived: waiter.arrived,
+            number: waiter.number,
+        };
         let is_first = state.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
         // Those behind it that have arrived before count as arrived with it, also for other processes.
         let behind = state.waiting.range(rank..).next();
-        state.is_stale |= behind.is_some_and(|(behind, _)| behind.2 < rank.2);
+        state.is_stale |= behind.is_some_and(|(behind, _)| behind.arrived < rank.arrived);
         state.newest = waiter.arrived.max(state.newest);
         let (waiter, cost) = (waiter.clone(), lacking.policy.charge.cost);
         state.waiting.insert(rank, Entry { waiter, cost, fair });
@@ -255,12 +267,12 @@ impl State {
     /// The cost of the requests that come before one, less that of those which come before it by the place in the store.
     pub(super) fn ahead_of(&mut self, waiting: Waiting, comes: Comes) -> i64 {
         self.begin_turns(waiting.fair);
-        let entering = (
-            Reverse(waiting.priority),
-            self.next_turn(waiting),
-            comes.at,
-            comes.number,
-        );
+        let entering = Rank {
+            priority: Reverse(waiting.priority),
+            turn: self.next_turn(waiting),
+            arrived: comes.at,
+            number: comes.number,
+        };
         let rank = match comes.number {
             Comes::NEW => entering,
             _ => self.rank_now(&entering),
@@ -270,7 +282,7 @@ impl State {
             _ => self.weight,
         };
         let in_place = self.waiting.values().take(PLACE_SIZE);
-        let before = in_place.filter(|entry| entry.waiter.arrival(0).at < comes.at);
+        let before = in_place.filter(|entry| entry.waiter.counts_from() < comes.at);
         let before: u64 = before.map(|entry| entry.cost).sum();
         ahead as i64 - before as i64
     }
@@ -321,8 +333,8 @@ impl State {
             self.admitted
                 .retain(|priority, _| turns.keys().any(|(other, _)| other == priority));
         }
-        let turn = self.admitted.entry(rank.0.0).or_default();
-        *turn = rank.1.max(*turn);
+        let turn = self.admitted.entry(rank.priority.0).or_default();
+        *turn = rank.turn.max(*turn);
     }
 
     /// Gives those that wait turns, in their order, when the first one with a key comes.
@@ -331,31 +343,32 @@ impl State {
             return;
         }
         for (rank, entry) in mem::take(&mut self.waiting) {
-            let key = (rank.0.0, entry.fair);
+            let key = (rank.priority.0, entry.fair);
             let turn = self
                 .turns
                 .get(&key)
                 .map_or_else(|| self.turn_now(key.0), |last| last + 1);
             self.turns.insert(key, turn);
-            self.waiting.insert((rank.0, turn, rank.2, rank.3), entry);
+            self.waiting.insert(Rank { turn, ..rank }, entry);
         }
     }
 
     /// Gives the turn of a request that has left to the next one of its key, and the turn of that one to the next but one.
-    fn pass_on(&mut self, (priority, mut turn, ..): Rank, key: u32) {
+    fn pass_on(&mut self, left: Rank, key: u32) {
         if self.turns.is_empty() {
             return;
         }
+        let Rank { priority, mut turn, .. } = left;
         let later = self
             .waiting
             .iter()
-            .filter(|(rank, entry)| entry.fair == key && rank.0 == priority && rank.1 > turn);
+            .filter(|(rank, entry)| entry.fair == key && rank.priority == priority && rank.turn > turn);
         let later: Vec<Rank> = later.map(|(rank, _)| *rank).collect();
         for rank in later {
             if let Some(entry) = self.waiting.remove(&rank) {
-                self.waiting.insert((rank.0, turn, rank.2, rank.3), entry);
+                self.waiting.insert(Rank { turn, ..rank }, entry);
             }
-            turn = rank.1;
+            turn = rank.turn;
             self.is_stale = true;
         }
         // The key has one turn less. Those that have stepped out keep theirs.
@@ -373,21 +386,13 @@ impl State {
             return *entered;
         }
         let mut ranks = self.waiting.keys();
-        *ranks.find(|rank| rank.3 == entered.3).unwrap_or(entered)
+        *ranks.find(|rank| rank.number == entered.number).unwrap_or(entered)
     }
 
     /// Whether the place in the store contains the request with this rank.
     fn is_in_place(&self, rank: &Rank) -> bool {
         self.waiting.keys().nth(PLACE_SIZE).is_none_or(|behind| rank < behind)
     }
-}
-
-#[cold]
-pub(super) fn ended() -> StoreError {
-    StoreError::new(
-        ErrorKind::Unreachable,
-        "the runtime that checked the requests which wait has shut down",
-    )
 }
 
 #[cfg(test)]
@@ -418,7 +423,12 @@ mod tests {
                 ..Waiting::default()
             };
             let turn = state.turn_of(waiting);
-            state.admit(&(Reverse(priority), turn, 0, 0));
+            state.admit(&Rank {
+                priority: Reverse(priority),
+                turn,
+                arrived: 0,
+                number: 0,
+            });
             assert!(state.admitted.len() <= PLACE_SIZE + 3, "{priority}");
         }
     }

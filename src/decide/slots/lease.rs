@@ -1,10 +1,6 @@
 //! The lease of a request that has slots, how it is taken, renewed and ended, and the task that renews those of this process.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::{
@@ -17,7 +13,7 @@ use tokio::{
 use crate::Key;
 use crate::{
     store::{Charge, LeaseId, Operation, Owed, PerStore, Store, StoreFuture, StoreRequest},
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard, unpoisoned},
 };
 
 /// A lease that holds slots of one policy.
@@ -27,7 +23,7 @@ pub(crate) struct Lease {
     pub(super) charge: Charge,
     id: LeaseId,
     #[cfg(feature = "admin")]
-    pub(super) taken_at: Instant,
+    taken_at: Instant,
     length: Duration,
     progress: Mutex<Progress>,
 }
@@ -65,7 +61,7 @@ impl Lease {
 
     /// How long after a renewal the next one is due. It is looked after the same time again, so that a lease is renewed at least
     /// every third of its length, and most requests end before.
-    pub(super) fn renewal_pause(&self) -> Duration {
+    fn renewal_pause(&self) -> Duration {
         self.length / 6
     }
 
@@ -116,7 +112,7 @@ impl Lease {
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.progress.lock())
     }
 }
 
@@ -258,7 +254,7 @@ impl Keeper {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 }
 

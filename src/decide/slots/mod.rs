@@ -296,7 +296,7 @@ impl Decision {
 
     /// Whether the decision of this layer or limiter has slots, which may have been taken.
     #[inline]
-    pub(crate) fn has_slots(&self) -> bool {
+    fn has_slots(&self) -> bool {
         self.0.slots.is_some()
     }
 }

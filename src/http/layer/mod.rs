@@ -267,10 +267,10 @@ impl RateLimitLayer {
                 extensions: true,
                 response_extensions: false,
                 jitter: Duration::ZERO,
-                drained: None,
+                drain: None,
                 on_decision: None,
                 on_failure: None,
-                warned: Arc::default(),
+                logged_once: Arc::default(),
             }),
         })
     }

@@ -169,7 +169,7 @@ impl RateLimitLayer {
     /// The layer does not panic. Its services do, on a rejected request, on a tokio runtime without a timer
     /// ([`enable_time`](tokio::runtime::Builder::enable_time)).
     pub fn drain_body(mut self, bytes: u64, time: Duration) -> Self {
-        self.enforcer_mut().drained = Some(Bounds { bytes, time });
+        self.enforcer_mut().drain = Some(Bounds { bytes, time });
         self
     }
 

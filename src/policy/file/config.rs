@@ -85,8 +85,8 @@ impl TryFrom<FileFields> for Config {
             }
         }
         let listed = Access {
-            skipped: conditions(&file.skip, file.client_ip.as_ref(), Spelling::Both)?,
-            blocked: conditions(&file.block, file.client_ip.as_ref(), Spelling::Either)?,
+            skipped: conditions(&file.skip, file.client_ip.as_ref(), Spelling::All)?,
+            blocked: conditions(&file.block, file.client_ip.as_ref(), Spelling::Any)?,
         };
         Ok(Self {
             enabled: file.enabled.unwrap_or(true),
@@ -239,7 +239,7 @@ impl Config {
             *others = self.scopes_of_plan(used_at);
         }
         let scope = (!scope.is_everything())
-            .then(|| -> Condition { Arc::new(move |parts| scope.contains(parts, Spelling::Either)) });
+            .then(|| -> Condition { Arc::new(move |parts| scope.contains(parts, Spelling::Any)) });
 
         Ok(FilePolicy {
             place: place.to_owned(),

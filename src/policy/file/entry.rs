@@ -254,7 +254,7 @@ impl fmt::Display for Name {
     rename_all = "kebab-case",
     expecting = "a table such as { after = 10, within = \"1h\" }"
 )]
-struct Table {
+struct BanTable {
     #[serde(default, deserialize_with = "not_null")]
     after: Option<u64>,
     #[serde(default, deserialize_with = "length")]
@@ -265,8 +265,8 @@ struct Table {
     longest: Option<Duration>,
 }
 
-pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ban>, D::Error> {
-    let table = Table::deserialize(deserializer)?;
+fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ban>, D::Error> {
+    let table = BanTable::deserialize(deserializer)?;
     let (Some(after), Some(within)) = (table.after, table.within) else {
         return Err(D::Error::custom(
             "bans have `after`, a number of denials such as 10, and `within`, a length of time such as \"1h\"",

@@ -28,9 +28,9 @@ pub(super) enum Routes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// One: for limits and blocks, which no spelling evades.
-    Either,
+    Any,
     /// All: for what is skipped, which no spelling widens.
-    Both,
+    All,
 }
 
 /// A request in one spelling of its path.
@@ -66,7 +66,7 @@ impl Scope {
     }
 
     pub(super) fn contains(&self, parts: &Parts, rule: Spelling) -> bool {
-        let is_strict = rule == Spelling::Both;
+        let is_strict = rule == Spelling::All;
         let methods = methods(parts, is_strict);
         let has_method = self.has_method(methods, is_strict);
         if matches!(self.routes, Routes::All) || !has_method {
@@ -85,14 +85,14 @@ impl Scope {
         let holds = |form, path: &[u8]| self.holds(Spelled { form, path, ..request });
         let is_for = |path: &str| key::any_spelling(path, holds);
         let compares_rests = match rule {
-            Spelling::Both => is_set,
-            Spelling::Either => !matched.as_ref().is_some_and(|matched| request.is_matched_by(matched)),
+            Spelling::All => is_set,
+            Spelling::Any => !matched.as_ref().is_some_and(|matched| request.is_matched_by(matched)),
         };
         let mut paths = [&whole].into_iter().chain(rests.iter().filter(|_| compares_rests));
         match (rule, &self.routes) {
-            (Spelling::Both, _) => paths.all(|path| !key::any_spelling(path, |form, path| !holds(form, path))),
-            (Spelling::Either, Routes::Others(_)) => paths.all(|path| is_for(path)),
-            (Spelling::Either, Routes::All | Routes::These(_)) => paths.any(|path| is_for(path)),
+            (Spelling::All, _) => paths.all(|path| !key::any_spelling(path, |form, path| !holds(form, path))),
+            (Spelling::Any, Routes::Others(_)) => paths.all(|path| is_for(path)),
+            (Spelling::Any, Routes::All | Routes::These(_)) => paths.any(|path| is_for(path)),
         }
     }
 
@@ -199,8 +199,8 @@ impl Template {
                     .is_some_and(|[ours, other]| matches(ours, other))
         };
         match request.rule {
-            Spelling::Both => self.is_path(request) && (is_route || !is_less_specific()),
-            Spelling::Either => is_route || self.is_path(request) && !is_less_specific(),
+            Spelling::All => self.is_path(request) && (is_route || !is_less_specific()),
+            Spelling::Any => is_route || self.is_path(request) && !is_less_specific(),
         }
     }
 
@@ -344,7 +344,7 @@ mod tests {
                 routes: Routes::These(vec![Template::parse(template).unwrap()]),
                 methods: vec![],
             };
-            for spelling in [Spelling::Either, Spelling::Both] {
+            for spelling in [Spelling::Any, Spelling::All] {
                 assert_eq!(scope.contains(&parts, spelling), expected, "{template} of {path}");
             }
         }
@@ -402,16 +402,13 @@ mod tests {
                 routes: Routes::These(vec![Template::parse(template).unwrap()]),
                 methods: vec![],
             };
-            assert!(scope.contains(&parts, Spelling::Either), "{template} of {path}");
-            assert!(!scope.contains(&parts, Spelling::Both), "{template} of {path}");
+            assert!(scope.contains(&parts, Spelling::Any), "{template} of {path}");
+            assert!(!scope.contains(&parts, Spelling::All), "{template} of {path}");
             let others = Scope {
                 routes: Routes::Others(vec![scope]),
                 methods: vec![],
             };
-            assert!(
-                others.contains(&parts, Spelling::Either),
-                "others than {template}: {path}"
-            );
+            assert!(others.contains(&parts, Spelling::Any), "others than {template}: {path}");
         }
     }
 
@@ -447,7 +444,7 @@ mod tests {
             };
             let (parts, ()) = request.into_parts();
             assert_eq!(
-                scope.contains(&parts, Spelling::Either),
+                scope.contains(&parts, Spelling::Any),
                 expected,
                 "{method} {uri} in {scope:?}"
             );
@@ -456,7 +453,7 @@ mod tests {
             let is_for_all = expected && (scope.methods.is_empty() || parts.method == *method.to_uppercase());
             let is_get = scope.methods == [Method::GET] && parts.method == Method::CONNECT;
             assert_eq!(
-                scope.contains(&parts, Spelling::Both),
+                scope.contains(&parts, Spelling::All),
                 is_for_all && !is_get,
                 "{method} {uri} in {scope:?}"
             );

@@ -233,7 +233,7 @@ pub(super) fn conditions(
             methods: fields.methods.clone(),
         };
         let of_client = match (fields.clients, client_ip) {
-            (Some(Clients::Unknown), _) if spelling == Spelling::Both => {
+            (Some(Clients::Unknown), _) if spelling == Spelling::All => {
                 return Err(ConfigError::new("an unknown client is never skipped, only blocked"));
             }
             (Some(Clients::Unknown), None) => {

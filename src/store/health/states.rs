@@ -55,10 +55,13 @@ pub(super) struct NodeStates {
     last_failure: Option<Instant>,
     /// The totals of the last ticks, the oldest first; empty while the node is not watched.
     samples: VecDeque<(Instant, CheckCounts)>,
-    /// The totals of the last line about a state, and of the last one about keys.
-    logged: [CheckCounts; 2],
-    /// When the last line about each state was logged, and that about keys.
-    logged_at: [Option<Instant>; 4],
+    /// The totals of the last line about a state.
+    logged: CheckCounts,
+    /// When the last line about each state was logged.
+    logged_at: [Option<Instant>; 3],
+    /// The totals and the time of the last line about keys.
+    keys_logged: CheckCounts,
+    keys_logged_at: Option<Instant>,
     /// Whether the state was entered and not logged.
     is_unlogged: bool,
 }
@@ -80,7 +83,8 @@ impl NodeStates {
     pub(super) fn begin(&mut self, now: Instant, totals: CheckCounts) {
         if self.samples.is_empty() {
             self.samples.push_back((now, totals));
-            self.logged = [totals; 2];
+            self.logged = totals;
+            self.keys_logged = totals;
         }
     }
 
@@ -146,25 +150,26 @@ impl NodeStates {
     }
 
     fn line(&mut self, now: Instant, totals: CheckCounts) -> Option<LogLine> {
-        let [logged, logged_keys] = self.logged.map(|logged| totals.since(logged));
+        let counts = totals.since(self.logged);
         let is_due = |at: Option<Instant>| at.is_none_or(|at| at + LINE_PAUSE <= now);
         let state = self.state as usize;
-        let continues = self.state != NodeState::Ok && logged.failed > 0;
+        let continues = self.state != NodeState::Ok && counts.failed > 0;
         if (self.is_unlogged || continues) && is_due(self.logged_at[state]) {
             self.logged_at[state] = Some(now);
-            self.logged[0] = totals;
+            self.logged = totals;
             self.is_unlogged = false;
             return Some(LogLine {
                 subject: LogSubject::State(self.state),
-                counts: logged,
+                counts,
             });
         }
-        if logged_keys.failed_by_key > 0 && is_due(self.logged_at[3]) {
-            self.logged_at[3] = Some(now);
-            self.logged[1] = totals;
+        let counts = totals.since(self.keys_logged);
+        if counts.failed_by_key > 0 && is_due(self.keys_logged_at) {
+            self.keys_logged_at = Some(now);
+            self.keys_logged = totals;
             return Some(LogLine {
                 subject: LogSubject::Keys,
-                counts: logged_keys,
+                counts,
             });
         }
         None
@@ -175,13 +180,13 @@ impl NodeStates {
         let is_ok = self.state == NodeState::Ok && self.last_failure.is_none();
         let recent = self.window(totals);
         let fails = recent.failed + recent.failed_by_key > 0;
-        is_ok && !fails && !self.is_unlogged && self.logged[1].failed_by_key == totals.failed_by_key
+        is_ok && !fails && !self.is_unlogged && self.keys_logged.failed_by_key == totals.failed_by_key
     }
 
     /// The checks since the last line about a state.
     #[cfg(any(test, feature = "cluster"))]
     pub(super) fn unlogged(&self, totals: CheckCounts) -> CheckCounts {
-        totals.since(self.logged[0])
+        totals.since(self.logged)
     }
 
     /// The checks of the last minute while the node is watched.

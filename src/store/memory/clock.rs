@@ -23,9 +23,7 @@ const MAX_NOW: u64 = 1 << 52;
 
 impl Clock {
     pub(super) fn monotonic() -> Self {
-        let epoch = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
+        let epoch = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         Self::Monotonic {
             started: Instant::now(),
             epoch: micros(epoch),

@@ -36,7 +36,7 @@ impl<'a> Id<'a> {
     }
 
     /// The state of a key that nothing was counted on.
-    pub(super) fn new_state(&self) -> State {
+    fn new_state(&self) -> State {
         if self.shape == Shape::BANS {
             return State::Banned(Banned::default());
         }

@@ -169,7 +169,7 @@ impl Backend {
     }
 
     /// Runs a script, under the deadline alone.
-    pub(super) async fn run_call(&self, call: &ScriptCall) -> Result<RawReply, Failure> {
+    async fn run_call(&self, call: &ScriptCall) -> Result<RawReply, Failure> {
         let script = self.scripts.get(call.script);
         self.client.run(script, call, self.deadline).await
     }

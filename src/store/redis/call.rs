@@ -23,7 +23,7 @@ pub(super) struct ScriptCall {
     /// Whether the keys lie in several slots of a cluster. They are arguments then.
     pub(super) is_across: bool,
     /// Whether the reply is that of the node alone, also if it is a redirection.
-    pub(super) is_probe: bool,
+    is_probe: bool,
     /// Whether none of its windows of calendars may enclose the time of Redis.
     pub(super) has_calendars: bool,
 }
@@ -206,10 +206,7 @@ impl ScriptCall {
 
 /// The time of this process in microseconds, to find the windows of a calendar around the time of Redis.
 pub(super) fn process_time_us() -> u64 {
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_micros() as u64
+    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros() as u64
 }
 
 /// The time that the boundaries of all calendars enclose.
@@ -316,13 +313,13 @@ fn spans_slots(merged: &MergedRequest<'_>) -> bool {
 }
 
 /// Writes a word and a zero byte.
-pub(super) fn write_word(buffer: &mut BytesMut, word: &str) {
+fn write_word(buffer: &mut BytesMut, word: &str) {
     buffer.extend_from_slice(word.as_bytes());
     buffer.put_u8(0);
 }
 
 /// Writes numbers as little-endian doubles, which Lua computes with. They are exact below 2^53.
-pub(super) fn write_numbers(buffer: &mut BytesMut, numbers: impl IntoIterator<Item = u64>) {
+fn write_numbers(buffer: &mut BytesMut, numbers: impl IntoIterator<Item = u64>) {
     for number in numbers {
         buffer.put_f64_le(number as f64);
     }

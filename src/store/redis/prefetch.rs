@@ -56,7 +56,7 @@ struct HotKey {
     /// What was left in Redis by its last reply, which has counted the grants; 0 if that is not known.
     left: u64,
     /// When the grant was asked for that is to come, if there is one.
-    asked_at: Option<Instant>,
+    requested_at: Option<Instant>,
     reset_at: Option<Instant>,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct Sent {
 struct Grant {
     units: u64,
     charged_at: Duration,
-    asked_at: Instant,
+    requested_at: Instant,
     ends_at: Instant,
     /// When nothing of the key counts, as of the grant.
     resets_at: Instant,
@@ -122,7 +122,7 @@ impl Prefetch {
             Some(key) if key.is_of(charge) => {
                 let response = key.take(cost, now).ok_or(sent)?;
                 key.count(cost, now);
-                Ok((response, key.ask(now, is_reset)))
+                Ok((response, key.next_grant(now, is_reset)))
             }
             Some(key) => {
                 // Its limit was changed, or another key has this hash. The units that were taken are refunded at their end.
@@ -149,11 +149,11 @@ impl Prefetch {
         let is_reset = shard.resetting.contains(&sent.hash);
         let key = shard.keys.get_mut(&sent.hash).filter(|_| is_admitted)?;
         // An earlier request may have been counted before the last grant.
-        if key.grants.last().is_none_or(|grant| sent.at >= grant.asked_at) {
+        if key.grants.last().is_none_or(|grant| sent.at >= grant.requested_at) {
             key.left = left_by(response);
         }
         key.count(sent.cost, now);
-        key.ask(now, is_reset)
+        key.next_grant(now, is_reset)
     }
 
     /// Forgets the units of keys that are reset, now and when the result is dropped, once the reset has taken effect. None are asked for
@@ -191,7 +191,7 @@ impl Prefetch {
     }
 
     /// Asks for units, and keeps what Redis grants until its end.
-    pub(super) fn ask(self: &Arc<Self>, queues: &Arc<CommitQueues>, request: OwnedRequest) {
+    pub(super) fn take_ahead(self: &Arc<Self>, queues: &Arc<CommitQueues>, request: OwnedRequest) {
         let (prefetch, backend) = (self.clone(), queues.backend.clone());
         let queues = Arc::downgrade(queues);
         backend.spawn(async move {
@@ -200,9 +200,9 @@ impl Prefetch {
             let mut owed = Outstanding::of(Some(StoreId::of(&store)))
                 .owe(OwedKind::Settlement)
                 .due();
-            let asked_at = Instant::now();
+            let requested_at = Instant::now();
             let response = send(store, request.clone()).await;
-            let Some(grant) = prefetch.keep(hash, &request, response.as_ref().ok(), asked_at) else {
+            let Some(grant) = prefetch.keep(hash, &request, response.as_ref().ok(), requested_at) else {
                 return match &response {
                     // Redis may have charged the units, and nothing returns them.
                     Err(error) if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Invalid) => {
@@ -235,22 +235,22 @@ impl Prefetch {
         hash: u64,
         request: &OwnedRequest,
         response: Option<&StoreResponse>,
-        asked_at: Instant,
+        requested_at: Instant,
     ) -> Option<Grant> {
         let mut shard = self.lock(hash);
         let key = shard.keys.get_mut(&hash)?;
-        key.asked_at = None;
+        key.requested_at = None;
         // It may have been counted before the counts were removed.
-        let response = response.filter(|_| key.reset_at.is_none_or(|reset_at| asked_at > reset_at))?;
+        let response = response.filter(|_| key.reset_at.is_none_or(|reset_at| requested_at > reset_at))?;
         key.left = left_by(response);
         let outcome = response.outcomes().first().filter(|outcome| outcome.allowed)?;
         let (state, charge) = (outcome.states().first()?, request.charge(0));
         let grant = Grant {
             units: charge.cost(),
             charged_at: state.decided_at.unwrap_or(response.server_time),
-            asked_at,
-            ends_at: asked_at + lifetime(charge.limit(), key.time, state.reset_after),
-            resets_at: asked_at + state.reset_after,
+            requested_at,
+            ends_at: requested_at + lifetime(charge.limit(), key.time, state.reset_after),
+            resets_at: requested_at + state.reset_after,
         };
         key.grants.push(grant);
         Some(grant)
@@ -260,7 +260,7 @@ impl Prefetch {
     fn end(&self, hash: u64, grant: &Grant) -> u64 {
         let mut shard = self.lock(hash);
         let Some(key) = shard.keys.get_mut(&hash) else { return 0 };
-        let is_it = |other: &Grant| other.charged_at == grant.charged_at && other.asked_at == grant.asked_at;
+        let is_it = |other: &Grant| other.charged_at == grant.charged_at && other.requested_at == grant.requested_at;
         let ended = key.grants.extract_if(.., |other| is_it(other));
         let unused = ended.map(|ended| ended.units).sum();
         key.left += unused;
@@ -312,7 +312,7 @@ impl HotKey {
             used_before: 0,
             grants: Vec::new(),
             left: 0,
-            asked_at: None,
+            requested_at: None,
             reset_at: None,
         }
     }
@@ -324,11 +324,12 @@ impl HotKey {
 
     fn is_idle(&self, now: Instant) -> bool {
         let has_ended = |grant: &Grant| now >= grant.ends_at + LOST_AFTER;
-        now >= self.began + 2 * self.time && !self.is_asking(now) && self.grants.iter().all(has_ended)
+        now >= self.began + 2 * self.time && !self.is_requesting(now) && self.grants.iter().all(has_ended)
     }
 
-    fn is_asking(&self, now: Instant) -> bool {
-        self.asked_at.is_some_and(|asked_at| now < asked_at + LOST_AFTER)
+    fn is_requesting(&self, now: Instant) -> bool {
+        self.requested_at
+            .is_some_and(|requested_at| now < requested_at + LOST_AFTER)
     }
 
     /// Counts what a request that was admitted has used.
@@ -353,7 +354,7 @@ impl HotKey {
         let reset_after = grant.resets_at.saturating_duration_since(now);
         let state = ChargeState::new(remaining, None, reset_after);
         let outcome = Outcome::new(true, [state.at(grant.charged_at)]);
-        let server_time = grant.charged_at + now.saturating_duration_since(grant.asked_at);
+        let server_time = grant.charged_at + now.saturating_duration_since(grant.requested_at);
         Some(StoreResponse::without_reply(server_time, [outcome]))
     }
 
@@ -363,13 +364,13 @@ impl HotKey {
     }
 
     /// The request for as many units as were used in the last time of a grant, if less than half of that is there.
-    fn ask(&mut self, now: Instant, is_reset: bool) -> Option<OwnedRequest> {
+    fn next_grant(&mut self, now: Instant, is_reset: bool) -> Option<OwnedRequest> {
         let (wanted, available) = (self.used.max(self.used_before), self.available(now));
         let units = wanted.saturating_sub(available).min(self.left / SHARE);
-        if is_reset || self.is_asking(now) || 2 * available > wanted || units < LEAST {
+        if is_reset || self.is_requesting(now) || 2 * available > wanted || units < LEAST {
             return None;
         }
-        self.asked_at = Some(now);
+        self.requested_at = Some(now);
         Some(self.request.at_cost(Operation::Check, units))
     }
 }
@@ -768,14 +769,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_key_that_has_asked_for_units_is_not_idle() {
         let (prefetch, [limit, other, ..]) = (Prefetch::default(), &limits());
-        let (asked_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
+        let (requested_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
         tokio::time::advance(3 * TIME).await;
         let charge = Charge {
             hash: HASH,
             ..Charge::new("p", other, &Key::from("hot"), 1)
         };
         let _ = prefetch.use_for((&charge, TIME), Instant::now());
-        let grant = prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at);
+        let grant = prefetch.keep(HASH, &asked, Some(&granted(8)), requested_at);
         assert!(grant.is_some(), "units that are not kept are not returned");
     }
 
@@ -800,10 +801,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn units_that_were_asked_for_before_a_reset_are_not_used() {
         let (prefetch, limit) = (Arc::new(Prefetch::default()), &limits()[0]);
-        let (asked_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
+        let (requested_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
         let reset = asked.at_cost(Operation::Reset, 1);
         let resetting = prefetch.begin_reset(&[reset]);
-        assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_none());
+        assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), requested_at).is_none());
         assert!(
             heat(&prefetch, limit, 20).is_none(),
             "they would be forgotten, and not be returned"
@@ -812,8 +813,8 @@ mod tests {
         // On another connection, on which Redis may have granted them before.
         let keeps = async || {
             tokio::time::advance(Duration::from_millis(1)).await;
-            let asked_at = Instant::now();
-            prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_some()
+            let requested_at = Instant::now();
+            prefetch.keep(HASH, &asked, Some(&granted(8)), requested_at).is_some()
         };
         assert!(keeps().await);
         drop(resetting);
@@ -920,7 +921,7 @@ mod tests {
                 true => network.refuse(),
                 false => network.lose_replies(),
             }
-            store.prefetch.ask(&store.queues, asked);
+            store.prefetch.take_ahead(&store.queues, asked);
             tokio::task::yield_now().await; // the units are asked for
             let drained = store.drained(Duration::from_secs(60)).await;
             assert_eq!(drained.is_err(), lost > 0, "{drained:?}");

@@ -106,15 +106,13 @@ impl CommitQueues {
         declares_keys: bool,
         request: OwnedRequest,
     ) -> Result<Decided, StoreError> {
-        let mut decided = Decided::nothing(vec![request]);
-        for declares_keys in [declares_keys, true] {
-            let queue = self.queue_at(slot, declares_keys);
-            decided = queue.decide(CallerRequests::new(decided.requests)).await?;
-            if declares_keys || decided.outcomes.iter().all(Option::is_some) {
-                break;
-            }
+        let queue = self.queue_at(slot, declares_keys);
+        let decided = queue.decide(CallerRequests::new(vec![request])).await?;
+        if declares_keys || decided.outcomes.iter().all(Option::is_some) {
+            return Ok(decided);
         }
-        Ok(decided)
+        let queue = self.queue_at(slot, true);
+        queue.decide(CallerRequests::new(decided.requests)).await
     }
 
     fn queues_of_node<'a>(

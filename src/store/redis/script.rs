@@ -61,14 +61,14 @@ macro_rules! lua {
     };
 }
 
-/// The name of each rule in a call, that of its functions, and the files that it needs.
-pub(super) const RULES: [(&str, &str, [&str; 2]); 6] = [
-    ("log", "log", [lua!("log"), ""]),
-    ("precise", "precise", [lua!("precise"), ""]),
-    ("counter", "counter", [lua!("numbers"), lua!("counter")]),
-    ("fixed", "window", [lua!("numbers"), lua!("window")]),
-    ("bucket", "bucket", [lua!("numbers"), lua!("bucket")]),
-    ("concurrency", "slots", [lua!("slots"), ""]),
+/// The name of each rule, and the files that it needs.
+pub(super) const RULES: [(&str, [&str; 2]); 6] = [
+    ("log", [lua!("log"), ""]),
+    ("precise", [lua!("precise"), ""]),
+    ("counter", [lua!("numbers"), lua!("counter")]),
+    ("fixed", [lua!("numbers"), lua!("fixed")]),
+    ("bucket", [lua!("numbers"), lua!("bucket")]),
+    ("concurrency", [lua!("concurrency"), ""]),
 ];
 
 const PRELUDE: &str = lua!("prelude");
@@ -105,22 +105,22 @@ const CONSTANTS: [(&str, u64); 20] = [
 ];
 
 /// The functions of a rule, as a field of a table.
-fn functions(name: &str, rule: &str) -> String {
+fn functions(rule: &str) -> String {
     let others: &[&str] = match rule {
-        "slots" => &["held_until", "renew"],
-        "bucket" | "counter" | "window" => &["wait_behind"],
+        "concurrency" => &["held_until", "renew"],
+        "bucket" | "counter" | "fixed" => &["wait_behind"],
         _ => &[],
     };
     let names = ["read", "add", "wait", "give_back"].iter().chain(others);
     let fields: Vec<_> = names
         .map(|function| format!("{function} = {rule}_{function}"))
         .collect();
-    format!("{name} = {{ {}, is_set = {} }}", fields.join(", "), is_set(rule))
+    format!("{rule} = {{ {}, is_set = {} }}", fields.join(", "), is_set(rule))
 }
 
 /// Whether the keys of a rule are sorted sets; the others are texts.
 fn is_set(rule: &str) -> bool {
-    matches!(rule, "log" | "slots")
+    matches!(rule, "log" | "concurrency")
 }
 
 impl Scripts {
@@ -134,8 +134,8 @@ impl Scripts {
                 .fold(text, |text, (name, value)| text.replace(name, &value.to_string()))
         };
         let script = |parts: &[&str]| Script::new(change(&text_of(parts)).leak());
-        let checks = RULES.map(|(name, rule, files)| {
-            let lone = if name == "log" { lua!("lone_log") } else { "" };
+        let checks = RULES.map(|(rule, files)| {
+            let lone = if rule == "log" { lua!("lone_log") } else { "" };
             let needed = files.map(|file| file.split(FOR_DRIVER).next().unwrap_or(file));
             let choice = format!("\nlocal read, add, wait = {rule}_read, {rule}_add, {rule}_wait\n");
             let nothing = if is_set(rule) {
@@ -146,14 +146,14 @@ impl Scripts {
             let decides = lua!("checks").replace("NOTHING", nothing);
             script(&[PRELUDE, lone, &needed.concat(), &choice, &decides])
         });
-        let drivers = RULES.map(|(name, rule, files)| {
-            let choice = format!("\nlocal rules, ban = {{ {} }}, nil\n", functions(name, rule));
+        let drivers = RULES.map(|(rule, files)| {
+            let choice = format!("\nlocal rules, ban = {{ {} }}, nil\n", functions(rule));
             script(&[PRELUDE, &files.concat(), &choice, lua!("driver")])
         });
-        let mut files = RULES.map(|(.., files)| files).concat();
+        let mut files = RULES.map(|(_, files)| files).concat();
         let mut seen = HashSet::new();
         files.retain(|file| seen.insert(*file));
-        let rules = RULES.map(|(name, rule, _)| functions(name, rule)).join(", ");
+        let rules = RULES.map(|(rule, _)| functions(rule)).join(", ");
         let all = format!(
             "{}{}\nlocal rules = {{ {rules}, ban = ban }}\n",
             files.concat(),

@@ -201,7 +201,7 @@ impl RedisStore {
             match self.prefetch.use_for(limited, now) {
                 Ok((response, more)) => {
                     if let Some(more) = more {
-                        self.prefetch.ask(&self.queues, more);
+                        self.prefetch.take_ahead(&self.queues, more);
                     }
                     self.queues.backend.metrics.prefetch_hit();
                     return Ok(response);
@@ -356,7 +356,7 @@ impl Store for RedisStore {
                 && let Some(more) = prefetch.note(sent, &response, Instant::now())
                 && let Some(queues) = queues.upgrade()
             {
-                prefetch.ask(&queues, more);
+                prefetch.take_ahead(&queues, more);
             }
             Ok(response)
         })

@@ -104,7 +104,7 @@ async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
             Err(failure) if failure.is_no_reply() => return Err(failure),
             Err(failure) => {
                 if failure.is_passing() {
-                    sleep(2 * TRIAL_PAUSES[1]).await;
+                    sleep(2 * LONGEST_PAUSE).await;
                 }
                 refused = Some(failure);
             }
@@ -170,12 +170,10 @@ const SETTINGS: [(&str, &str); 2] = [
     ("cluster-require-full-coverage", "no"),
 ];
 
-/// The pauses between trials double from the first to the second of these, and to the third one after [`LONG_WAIT`].
-const TRIAL_PAUSES: [Duration; 3] = [
-    Duration::from_millis(2),
-    Duration::from_millis(100),
-    Duration::from_secs(1),
-];
+/// The pauses between trials double from the first one to the longest, and to the rare one after [`LONG_WAIT`].
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const RARE_PAUSE: Duration = Duration::from_secs(1);
 /// After this time trials are rare: each writes on every primary that replies, while one does not.
 const LONG_WAIT: Duration = Duration::from_secs(5);
 
@@ -250,8 +248,7 @@ pub(super) fn explain(failure: Failure, backend: &Backend) -> StoreError {
 /// Tries until all is permitted, or the store is gone; fails with a refusal, and if its runtime has ended. `tried` is called before
 /// each trial, and with each other failure.
 async fn until_success(backend: &Weak<Backend>, mut tried: impl FnMut(Option<Failure>)) -> Result<(), Failure> {
-    let [mut pause, longest, rare] = TRIAL_PAUSES;
-    let started = Instant::now();
+    let (started, mut pause) = (Instant::now(), FIRST_PAUSE);
     loop {
         let Some(backend) = backend.upgrade() else {
             return Ok(());
@@ -265,7 +262,8 @@ async fn until_success(backend: &Weak<Backend>, mut tried: impl FnMut(Option<Fai
         }
         drop(backend);
         sleep(pause).await;
-        let longest = if started.elapsed() < LONG_WAIT { longest } else { rare };
+        let is_rare = started.elapsed() >= LONG_WAIT;
+        let longest = if is_rare { RARE_PAUSE } else { LONGEST_PAUSE };
         pause = longest.min(2 * pause);
     }
 }

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::time::sleep;
 
-use super::{backend::Backend, failure::Failure, task::AbortOnDrop};
+use super::{backend::Backend, task::AbortOnDrop};
 use crate::{
     store::{
         LeaseId,
@@ -56,16 +56,6 @@ const UNLOGGED_FAILURES: u32 = 10;
 
 async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
     let (failed, refused, is_logged) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
-    // One failure is logged until messages are received.
-    let log = |failure: &Failure| {
-        if !is_logged.swap(true, Ordering::Relaxed) {
-            let error = &*failure.cause();
-            tracing::info!(
-                error,
-                "no messages wake requests which wait; these wait up to a second longer"
-            );
-        }
-    };
     let receive = |event: Event<'_>| match event {
         Event::Subscribed => {
             failed.store(0, Ordering::Relaxed);
@@ -85,8 +75,14 @@ async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
         let failure = backend.client.receive_messages(&channel, &receive).await;
         drop(backend);
         let is_refused = !(failure.is_no_reply() || failure.is_passing());
-        if failed.fetch_add(1, Ordering::Relaxed) + 1 >= UNLOGGED_FAILURES || is_refused {
-            log(&failure);
+        let is_due = failed.fetch_add(1, Ordering::Relaxed) + 1 >= UNLOGGED_FAILURES || is_refused;
+        // One failure is logged until messages are received.
+        if is_due && !is_logged.swap(true, Ordering::Relaxed) {
+            let error = &*failure.cause();
+            tracing::info!(
+                error,
+                "no messages wake requests which wait; these wait up to a second longer"
+            );
         }
         let before = refused.load(Ordering::Relaxed).min(7);
         refused.store(if is_refused { before + 1 } else { 0 }, Ordering::Relaxed);

@@ -60,7 +60,7 @@ async fn counted(store: &(impl Store + Clone), name: &'static str) -> u64 {
     let peeked = Limiter::new(store.clone(), policy(name))
         .peek(Key::constant("all"))
         .await;
-    QUOTA - peeked.expect("the store answers").remaining()
+    QUOTA - peeked.expect("the store replies").remaining()
 }
 
 /// Ends a request as its path has it.
@@ -244,7 +244,7 @@ async fn a_handler_with_the_receipt_decides_itself(store: Arc<dyn Store>) {
             let decision = request.extensions().get::<Decision>().expect("a decision");
             let receipt = decision.take_receipt();
             if let Some(actual) = settle {
-                receipt.settle(actual).await.expect("the store answers");
+                receipt.settle(actual).await.expect("the store replies");
             }
             Ok::<_, Infallible>(Response::new(Body::new()))
         }));
@@ -254,7 +254,7 @@ async fn a_handler_with_the_receipt_decides_itself(store: Arc<dyn Store>) {
     // What counts before is not refunded in place of it.
     let limiter = Limiter::new(store.clone(), policy("p"));
     let earlier = limiter.request(Key::constant("all")).cost(10).charge().await;
-    assert!(earlier.expect("the store answers").is_allowed());
+    assert!(earlier.expect("the store replies").is_allowed());
     let mut expected = 10;
     for (settle, counts) in [(None, 5), (Some(0), 0), (Some(3), 3), (Some(7), 7)] {
         through(policy("p").cost(5).refund_if(|_| true), settle).await;
@@ -274,7 +274,7 @@ async fn a_handler_with_one_receipt_leaves_the_rules_of_the_others(store: Arc<dy
     let service = RateLimitLayer::new(store.clone(), policies).layer(service_fn(async |request: Request<Body>| {
         let decision = request.extensions().get::<Decision>().expect("a decision");
         let receipt = decision.take_receipt_of("tokens");
-        receipt.settle(12).await.expect("the store answers");
+        receipt.settle(12).await.expect("the store replies");
         Ok::<_, Infallible>(Response::new(Body::new()))
     }));
     service.oneshot(request("/")).await.expect("a response");
@@ -296,7 +296,7 @@ async fn a_policy_of_several_layers_is_refunded_whole(store: Arc<dyn Store>) {
         service.oneshot(request("/500")).await.expect("a response");
         assert_eq!(counted(&store, "p").await, charged);
         let limiter = Limiter::new(store.clone(), policy("p"));
-        limiter.reset(Key::constant("all")).await.expect("the store answers");
+        limiter.reset(Key::constant("all")).await.expect("the store replies");
     }
 }
 

@@ -110,10 +110,10 @@ async fn waiting(limiter: &Limiter, callers: usize) -> Vec<JoinHandle<Result<Dec
 
 /// As many as have room then, in each process; the others wait on.
 async fn a_reset_admits_those_that_wait(limiter: &Limiter, other: &Limiter) {
-    assert!(limiter.check("k").await.expect("the store answers").is_allowed());
+    assert!(limiter.check("k").await.expect("the store replies").is_allowed());
     let mut callers = waiting(limiter, 2).await;
     let last = callers.pop().expect("two");
-    other.reset("k").await.expect("the store answers");
+    other.reset("k").await.expect("the store replies");
     let first = timeout(60 * SECOND, callers.remove(0)).await.expect("it is admitted");
     let first = first.expect("no panic").expect("it is admitted");
     assert!(first.waited() <= 60 * SECOND, "{:?}", first.waited());

@@ -67,7 +67,7 @@ async fn acquire(limiter: &Limiter, cost: u64) -> Denial {
 }
 
 async fn check(limiter: &Limiter) -> Decision {
-    limiter.check("k").await.expect("the store answers")
+    limiter.check("k").await.expect("the store replies")
 }
 
 async fn a_request_that_is_never_admitted_takes_no_place_beside_a_trial(store: Arc<impl Store>) {
@@ -79,7 +79,7 @@ async fn a_request_that_is_never_admitted_takes_no_place_beside_a_trial(store: A
 
 async fn a_request_that_exceeds_what_may_wait_takes_no_place_beside_a_trial(store: Arc<impl Store>) {
     let limiter = Limiter::new(store, [of_log(10).max_waiting(3), trial()]);
-    let used = limiter.request("k").cost(8).check().await.expect("the store answers");
+    let used = limiter.request("k").cost(8).check().await.expect("the store replies");
     assert!(used.is_allowed());
     assert_eq!(acquire(&limiter, 5).await, Denial::LineFull);
     let decision = check(&limiter).await;
@@ -92,7 +92,7 @@ async fn many_units_of_a_policy_with_waits_are_taken_at_once(store: Arc<impl Sto
     let limiter = Limiter::new(store, Policy::new("bytes", bytes).wait_up_to(2 * HOUR));
     for (asked, taken) in [(u32::MAX, u32::MAX), (u32::MAX, u32::MAX), (u32::MAX, 1_410_065_410)] {
         let decision = limiter.request("k").take_up_to(asked).await;
-        let decision = decision.expect("the store answers");
+        let decision = decision.expect("the store replies");
         assert_eq!(decision.taken(), taken);
         // Also of one that has taken less than it asked for.
         let policy = decision.policies().next().expect("there is one");
@@ -294,12 +294,12 @@ async fn what_a_trial_has_counted_of_a_request_that_waited_is_refunded() {
     assert_eq!(admitted.waited(), SECOND);
 
     let left = async || {
-        let peeked = limiter.peek("k").await.expect("the store answers");
+        let peeked = limiter.peek("k").await.expect("the store replies");
         let trial = peeked.policies().find(|policy| policy.name() == "trial");
         trial.expect("it observes").remaining()
     };
     assert_eq!(left().await, 998);
-    admitted.take_receipt().refund().await.expect("the store answers");
+    admitted.take_receipt().refund().await.expect("the store replies");
     assert_eq!(left().await, 999);
 }
 
@@ -336,7 +336,7 @@ async fn a_request_that_waits_learns_of_an_override_in_redis() {
 async fn a_request_of_any_cost_waits_where_no_other_does() {
     let policy = Policy::new("bytes", TokenBucket::per_second(1_000)).wait_up_to(10 * SECOND);
     let limiter = Limiter::new(MemoryStore::new(), policy);
-    let used = limiter.request("k").cost(401).check().await.expect("the store answers");
+    let used = limiter.request("k").cost(401).check().await.expect("the store replies");
     assert!(used.is_allowed());
     let admitted = limiter.request("k").cost(600).acquire().await.expect("it waits");
     assert_eq!(admitted.waited(), SECOND / 1_000);
@@ -381,7 +381,7 @@ async fn a_request_that_waits_while_the_store_fails_is_counted_by_all_policies_a
     assert!(admitted.store_error().is_none());
 }
 
-/// The check of the first one has the place of the second one too, which leaves before the store answers.
+/// The check of the first one has the place of the second one too, which leaves before the store replies.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_during_the_check_of_another_one_leaves_no_place() {
     let store = Gated::new(MemoryStore::new());

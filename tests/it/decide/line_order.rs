@@ -258,7 +258,7 @@ async fn requests_that_were_given_turns_leave_nothing_behind() {
             }
         })
     };
-    assert!(limiter.check("k").await.expect("the store answers").is_allowed());
+    assert!(limiter.check("k").await.expect("the store replies").is_allowed());
     let mut calls = Vec::new();
     for tenant in [None, Some("k"), None, None] {
         calls.push(acquire(tenant));

@@ -14,7 +14,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Counted, Gated, Proxy, Redis, connected, decide, each_client, eventually, less_patient, patient, try_decide,
+    Counted, Gated, Proxy, Redis, connected, decide, each_client, each_store, eventually, less_patient, patient,
+    try_decide,
 };
 
 each_client! {
@@ -66,14 +67,14 @@ async fn check(limiter: &Limiter, estimate: u64) -> Decision {
         .cost(estimate)
         .check()
         .await
-        .expect("the store answers");
+        .expect("the store replies");
     assert!(decision.is_allowed(), "{estimate} fits");
     decision
 }
 
 /// What counts for the key `k`, by policy.
 async fn counted(limiter: &Limiter) -> Vec<u64> {
-    let peeked = limiter.peek("k").await.expect("the store answers");
+    let peeked = limiter.peek("k").await.expect("the store replies");
     peeked
         .policies()
         .map(|policy| policy.limit() - policy.remaining())
@@ -88,15 +89,15 @@ async fn one_call_settles_all_policies() {
     for actual in [1, 50] {
         let receipt = check(&limiter, 10).await.take_receipt();
         let before = store.calls();
-        receipt.settle(actual).await.expect("the store answers");
+        receipt.settle(actual).await.expect("the store replies");
         assert_eq!(store.calls(), before + 1);
         assert_eq!(counted(&limiter).await, [actual; 3]);
-        limiter.reset("k").await.expect("the store answers");
+        limiter.reset("k").await.expect("the store replies");
     }
 
     let receipt = check(&limiter, 10).await.take_receipt();
     let before = store.calls();
-    receipt.settle(10).await.expect("the store answers");
+    receipt.settle(10).await.expect("the store replies");
     assert_eq!(store.calls(), before, "nothing is to be changed");
 }
 
@@ -107,7 +108,7 @@ async fn policies_that_were_charged_different_costs_are_not_settled_as_one() {
     let limiter = Limiter::new(MemoryStore::new(), policies);
     let check = async || {
         let decision = limiter.request("k").cost_of("tokens", 10).check().await;
-        decision.expect("the store answers")
+        decision.expect("the store replies")
     };
 
     let error = check().await.take_receipt().settle(7).await.expect_err("they differ");
@@ -117,11 +118,11 @@ async fn policies_that_were_charged_different_costs_are_not_settled_as_one() {
 
     let decision = check().await;
     let tokens = decision.take_receipt_of("tokens").settle(7);
-    tokens.await.expect("the store answers");
+    tokens.await.expect("the store replies");
     assert_eq!(counted(&limiter).await, [2, 17]);
     decision.take_receipt().settle(1).await.expect("it is of one policy");
     assert_eq!(counted(&limiter).await, [2, 17]);
-    check().await.take_receipt().refund().await.expect("the store answers");
+    check().await.take_receipt().refund().await.expect("the store replies");
     assert_eq!(counted(&limiter).await, [2, 17]);
 }
 
@@ -146,16 +147,16 @@ async fn the_receipt_of_one_policy_leaves_those_of_the_others() {
         Policy::new("tokens", SlidingLog::per_minute(QUOTA)).cost(300),
     ];
     let limiter = Limiter::new(MemoryStore::new(), policies);
-    let decision = limiter.check("k").await.expect("the store answers");
+    let decision = limiter.check("k").await.expect("the store replies");
 
     assert!(decision.take_receipt_of("unknown").is_empty());
     let tokens = decision.take_receipt_of("tokens");
     assert!(decision.take_receipt_of("tokens").is_empty());
-    tokens.settle(120).await.expect("the store answers");
+    tokens.settle(120).await.expect("the store replies");
     assert_eq!(counted(&limiter).await, [1, 120]);
 
     let rest = decision.take_receipt();
-    rest.refund().await.expect("the store answers");
+    rest.refund().await.expect("the store replies");
     assert_eq!(counted(&limiter).await, [0, 120]);
     assert!(decision.take_receipt().is_empty());
     assert!(decision.take_receipt_of("requests").is_empty());
@@ -169,7 +170,7 @@ async fn a_decision_is_settled_or_refunded_once_without_its_receipt() {
     ];
     let limiter = Limiter::new(MemoryStore::new(), policies);
     let decision = check(&limiter, 10).await;
-    decision.take_receipt().settle(4).await.expect("the store answers");
+    decision.take_receipt().settle(4).await.expect("the store replies");
     assert_eq!(counted(&limiter).await, [4, 4]);
     decision
         .clone()
@@ -186,16 +187,16 @@ async fn a_decision_is_settled_or_refunded_once_without_its_receipt() {
     assert_eq!(counted(&limiter).await, [4, 4]);
 
     let refunded = check(&limiter, 10).await;
-    refunded.take_receipt().refund().await.expect("the store answers");
+    refunded.take_receipt().refund().await.expect("the store replies");
     assert_eq!(counted(&limiter).await, [4, 4]);
 
     let one = check(&limiter, 10).await;
     let tokens = one.take_receipt_of("tokens");
-    one.take_receipt().refund().await.expect("the store answers");
+    one.take_receipt().refund().await.expect("the store replies");
     assert_eq!(counted(&limiter).await, [4, 14]);
     drop(tokens);
 
-    let denied = limiter.request("k").cost(60).check().await.expect("the store answers");
+    let denied = limiter.request("k").cost(60).check().await.expect("the store replies");
     denied.take_receipt().refund().await.expect("nothing was charged");
     assert_eq!(counted(&limiter).await, [4, 14]);
 }
@@ -214,7 +215,7 @@ async fn settlements_at_once_count_each_actual_cost(store: impl Store + Clone) {
                     let actual = fastrand::u64(0..=11);
                     let decision = check(&limiter, 5).await;
                     let receipt = decision.take_receipt();
-                    receipt.settle(actual).await.expect("the store answers");
+                    receipt.settle(actual).await.expect("the store replies");
                     used += actual;
                 }
                 used
@@ -225,16 +226,7 @@ async fn settlements_at_once_count_each_actual_cost(store: impl Store + Clone) {
     }
 }
 
-#[tokio::test]
-async fn settlements_at_once_count_each_actual_cost_in_memory() {
-    settlements_at_once_count_each_actual_cost(MemoryStore::new()).await;
-}
-
-#[tokio::test]
-async fn settlements_at_once_count_each_actual_cost_in_redis() {
-    let redis = Redis::start();
-    settlements_at_once_count_each_actual_cost(connected(patient(), &redis.url()).await).await;
-}
+each_store! { with crate::support::Unclocked: settlements_at_once_count_each_actual_cost }
 
 async fn through(proxy: &Proxy, builder: RedisStoreBuilder) -> RedisStore {
     let store = connected(builder, &proxy.url()).await;

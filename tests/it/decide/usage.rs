@@ -17,7 +17,7 @@ use tower_quota::{
     TokenBucket, Usage, key, store::Store,
 };
 
-use crate::support::{Broken, Clock, Gated, PATIENCE, Redis, connected, get, patient, send};
+use crate::support::{Broken, Clock, Gated, PATIENCE, each_store, get, send};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -60,18 +60,18 @@ async fn handle(Extension(decision): Extension<Decision>, path: axum::http::Uri)
     match path.path().trim_start_matches('/') {
         "admitted" => {}
         "dropped" => drop(receipt()),
-        "refunded" => receipt().refund().await.expect("the store answers"),
+        "refunded" => receipt().refund().await.expect("the store replies"),
         "hangs" => pending().await,
         "panics" => panic!("as the test wants"),
         "fails" => return StatusCode::INTERNAL_SERVER_ERROR,
         "fails-settled" => {
-            receipt().settle(3).await.expect("the store answers");
+            receipt().settle(3).await.expect("the store replies");
             return StatusCode::INTERNAL_SERVER_ERROR;
         }
         units => receipt()
             .settle(units.parse().expect("a number"))
             .await
-            .expect("the store answers"),
+            .expect("the store replies"),
     }
     StatusCode::OK
 }
@@ -144,21 +144,12 @@ async fn what_is_invoiced_is_what_is_counted(store: impl Store + Clone) {
     let left = peek
         .peek(tower_quota::Key::header("user", "ada"))
         .await
-        .expect("the store answers");
+        .expect("the store replies");
     assert_eq!(ledger.units().iter().sum::<u64>(), 1_000_000 - left.remaining());
     assert!(ledger.units().len() > 100, "{}", ledger.units().len());
 }
 
-#[tokio::test]
-async fn what_is_invoiced_is_what_is_counted_in_memory() {
-    what_is_invoiced_is_what_is_counted(MemoryStore::new()).await;
-}
-
-#[tokio::test]
-async fn what_is_invoiced_is_what_is_counted_in_redis() {
-    let redis = Redis::start();
-    what_is_invoiced_is_what_is_counted(connected(patient(), &redis.url()).await).await;
-}
+each_store! { with crate::support::Unclocked: what_is_invoiced_is_what_is_counted }
 
 #[tokio::test]
 async fn what_nobody_counts_is_not_settled_and_what_this_process_counts_says_so() {

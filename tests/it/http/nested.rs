@@ -15,7 +15,7 @@ use tower_quota::{
     store::{self, Store, StoreFuture},
 };
 
-use crate::support::{Broken, Clock, Counted, Log, PATIENCE, Redis, Wrapped, connected, patient};
+use crate::support::{Broken, Clock, Counted, Log, PATIENCE, Redis, Wrapped, connected, each_store};
 
 type Body = Empty<bytes::Bytes>;
 
@@ -171,7 +171,7 @@ async fn a_ban_that_only_the_inner_layer_regards_is_in_force() {
     let banned = limiter
         .ban(tower_quota::Key::constant("all"), Duration::from_secs(60))
         .await;
-    banned.expect("the store answers");
+    banned.expect("the store replies");
     let inner = RateLimitLayer::new(store.clone(), banning());
     let outer = RateLimitLayer::new(store, policy("api", SlidingLog::per_hour(10)));
     assert_eq!(
@@ -452,17 +452,7 @@ async fn the_receipts_of_several_layers_settle_one_cost() {
     }
 }
 
-#[tokio::test]
-async fn the_receipts_of_several_layers_give_back_the_largest_cost_in_memory() {
-    the_receipts_of_several_layers_give_back_the_largest_cost(MemoryStore::new()).await;
-}
-
-#[tokio::test]
-async fn the_receipts_of_several_layers_give_back_the_largest_cost_in_redis() {
-    let redis = Redis::start();
-    let store = connected(patient(), &redis.url()).await;
-    the_receipts_of_several_layers_give_back_the_largest_cost(store).await;
-}
+each_store! { with crate::support::Unclocked: the_receipts_of_several_layers_give_back_the_largest_cost }
 
 #[tokio::test]
 async fn the_decision_on_a_denial_of_an_inner_layer_has_the_policies_of_all_layers() {

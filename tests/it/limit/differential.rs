@@ -20,25 +20,21 @@ use tower_quota::{
     store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::support::{Clock, Lua54, Redis, connected, eventually, patient, redis_key};
+use crate::{
+    model::number,
+    support::{Clock, Lua54, Redis, connected, eventually, patient, redis_key},
+};
 
 /// The number of steps of each timeline; `TOWER_QUOTA_STEPS` overrides it.
 fn steps() -> usize {
-    std::env::var("TOWER_QUOTA_STEPS")
-        .ok()
-        .and_then(|steps| steps.parse().ok())
-        .unwrap_or(1_500)
+    number("TOWER_QUOTA_STEPS").map_or(1_500, |steps| steps as usize)
 }
 
 /// The random seed of all timelines of a process, since each begins where the clock of the one before ends; `TOWER_QUOTA_SEED`
 /// repeats one. The hashes of a memory store have a seed of their own.
 fn seed() -> u64 {
-    static SEED: LazyLock<u64> = LazyLock::new(|| {
-        let given = std::env::var("TOWER_QUOTA_SEED").ok();
-        given
-            .and_then(|seed| seed.parse().ok())
-            .unwrap_or_else(|| RandomState::new().hash_one(0))
-    });
+    static SEED: LazyLock<u64> =
+        LazyLock::new(|| number("TOWER_QUOTA_SEED").unwrap_or_else(|| RandomState::new().hash_one(0)));
     *SEED
 }
 

@@ -92,15 +92,15 @@ async fn a_peek_of_a_layer_is_what_its_check_would_return_and_counts_nothing(sto
     assert_eq!(send(&layer, head("/search", "42")).await, StatusCode::OK);
     assert_eq!(decisions.load(Ordering::Relaxed), 1);
     for _ in 0..2 {
-        let page = layer.peek(&head("/v1/limits", "42")).await.expect("the store answers");
+        let page = layer.peek(&head("/v1/limits", "42")).await.expect("the store replies");
         assert!(page.is_allowed());
         assert_eq!(remaining(&page), [("all", 7), ("tokens", 499)]);
 
-        let search = layer.peek(&head("/search", "42")).await.expect("the store answers");
+        let search = layer.peek(&head("/search", "42")).await.expect("the store replies");
         assert!(!search.is_allowed() && search.retry_after().is_some(), "{search:?}");
         assert_eq!(remaining(&search), [("all", 7), ("tokens", 499), ("search", 0)]);
 
-        let other = layer.peek(&head("/search", "43")).await.expect("the store answers");
+        let other = layer.peek(&head("/search", "43")).await.expect("the store replies");
         assert_eq!(remaining(&other), [("all", 9), ("tokens", 500), ("search", 1)]);
 
         let skipped = layer.peek(&head("/health", "42")).await.expect("nothing is asked");
@@ -124,7 +124,7 @@ async fn a_handler_behind_a_layer_peeks_at_what_remains_after_its_request(store:
             // It has the decision of the layer in its extensions.
             let (head, _) = request.into_parts();
             assert!(head.extensions.get::<Decision>().is_some());
-            let decision = limits.peek(&head).await.expect("the store answers");
+            let decision = limits.peek(&head).await.expect("the store replies");
             assert_eq!(remaining(&decision), [("api", 8)]);
             Ok::<_, Infallible>(Response::new(Body::new()))
         }
@@ -148,7 +148,7 @@ async fn a_peek_of_a_layer_has_the_plan_of_the_caller(store: Arc<impl Store>) {
         }),
     );
     for (user, left) in [("42", 3), ("pro", 100)] {
-        let decision = layer.peek(&head("/", user)).await.expect("the store answers");
+        let decision = layer.peek(&head("/", user)).await.expect("the store replies");
         assert_eq!(remaining(&decision), [("api", left)]);
     }
 }
@@ -173,9 +173,9 @@ async fn a_limiter_of_a_layer_counts_with_it_by_what_needs_no_request(store: Arc
     let key = || Key::header("x-user-id", "42");
 
     assert_eq!(send(&layer, head("/", "42")).await, StatusCode::OK);
-    let decision = limiter.check(key()).await.expect("the store answers");
+    let decision = limiter.check(key()).await.expect("the store replies");
     assert_eq!(remaining(&decision), [("fixed", 5), ("computed", 8), ("waiting", 7)]);
-    let layered = layer.peek(&head("/", "42")).await.expect("the store answers");
+    let layered = layer.peek(&head("/", "42")).await.expect("the store replies");
     assert_eq!(remaining(&layered), [("fixed", 5), ("waiting", 7), ("chosen", 2)]);
 
     // It would wait for most of an hour if the computed wait held.
@@ -184,7 +184,7 @@ async fn a_limiter_of_a_layer_counts_with_it_by_what_needs_no_request(store: Arc
         .cost_of("waiting", 8)
         .cost_of("fixed", 0)
         .cost_of("computed", 0);
-    assert!(!request.check().await.expect("the store answers").is_allowed());
+    assert!(!request.check().await.expect("the store replies").is_allowed());
 }
 
 async fn the_messages_of_a_connection_are_counted_by_what_its_request_is(store: Arc<impl Store>) {
@@ -212,7 +212,7 @@ async fn the_messages_of_a_connection_are_counted_by_what_its_request_is(store: 
     let counted = async |uri: &str, cost| {
         let connection = head(uri, "42");
         let message = limiter.request_of(&connection).expect("it has the keys").cost(cost);
-        let decision = message.check().await.expect("the store answers");
+        let decision = message.check().await.expect("the store replies");
         remaining(&decision)
             .into_iter()
             .map(|(name, left)| (name.to_owned(), left))
@@ -241,7 +241,7 @@ async fn the_messages_of_a_connection_are_counted_by_what_its_request_is(store: 
         .request_of(&feed)
         .expect("it has the keys")
         .key_of("chats", Key::header("x-user-id", "42"));
-    let decision = message.check().await.expect("the store answers");
+    let decision = message.check().await.expect("the store replies");
     assert_eq!(remaining(&decision), [("messages", 99), ("all", 44), ("chats", 6)]);
     // The requests of the layer have the same counts.
     assert_eq!(send(&layer, head("/feed", "42")).await, StatusCode::TOO_MANY_REQUESTS);
@@ -349,11 +349,11 @@ async fn a_reset_ends_bans_and_counts_of_limits_that_are_chosen(store: Arc<impl 
     let open = |limit| Limiter::new(store.clone(), Policy::new("open", limit).ban(Ban::by_hand()));
     for off in [Limit::Unlimited, Limit::DenyAll] {
         open(off.clone()).ban("42", hour).await.expect("it has bans");
-        open(off).reset("42").await.expect("the store answers");
+        open(off).reset("42").await.expect("the store replies");
         let later = open(SlidingLog::per_hour(1).into())
             .peek("42")
             .await
-            .expect("the store answers");
+            .expect("the store replies");
         assert!(later.is_allowed());
     }
 }
@@ -528,7 +528,7 @@ async fn what_a_caller_of_a_limiter_leaves_stays_charged_whatever_a_layer_refund
     drop((charged, checked));
     store.open(9);
     assert!(store.drained(Duration::from_secs(60)).await.is_ok());
-    assert_eq!(limiter.peek(key).await.expect("the store answers").remaining(), 6);
+    assert_eq!(limiter.peek(key).await.expect("the store replies").remaining(), 6);
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ fn limiter(store: &Arc<impl Store>, limit: impl Into<Limit>) -> Limiter {
 }
 
 async fn check(limiter: &Limiter) -> Decision {
-    limiter.check("k").await.expect("the store answers")
+    limiter.check("k").await.expect("the store replies")
 }
 
 async fn check_cost(limiter: &Limiter, cost: u64) -> Decision {
@@ -65,7 +65,7 @@ async fn check_cost(limiter: &Limiter, cost: u64) -> Decision {
         .cost(cost)
         .check()
         .await
-        .expect("the store answers")
+        .expect("the store replies")
 }
 
 async fn units_are_taken_as_far_as_they_fit(store: Arc<impl Store>) {
@@ -82,7 +82,7 @@ async fn units_are_taken_as_far_as_they_fit(store: Arc<impl Store>) {
         let policy = Policy::new(format!("units-{position}"), limit.parse::<Limit>().expect("a limit"));
         let limiter = Limiter::new(store.clone(), policy.cost(3));
         let take = async |units| {
-            let decision = limiter.request("k").take_up_to(units).await.expect("the store answers");
+            let decision = limiter.request("k").take_up_to(units).await.expect("the store replies");
             (
                 decision.taken(),
                 decision.is_allowed(),
@@ -103,12 +103,12 @@ async fn the_largest_units_are_taken_as_far_as_they_fit(store: Arc<impl Store>) 
     let window = Policy::new("window", FixedWindow::per_hour(MOST));
     for policy in [log, window] {
         let limiter = Limiter::new(store.clone(), policy.cost(300_000_000_000_000));
-        assert!(limiter.check("k").await.expect("the store answers").is_allowed());
+        assert!(limiter.check("k").await.expect("the store replies").is_allowed());
         let decision = limiter
             .request("k")
             .take_up_to(u32::MAX)
             .await
-            .expect("the store answers");
+            .expect("the store replies");
         assert_eq!((decision.taken(), decision.remaining()), (2, 99_999_999_999_999));
     }
 }
@@ -117,7 +117,7 @@ async fn units_of_several_policies_are_those_of_the_strictest(store: Arc<impl St
     let log = |name: &'static str, quota| Policy::new(name, SlidingLog::per_hour(quota));
     let observed = log("observed", 3).observe_only();
     let limiter = Limiter::new(store.clone(), [log("wide", 9), log("strict", 4).cost(2), observed]);
-    let decision = limiter.request("k").take_up_to(7).await.expect("the store answers");
+    let decision = limiter.request("k").take_up_to(7).await.expect("the store replies");
     let remaining = |decision: &Decision| decision.policies().map(|policy| policy.remaining()).collect::<Vec<_>>();
     assert_eq!((decision.taken(), remaining(&decision)), (2, vec![7, 0, 0]));
 
@@ -126,9 +126,9 @@ async fn units_of_several_policies_are_those_of_the_strictest(store: Arc<impl St
         .take_receipt_of("strict")
         .settle(2)
         .await
-        .expect("the store answers");
-    decision.take_receipt().refund().await.expect("the store answers");
-    let left = limiter.peek("k").await.expect("the store answers");
+        .expect("the store replies");
+    decision.take_receipt().refund().await.expect("the store replies");
+    let left = limiter.peek("k").await.expect("the store replies");
     assert_eq!(remaining(&left), [9, 2, 3]);
 
     let slots = Limiter::new(store, Policy::new("slots", tower_quota::Concurrency::new(3)));
@@ -155,7 +155,7 @@ async fn a_request_has_keys_and_costs_for_single_policies(store: Arc<impl Store>
     assert_eq!(remaining(&third), [5, 1], "all or nothing");
     assert_eq!(remaining(&request("a").peek().await.expect("a decision")), [4, 1]);
 
-    first.take_receipt().refund().await.expect("the store answers");
+    first.take_receipt().refund().await.expect("the store replies");
     assert_eq!(remaining(&request("a").peek().await.expect("a decision")), [5, 3]);
     let never = request("a")
         .cost(9)
@@ -181,7 +181,7 @@ async fn a_request_has_keys_and_costs_for_single_policies(store: Arc<impl Store>
 
 /// What is left for the key `k`.
 async fn remaining(limiter: &Limiter) -> u64 {
-    limiter.peek("k").await.expect("the store answers").remaining()
+    limiter.peek("k").await.expect("the store replies").remaining()
 }
 
 async fn a_request_counts_its_cost_instead_of_that_of_the_policy(store: Arc<impl Store>) {
@@ -202,7 +202,7 @@ async fn a_check_has_the_cost_of_the_policy(store: Arc<impl Store>) {
 
 async fn a_charge_may_exceed_the_limit_and_later_checks_pay(store: Arc<impl Store>) {
     let limiter = limiter(&store, TokenBucket::per_hour(5));
-    let charged = limiter.request("k").cost(15).charge().await.expect("the store answers");
+    let charged = limiter.request("k").cost(15).charge().await.expect("the store replies");
     assert!(charged.is_allowed());
     assert_eq!((charged.remaining(), charged.retry_after()), (0, None));
 
@@ -218,7 +218,7 @@ async fn peek_counts_nothing(store: Arc<impl Store>) {
         assert_eq!(remaining(&limiter).await, 5);
     }
     assert!(check_cost(&limiter, 5).await.is_allowed());
-    let peeked = limiter.peek("k").await.expect("the store answers");
+    let peeked = limiter.peek("k").await.expect("the store replies");
     assert!(!peeked.is_allowed());
     assert!(peeked.retry_after().is_some());
 }
@@ -274,12 +274,12 @@ async fn an_operation_of_a_cost_of_zero_is_a_peek_of_a_cost_of_1(store: Arc<impl
             decisions.push(zero().check_now());
         }
         for decision in decisions {
-            let decision = decision.expect("the store answers");
+            let decision = decision.expect("the store replies");
             assert_eq!((decision.is_allowed(), decision.remaining()), (left > 0, left));
             assert_eq!(decision.policies().count(), 2);
             assert!(decision.take_receipt().is_empty());
         }
-        let taken = zero().take_up_to(3).await.expect("the store answers").taken();
+        let taken = zero().take_up_to(3).await.expect("the store replies").taken();
         assert_eq!(taken, 0);
         if left > 0 {
             assert!(
@@ -288,13 +288,13 @@ async fn an_operation_of_a_cost_of_zero_is_a_peek_of_a_cost_of_1(store: Arc<impl
                     .cost(1)
                     .check()
                     .await
-                    .expect("the store answers")
+                    .expect("the store replies")
                     .is_allowed()
             );
         }
     }
     // Beside the cost of a policy, the others do not apply.
-    let of_one = zero().cost_of("a", 1).check().await.expect("the store answers");
+    let of_one = zero().cost_of("a", 1).check().await.expect("the store replies");
     assert!(!of_one.is_allowed() && of_one.policies().count() == 1);
 }
 
@@ -307,7 +307,7 @@ async fn a_peek_of_a_cost_returns_what_its_check_would(store: Arc<impl Store>) {
             .cost(cost.max(1))
             .peek()
             .await
-            .expect("the store answers");
+            .expect("the store replies");
         assert_eq!(
             (peeked.is_allowed(), peeked.take_receipt().is_empty()),
             (fits, true),
@@ -329,13 +329,13 @@ async fn reset_forgets(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
     assert!(check_cost(&limiter, 5).await.is_allowed());
     assert_eq!(
-        limiter.check("another").await.expect("the store answers").remaining(),
+        limiter.check("another").await.expect("the store replies").remaining(),
         4
     );
 
-    limiter.reset("k").await.expect("the store answers");
+    limiter.reset("k").await.expect("the store replies");
     assert_eq!(remaining(&limiter).await, 5);
-    let another = limiter.peek("another").await.expect("the store answers");
+    let another = limiter.peek("another").await.expect("the store replies");
     assert_eq!(another.remaining(), 4);
 }
 
@@ -345,17 +345,17 @@ async fn operations_on_a_long_key_are_those_on_the_key_as_it_is_counted(store: A
     let policy = Policy::new("test", SlidingLog::per_hour(1)).ban(Ban::by_hand());
     let limiter = Limiter::new(store.clone(), [policy, Policy::new("other", LOG_OF_5)]);
     let long = || Key::from("x".repeat(400));
-    let peek = async || limiter.peek(long()).await.expect("the store answers");
+    let peek = async || limiter.peek(long()).await.expect("the store replies");
     let of_other = |decision: &Decision| decision.policies().nth(1).map(|policy| policy.remaining());
     let counted = limiter.request("short").key_of("other", long()).check().await;
-    assert_eq!(counted.expect("the store answers").policies().count(), 2);
+    assert_eq!(counted.expect("the store replies").policies().count(), 2);
     assert_eq!(of_other(&peek().await), Some(4));
     for _ in 0..2 {
-        assert!(limiter.check(long()).await.expect("the store answers").is_allowed());
-        limiter.reset(long()).await.expect("the store answers");
+        assert!(limiter.check(long()).await.expect("the store replies").is_allowed());
+        limiter.reset(long()).await.expect("the store replies");
         assert_eq!(of_other(&peek().await), Some(5));
     }
-    limiter.ban(long(), HOUR).await.expect("the store answers");
+    limiter.ban(long(), HOUR).await.expect("the store replies");
     let denials: Vec<_> = peek().await.policies().filter_map(|policy| policy.denial()).collect();
     assert_eq!(denials, [Denial::Banned]);
 }
@@ -365,7 +365,7 @@ async fn a_refund_removes_the_charge_of_a_check(store: Arc<impl Store>) {
     assert!(check(&limiter).await.is_allowed());
     let receipt = check_cost(&limiter, 3).await.take_receipt();
     assert_eq!(remaining(&limiter).await, 1);
-    receipt.refund().await.expect("the store answers");
+    receipt.refund().await.expect("the store replies");
     assert_eq!(remaining(&limiter).await, 4);
 }
 
@@ -376,13 +376,13 @@ async fn a_refund_is_for_all_policies(store: Arc<impl Store>) {
     ];
     let limiter = Limiter::new(store, both);
     let left = async || -> Vec<_> {
-        let peeked = limiter.peek("k").await.expect("the store answers");
+        let peeked = limiter.peek("k").await.expect("the store replies");
         peeked.policies().map(|policy| policy.remaining()).collect()
     };
 
     let receipt = check_cost(&limiter, 2).await.take_receipt();
     assert_eq!(left().await, [3, 1]);
-    receipt.refund().await.expect("the store answers");
+    receipt.refund().await.expect("the store replies");
     assert_eq!(left().await, [5, 3]);
 }
 
@@ -437,11 +437,11 @@ async fn a_receipt_of_a_layer_refunds_for_a_limiter(store: Arc<impl Store>) {
 
     let response = send(&layer, from_user_42()).await;
     let decision = response.extensions.get::<Decision>().expect("it was counted");
-    assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 2);
+    assert_eq!(limiter.peek(user_42()).await.expect("the store replies").remaining(), 2);
 
     let receipt = decision.take_receipt();
-    receipt.refund().await.expect("the store answers");
-    assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 5);
+    receipt.refund().await.expect("the store replies");
+    assert_eq!(limiter.peek(user_42()).await.expect("the store replies").remaining(), 5);
 }
 
 async fn a_key_built_by_hand_is_the_key_that_a_layer_builds(store: Arc<impl Store>) {
@@ -456,7 +456,7 @@ async fn a_key_built_by_hand_is_the_key_that_a_layer_builds(store: Arc<impl Stor
             .cost(3)
             .check()
             .await
-            .expect("the store answers")
+            .expect("the store replies")
             .remaining(),
         0
     );
@@ -501,7 +501,7 @@ async fn a_cost_above_the_limit_is_denied_with_the_state_of_each_policy(store: A
                     .cost_of(&format!("small{position}"), cost)
                     .check()
                     .await;
-                let never = decision.expect("the store answers");
+                let never = decision.expect("the store replies");
                 assert!(!never.is_allowed(), "{limit:?}");
                 assert_eq!(never.retry_after(), None, "{limit:?}");
                 let states: Vec<_> = never
@@ -516,7 +516,7 @@ async fn a_cost_above_the_limit_is_denied_with_the_state_of_each_policy(store: A
                 assert!(never.take_receipt().is_empty());
             }
             if left == 5 {
-                let decision = limiter.check(&*key).await.expect("the store answers");
+                let decision = limiter.check(&*key).await.expect("the store replies");
                 assert!(decision.is_allowed(), "{limit:?}");
                 held.push(decision);
             }
@@ -531,11 +531,11 @@ async fn no_wait_helps_where_one_of_several_denials_is_permanent(store: Arc<impl
         let limiter = Limiter::new(store.clone(), policies);
         let key = format!("k{number}");
         let check = async |cost| limiter.request(&*key).cost_of("full", 8).cost(cost).check().await;
-        assert!(check(1).await.expect("the store answers").is_allowed());
+        assert!(check(1).await.expect("the store replies").is_allowed());
 
-        let full = check(1).await.expect("the store answers");
+        let full = check(1).await.expect("the store replies");
         assert!(full.retry_after().is_some() && full.headers().contains_key("retry-after"));
-        let never = check(6).await.expect("the store answers");
+        let never = check(6).await.expect("the store replies");
         let denials: Vec<_> = never.policies().map(|policy| policy.denies()).collect();
         assert_eq!(denials, [true, true]);
         assert_eq!((never.retry_after(), never.limit()), (None, 5));
@@ -586,11 +586,11 @@ async fn deny_all_has_nothing_to_charge_or_to_remove(store: Arc<impl Store>) {
             .cost(3)
             .charge()
             .await
-            .expect("the store answers")
+            .expect("the store replies")
             .is_allowed()
     );
     assert_eq!(remaining(&counted).await, 2);
-    both.reset("k").await.expect("the store answers");
+    both.reset("k").await.expect("the store replies");
     assert_eq!(remaining(&counted).await, 5);
 }
 

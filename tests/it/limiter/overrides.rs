@@ -40,7 +40,7 @@ fn builder() -> RedisStoreBuilder {
 
 /// The quota of a key, and what remains of it.
 async fn state(limiter: &Limiter, key: &str) -> (u64, u64) {
-    let peeked = limiter.peek(key).await.expect("the store answers");
+    let peeked = limiter.peek(key).await.expect("the store replies");
     let policy = peeked.policies().next().expect("the limiter has a policy");
     (policy.limit(), policy.remaining())
 }
@@ -89,7 +89,7 @@ async fn an_override_lasts_31_years_at_most(mails: &Limiter) {
     let set = mails.override_limit("mails", "a", log_of(9), Duration::MAX).await;
     set.expect("it is valid");
     assert_eq!(state(mails, "a").await, (9, 9));
-    let now = mails.check("a").await.expect("the store answers").server_time();
+    let now = mails.check("a").await.expect("the store replies").server_time();
     let lasts = (mails.overrides()[0].expires_at - now).as_secs();
     assert!((999_999_000..=1_000_000_000).contains(&lasts), "{lasts} s");
 }
@@ -297,7 +297,7 @@ async fn an_override_that_no_plan_applies_is_refused() {
     let limiter = set(plans).await.expect("it has effect in one plan");
     for (plan, limit) in [("pro", 9), ("free", u64::MAX)] {
         let decision = limiter.request("a").plan(plan).check().await;
-        assert_eq!(decision.expect("the store answers").limit(), limit, "{plan}");
+        assert_eq!(decision.expect("the store replies").limit(), limit, "{plan}");
     }
 }
 
@@ -306,7 +306,7 @@ async fn a_reset_is_of_the_limit_that_is_overridden_too() {
     let policies = ["mails", "texts"].map(|name| Policy::new(name, SlidingLog::per_day(5)).ban(Ban::by_hand()));
     let both = Limiter::new(MemoryStore::new(), policies);
     let states = async || {
-        let peeked = both.peek("a").await.expect("the store answers");
+        let peeked = both.peek("a").await.expect("the store replies");
         let states = peeked.policies().map(|policy| (policy.limit(), policy.remaining()));
         states.collect::<Vec<_>>()
     };
@@ -316,13 +316,13 @@ async fn a_reset_is_of_the_limit_that_is_overridden_too() {
         let set = both.override_limit("mails", "a", limit.clone(), HOUR);
         set.await.expect("it is valid");
         let _ = both.request("a").charge().await.expect("it is charged");
-        both.reset("a").await.expect("the store answers");
+        both.reset("a").await.expect("the store replies");
         if limit.window().is_some() {
             assert_eq!(states().await, [(20, 20), (5, 5)]);
         }
-        both.end_override("mails", "a").await.expect("the store answers");
+        both.end_override("mails", "a").await.expect("the store replies");
         assert_eq!(states().await, [(5, 5), (5, 5)], "{limit}");
-        let next = both.peek("a").await.expect("the store answers");
+        let next = both.peek("a").await.expect("the store replies");
         assert!(next.is_allowed(), "the bans have ended: {limit}");
     }
 }
@@ -345,12 +345,12 @@ async fn an_override_to_unlimited_or_deny_all_is_applied() {
         .override_limit("mails", "a", Limit::Unlimited, HOUR)
         .await
         .expect("it is valid");
-    assert!(mails.check("a").await.expect("the store answers").is_allowed());
+    assert!(mails.check("a").await.expect("the store replies").is_allowed());
     mails
         .override_limit("mails", "b", Limit::DenyAll, HOUR)
         .await
         .expect("it is valid");
-    assert!(!mails.check("b").await.expect("the store answers").is_allowed());
+    assert!(!mails.check("b").await.expect("the store replies").is_allowed());
 }
 
 /// Slots are not refunded.
@@ -482,14 +482,14 @@ async fn a_denial_that_is_cached_is_none_under_a_higher_limit(library: ClientLib
     let [one, other] = two(builder().client_library(library), &redis).await;
     let _ = one.request("a").cost(5).charge().await.expect("it is charged");
     for limiter in [&one, &other] {
-        assert!(!limiter.check("a").await.expect("the store answers").is_allowed());
+        assert!(!limiter.check("a").await.expect("the store replies").is_allowed());
     }
     one.override_limit("mails", "a", log_of(6), HOUR)
         .await
         .expect("it is valid");
     has_quota(&other, "a", 6).await;
-    assert!(other.check("a").await.expect("the store answers").is_allowed());
-    assert!(!one.check("a").await.expect("the store answers").is_allowed());
+    assert!(other.check("a").await.expect("the store replies").is_allowed());
+    assert!(!one.check("a").await.expect("the store replies").is_allowed());
 }
 
 async fn overrides_apply_while_redis_is_away(library: ClientLibrary) {
@@ -820,7 +820,7 @@ async fn overrides_that_redis_has_lost_are_logged_and_those_that_were_ended_are_
         let set = one.override_limit("mails", key, log_of(quota), HOUR).await;
         set.expect("it is valid");
     }
-    one.end_override("mails", "b").await.expect("the store answers");
+    one.end_override("mails", "b").await.expect("the store replies");
     eventually("all is known", async || {
         !one.overrides().is_empty() && other.overrides() == one.overrides()
     })

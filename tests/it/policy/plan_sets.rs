@@ -186,7 +186,7 @@ async fn a_limiter_takes_plans_and_their_receipts() {
     let first = limiter.request("42").plan("pro").check().await.expect("a decision");
     assert_eq!((first.plan(), first.remaining()), (Some("pro"), 4));
     assert!(!limiter.check("42").await.expect("a decision").is_allowed());
-    first.take_receipt().settle(3).await.expect("the store answers");
+    first.take_receipt().settle(3).await.expect("the store replies");
     let left = limiter.request("42").plan("pro").peek().await.expect("a decision");
     assert_eq!(left.remaining(), 2);
 }
@@ -291,7 +291,7 @@ async fn a_reset_is_one_of_all_plans() {
         let _ = limiter.request("42").plan(plan).check().await.expect("a decision");
     }
     assert_eq!((left("free").await, left("pro").await), (2, 4));
-    limiter.reset("42").await.expect("the store answers");
+    limiter.reset("42").await.expect("the store replies");
     assert_eq!((left("free").await, left("pro").await), (3, 5));
 }
 
@@ -301,7 +301,7 @@ async fn a_reset_ends_a_ban_that_only_one_of_the_plans_has() {
     let pro = Policy::new("mails", SlidingLog::per_hour(5)).ban(Ban::by_hand());
     let limiter = Limiter::new(MemoryStore::new(), Plans::new("free", free).plan("pro", pro));
     limiter.ban("42", Duration::from_secs(60)).await.expect("it has bans");
-    limiter.reset("42").await.expect("the store answers");
+    limiter.reset("42").await.expect("the store replies");
     let pro = limiter.request("42").plan("pro").check().await;
     assert!(pro.expect("a decision").is_allowed());
 }
@@ -437,7 +437,7 @@ async fn what_is_settled_after_a_reload_is_settled_by_the_plan() {
 
     live.replace(&Policies::from_toml(&file.replace("10/h", "20/h")).unwrap())
         .unwrap();
-    decision.take_receipt().settle(5).await.expect("the store answers");
+    decision.take_receipt().settle(5).await.expect("the store replies");
     let left = limiter.request("42").plan("pro").peek().await.expect("a decision");
     assert_eq!((left.limit(), left.remaining()), (20, 15));
 }

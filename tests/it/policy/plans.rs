@@ -151,10 +151,10 @@ async fn the_limit_of_a_request_is_that_of_its_decision_and_of_its_response() {
         );
     }
 
-    let costly = request(&self::app(Plans::hourly().layer(MemoryStore::new())), "blocked").await;
-    assert_eq!(costly.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(costly.json()["violated-policies"], serde_json::json!(["api"]));
-    let decision = costly.extensions.get::<Decision>().expect("a decision");
+    let blocked = request(&self::app(Plans::hourly().layer(MemoryStore::new())), "blocked").await;
+    assert_eq!(blocked.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(blocked.json()["violated-policies"], serde_json::json!(["api"]));
+    let decision = blocked.extensions.get::<Decision>().expect("a decision");
     assert_eq!(
         decision.policies().next().and_then(|policy| policy.denial()),
         Some(Denial::DenyAll)

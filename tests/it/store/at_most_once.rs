@@ -41,7 +41,7 @@ async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
 async fn counted(url: &str) -> u64 {
     let store = connected(patient(), url).await;
     let mut peeked = None;
-    eventually("the store answers", async || {
+    eventually("the store replies", async || {
         peeked = try_decide(&store, Operation::Peek, &limit(), "k", 1).await.ok();
         peeked.is_some()
     })

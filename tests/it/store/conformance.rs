@@ -510,7 +510,7 @@ async fn a_settlement_after_expiry_gives_nothing_back(bench: &Bench, algorithm: 
     let later = bench.check(&limit, 2).await;
 
     let receipt = decision.take_receipt();
-    receipt.settle(1).await.expect("the store answers");
+    receipt.settle(1).await.expect("the store replies");
     assert_eq!(bench.peek(&limit, 1).await.states(), later.states());
 }
 

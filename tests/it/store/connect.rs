@@ -735,7 +735,7 @@ async fn a_store_on_a_client_of_redis_rs_starts_before_its_redis() {
     let store = store.client(client).connect_lazy().expect("Redis may come later");
     assert!(!answers(&store).await);
     redis.restart();
-    eventually("the store answers", async || answers(&store).await).await;
+    eventually("the store replies", async || answers(&store).await).await;
 }
 
 #[test]

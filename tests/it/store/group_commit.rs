@@ -145,27 +145,24 @@ async fn checks_are_decided_in_the_order_of_arrival() {
     let key = Key::from("k");
     let charges = [Charge::new("test", &limit, &key, 1)];
 
-    let mut replies: Vec<StoreFuture> = (0..200)
-        .map(|_| store.decide(&[StoreRequest::new(Operation::Check, &charges)]))
-        .collect();
-    let mut answers = Vec::new();
+    let replies = (0..200).map(|_| store.decide(&[StoreRequest::new(Operation::Check, &charges)]));
     // All are sent before the first reply, in this order.
-    futures_in_order(&mut replies, &mut answers).await;
-    assert!(answers.iter().take(100).all(|allowed| *allowed));
-    assert!(!answers.iter().skip(100).any(|allowed| *allowed));
+    let admitted = in_order(replies.collect()).await;
+    assert!(admitted.iter().take(100).all(|admitted| *admitted));
+    assert!(!admitted.iter().skip(100).any(|admitted| *admitted));
 }
 
-/// Polls all, in turn, until all are ready.
-async fn futures_in_order(replies: &mut [StoreFuture], answers: &mut Vec<bool>) {
+/// Polls all, in turn, until all are ready, and returns which checks are admitted.
+async fn in_order(mut replies: Vec<StoreFuture>) -> Vec<bool> {
     use std::{future::poll_fn, pin::Pin, task::Poll};
 
     let mut done: Vec<Option<bool>> = vec![None; replies.len()];
     poll_fn(|cx| {
         for (reply, done) in replies.iter_mut().zip(&mut done) {
             if done.is_none()
-                && let Poll::Ready(answer) = Pin::new(reply).poll(cx)
+                && let Poll::Ready(reply) = Pin::new(reply).poll(cx)
             {
-                *done = Some(answer.expect("Redis answers").outcomes()[0].allowed);
+                *done = Some(reply.expect("Redis replies").outcomes()[0].allowed);
             }
         }
         match done.iter().all(Option::is_some) {
@@ -174,7 +171,7 @@ async fn futures_in_order(replies: &mut [StoreFuture], answers: &mut Vec<bool>) 
         }
     })
     .await;
-    answers.extend(done.into_iter().flatten());
+    done.into_iter().flatten().collect()
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@
 
 use std::{
     collections::HashMap,
-    env, fmt,
+    fmt,
     hash::{BuildHasher, RandomState},
     time::Duration,
 };
@@ -18,7 +18,10 @@ use tower_quota::{
     store::{Charge, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::support::{Clock, Redis};
+use crate::{
+    model::number,
+    support::{Clock, Redis},
+};
 
 const MILLISECOND: u64 = 1_000;
 
@@ -27,8 +30,7 @@ const STEPS: usize = 120;
 
 /// How many timelines of each kind each store has; `TOWER_QUOTA_TIMELINES` replaces it.
 fn timelines() -> u64 {
-    let given = env::var("TOWER_QUOTA_TIMELINES").ok();
-    given.map_or(40, |number| number.parse().expect("a number of timelines"))
+    number("TOWER_QUOTA_TIMELINES").unwrap_or(40)
 }
 
 /// What a request has done, as it is printed if the timeline fails.
@@ -108,10 +110,7 @@ fn micros(time: u64) -> Duration {
 
 /// Runs timelines in a memory store, and in a Redis with two stores.
 async fn hold(timeline: impl AsyncFn(&mut Processes<'_>)) {
-    let seed = env::var("TOWER_QUOTA_SEED")
-        .ok()
-        .map(|seed| seed.parse().expect("a number"));
-    let first: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(0));
+    let first = number("TOWER_QUOTA_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
     println!("TOWER_QUOTA_SEED={first}");
     let (redis, clock) = (Redis::start(), Clock::new());
     let (on_fred, on_redis_rs) = (

@@ -147,7 +147,7 @@ impl Bench {
         let key = Key::from(self.key.as_str());
         let charges = [Charge::new("test", limit, &key, cost)];
         let requests = vec![StoreRequest::new(Operation::Check, &charges); times];
-        let response = self.store.decide(&requests).await.expect("the store answers");
+        let response = self.store.decide(&requests).await.expect("the store replies");
         response.outcomes().to_vec()
     }
 
@@ -163,14 +163,14 @@ impl Bench {
     pub(crate) async fn decision(&self, limit: &Limit, cost: u64) -> Decision {
         let limiter = Limiter::new(self.store.clone(), Policy::new("test", limit.clone()));
         let decision = limiter.request(self.key.as_str()).cost(cost).check().await;
-        decision.expect("the store answers")
+        decision.expect("the store replies")
     }
 
     /// Checks an estimate, which fits, and settles it a microsecond later; returns the state after that.
     pub(crate) async fn settle(&self, limit: &Limit, estimate: u64, actual: u64) -> Outcome {
         let receipt = self.decision(limit, estimate).await.take_receipt();
         self.advance(Duration::from_micros(1)).await;
-        receipt.settle(actual).await.expect("the store answers");
+        receipt.settle(actual).await.expect("the store replies");
         self.peek(limit, 1).await
     }
 
@@ -179,7 +179,7 @@ impl Bench {
         let key = Key::from(self.key.as_str());
         let charges = [Charge::new("test", limit, &key, 1)];
         let charges = vec![StoreRequest::new(Operation::Charge, &charges); times];
-        let response = self.store.decide(&charges).await.expect("the store answers");
+        let response = self.store.decide(&charges).await.expect("the store replies");
         response.outcomes().last().expect("an outcome").clone()
     }
 

@@ -88,7 +88,7 @@ use tower_quota::{
 pub(crate) async fn decide(store: &impl Store, operation: Operation, limit: &Limit, key: &str, cost: u64) -> Outcome {
     try_decide(store, operation, limit, key, cost)
         .await
-        .expect("the store answers")
+        .expect("the store replies")
 }
 
 /// Sends one operation on one key to a store.

@@ -191,9 +191,7 @@ pub(super) trait ClusterNodes {
     fn hash_tags(&self) -> Result<Vec<HashTags>, Failure>;
 
     /// The refusal of the last lookup of the nodes.
-    fn lookup_refusal(&self) -> Option<Refusal> {
-        None
-    }
+    fn lookup_refusal(&self) -> Option<Refusal>;
 }
 
 /// A client library for Redis.

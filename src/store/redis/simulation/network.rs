@@ -26,6 +26,7 @@ use crate::{
         Charge, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest,
         health::{Health, Node},
         redis::{
+            acl::Refusal,
             call::ScriptCall,
             client::{ClusterNodes, HashTags},
             failure::Failure,
@@ -88,6 +89,10 @@ impl ClusterNodes for Network {
 
     fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
         Ok(vec![(0, None)])
+    }
+
+    fn lookup_refusal(&self) -> Option<Refusal> {
+        None
     }
 }
 

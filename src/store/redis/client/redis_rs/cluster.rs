@@ -75,9 +75,9 @@ struct ClusterNode {
     health: Arc<health::Node>,
 }
 
-/// The shortest and the longest of the pauses between two lookups of the slots, which grow while the slots stay as they are, such as
-/// while a primary is dead.
-const LOOKUP_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+/// The pauses between two lookups of the slots grow while the slots stay as they are, such as while a primary is dead.
+const SHORTEST_LOOKUP_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_LOOKUP_PAUSE: Duration = Duration::from_secs(1);
 /// The time for a reply to `CLUSTER SLOTS`.
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
 /// The most redirections of a command: the slot may have moved twice.
@@ -350,16 +350,15 @@ impl SlotMap {
 
 /// Looks up the slots at first, and whenever the slot map may be out of date.
 async fn keep_slots(shared: Arc<ClusterState>) {
-    let [shortest, longest] = LOOKUP_PAUSES;
     let mut unchanged_since = Instant::now();
     loop {
         let is_changed = shared.look_up_slots().await;
-        sleep(shortest).await;
+        sleep(SHORTEST_LOOKUP_PAUSE).await;
         let is_known = !lock(&shared.slots).ranges.is_empty();
         if is_changed || !is_known {
             unchanged_since = Instant::now();
         }
-        let rest = lookup_pause(unchanged_since.elapsed()).saturating_sub(shortest);
+        let rest = lookup_pause(unchanged_since.elapsed()).saturating_sub(SHORTEST_LOOKUP_PAUSE);
         if timeout(rest, shared.moved.notified()).await.is_ok() {
             unchanged_since = Instant::now();
         }
@@ -367,7 +366,7 @@ async fn keep_slots(shared: Arc<ClusterState>) {
             let waiting = Instant::now();
             shared.outdated.notified().await;
             // All nodes replied until now.
-            if waiting.elapsed() > longest {
+            if waiting.elapsed() > LONGEST_LOOKUP_PAUSE {
                 unchanged_since = Instant::now();
             }
         }
@@ -376,8 +375,7 @@ async fn keep_slots(shared: Arc<ClusterState>) {
 
 /// The pause after a lookup: after a failover, requests fail for a twentieth longer at most.
 fn lookup_pause(unchanged: Duration) -> Duration {
-    let [shortest, longest] = LOOKUP_PAUSES;
-    (unchanged / 20).clamp(shortest, longest)
+    (unchanged / 20).clamp(SHORTEST_LOOKUP_PAUSE, LONGEST_LOOKUP_PAUSE)
 }
 
 #[cfg(test)]

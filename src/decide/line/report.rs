@@ -1,12 +1,9 @@
 //! The lines of this process, as an `Admin` shows them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
-use super::line::LINES;
+use super::LINES;
 use crate::{Key, store::StoreId, sync::lock};
-
-/// The store and the policy that count the requests of a line, and their key.
-pub(super) type LineSubject = (Option<StoreId>, Arc<str>, Key);
 
 /// How many requests of this process wait for a policy of a store, by key.
 pub(crate) fn waiting_by_key(store: Option<StoreId>, policy: &str) -> HashMap<Key, usize> {

@@ -63,7 +63,7 @@ local function remove_ended(charge)
   mark(charge)
 end
 
-local function slots_read(charge, needed)
+local function concurrency_read(charge, needed)
   local key = charge.key
   local total = call('ZCARD', key)
   charge.weight = math.min(charge.cost, HEAVIEST)
@@ -96,15 +96,15 @@ local function extend(charge)
 end
 
 -- When slots are free is not known. A key that loses its last member cannot be created again on a node from which its slot is moving.
-local function slots_wait(charge, cost)
+local function concurrency_wait(charge, cost)
   remove_ended(charge)
   return cost and RETRY_US or 0, math.max(0, math.min(charge.newest - now, MOST_AHEAD_US))
 end
 
-local function slots_add(charge)
+local function concurrency_add(charge)
   charge.total, charge.extra = charge.total + charge.weight, charge.extra + charge.weight - 1
   extend(charge)
-  local _, reset = slots_wait(charge)
+  local _, reset = concurrency_wait(charge)
   return reset
 end
 
@@ -126,18 +126,18 @@ local function ended_place(charge)
 end
 
 -- When a lease expires, or false if its slots are not held.
-local function slots_held_until(charge)
+local function concurrency_held_until(charge)
   return not ended_place(charge) and call('ZSCORE', charge.key, name_of(charge))
 end
 
 -- Renews the lease, which expires at this time, or takes its slots again.
-local function slots_renew(charge, held_until)
+local function concurrency_renew(charge, held_until)
   if not held_until then
     local place = ended_place(charge)
     if place then
       table.remove(charge.ended, place)
     end
-    slots_add(charge)
+    concurrency_add(charge)
   else
     extend(charge)
     remove_ended(charge)
@@ -149,8 +149,8 @@ local function slots_renew(charge, held_until)
 end
 
 -- Ends the lease, and returns the room.
-local function slots_give_back(charge)
-  local is_held = slots_held_until(charge)
+local function concurrency_give_back(charge)
+  local is_held = concurrency_held_until(charge)
   if is_held then
     end_all(charge, charge.ended, { name_of(charge) })
   end

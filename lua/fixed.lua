@@ -2,7 +2,7 @@
 -- request; else windows begin at multiples of their length. Those of a calendar have no length: x is 0, and the driver has found
 -- that they open at y and close at z, and the window after that at `next_closes`.
 
-local function window_read(charge)
+local function fixed_read(charge)
   local length, is_anchored = charge.x, charge.x > 0 and charge.y == 1
   local opens, closes = charge.y, charge.z
   if length > 0 then
@@ -27,25 +27,25 @@ local function window_read(charge)
   return charge.quota, opens, 0, closes, expires
 end
 
-local function window_add(charge, weight, _, start, used, finish, expires)
+local function fixed_add(charge, weight, _, start, used, finish, expires)
   used = used + weight < MAX_TOTAL and used + weight or MAX_TOTAL
   write(charge.key, start, used, 0, expires, finish)
   return finish - now
 end
 
-local function window_wait(_, cost, _, used, finish)
+local function fixed_wait(_, cost, _, used, finish)
   return cost and math.max(1, finish - now) or 0, used > 0 and finish - now or 0
 end
 
 -- What only the driver needs.
 
 -- The time until a cost fits behind what is before it, where both do not fit now: each window admits a quota.
-local function window_wait_behind(charge, before, cost, _, used, finish)
+local function fixed_wait_behind(charge, before, cost, _, used, finish)
   local others = math.max(0, before + cost - math.max(0, charge.quota - used) - 1)
   return (others - others % charge.quota) / charge.quota * charge.line.cycle + math.max(1, finish - now)
 end
 
-local function window_give_back(charge, at, cost, start, used, finish, expires)
+local function fixed_give_back(charge, at, cost, start, used, finish, expires)
   if used > 0 and start <= at and at < finish then
     write(charge.key, start, math.max(0, used - cost), 0, expires, finish)
   end
