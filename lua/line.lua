@@ -203,13 +203,19 @@ local function settle(run, charge, admitted)
   return changes
 end
 
--- Wakes the processes whose first requests fit now.
+-- Wakes the processes whose first requests fit now. After a refund also that of the first of all, which may fit earlier than it knows.
 local function wake(run, charge)
-  local line = charge.line
+  local line, first = charge.line, math.huge
+  for _, place in ipairs(line.places) do
+    if run.operation == 'refund' and place[1] then
+      first = math.min(first, place[1])
+    end
+  end
   for _, place in ipairs(line.places) do
     local is_own = run.operation == 'wait' and line.leads and place.line == line.number
     local most = charge.room - (place[2] or 0)
-    if place[1] and not is_own and weight_before(line.places, place[1], place.line, nil, most) <= most then
+    local at = place[1]
+    if at and not is_own and (at == first or weight_before(line.places, at, place.line, nil, most) <= most) then
       local channel = string.match(line.key, '^(.-:1:)line:') .. 'wake:' .. string.format('%.0f', place.process)
       -- Without permission for it, the request is checked again within a second.
       redis.pcall('PUBLISH', channel, place.line)

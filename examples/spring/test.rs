@@ -24,7 +24,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tower_quota::{ManualClock, MemoryStore, store::Store};
+use tower_quota::{ManualClock, MemoryStore, RedisStore, store::Store};
 
 use self::{log::Log, redis::Redis};
 
@@ -53,7 +53,11 @@ impl App {
     }
 
     async fn in_redis(redis: &Redis) -> Self {
-        Self::serve(spring::store(Some(redis.url())).await.expect("Redis replies")).await
+        // On a busy machine the default deadline passes.
+        let store = RedisStore::builder()
+            .url(&redis.url())
+            .deadline(Duration::from_secs(60));
+        Self::serve(Arc::new(store.connect().await.expect("Redis replies"))).await
     }
 
     /// The response as `curl -i` prints it, without the date.

@@ -25,7 +25,7 @@ use super::{
     line::{self, InLine, Line, NO_LINE, REFRESH, SHORTEST_PAUSE, Turn, Unremoved},
 };
 use crate::{
-    Decision, PolicyDecision,
+    Decision, Denial, PolicyDecision,
     limit::SOON_US,
     observe::WaitMetrics,
     store::{Operation, OwedKind, StoreError, StoreResponse},
@@ -154,8 +154,9 @@ fn stand(denied: &Decision, again: Undecided, lacking: &[Lacking<'_>], sent: Sen
         decided,
     };
     let observed = denied.observed();
-    // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them.
-    let is_stored = denied.as_slice().len() == 1;
+    // A store that decides key by key does not add a request that has just arrived, and may not wait for all of them, and none adds one
+    // for the sake of a ban.
+    let is_stored = denied.as_slice().len() == 1 && lacking.iter().all(|lacking| !lacking.is_banned());
     waiter.stand(lacking, again.again(), (NO_LINE, is_stored), sent.at);
     Box::pin(async move {
         // It is counted until it is decided.
@@ -188,6 +189,10 @@ impl<'a> Lacking<'a> {
         lacking
             .map(|lacking| lacking.filter(|lacking| may_wait(lacking.policy)))
             .collect()
+    }
+
+    fn is_banned(&self) -> bool {
+        self.policy.denial == Some(Denial::Banned)
     }
 
     /// When the request is to be checked again, by a reply to what was sent then.

@@ -209,13 +209,17 @@ impl Line {
         }
     }
 
-    /// The places whose first requests fit into the room, except for one.
-    pub(crate) fn ready(&self, room: u64, except: Option<u64>) -> impl Iterator<Item = u64> {
+    /// The places whose first requests fit into the room, except for one. After a refund also that of the first of all, which may fit
+    /// earlier than it knows.
+    pub(crate) fn ready(&self, room: u64, except: Option<u64>, is_refund: bool) -> impl Iterator<Item = u64> {
+        let firsts = self.0.iter().filter_map(|place| Some(place.waiting.first()?.at));
+        let of_all = firsts.min().filter(|_| is_refund);
         let others = self.0.iter().filter(move |place| Some(place.owner) != except);
         others.filter_map(move |place| {
             let first = place.waiting.first()?;
             let before = self.weight_of(|other, one| other.owner != place.owner && one.at < first.at);
-            (before.saturating_add(first.weight) <= room).then_some(place.owner)
+            let fits = before.saturating_add(first.weight) <= room;
+            (fits || of_all == Some(first.at)).then_some(place.owner)
         })
     }
 }

@@ -292,7 +292,8 @@ impl<K> Policy<K> {
     /// would, with [`Denial::LineFull`](crate::Denial::LineFull). The default is 500.
     ///
     /// Units are those of the cost. By default one request of any cost may wait alone. In Redis a process has a place for 32 requests
-    /// of each key, whatever the number is.
+    /// of each key, whatever the number is. Requests that have waited for another policy are not denied when they come to wait for this
+    /// one.
     ///
     /// ```
     /// use std::time::Duration;
@@ -326,7 +327,8 @@ impl<K> Policy<K> {
     /// Lets requests with different keys of this extractor take turns while they wait: one of each key, then the next one of each.
     ///
     /// Without it, a request waits for all that have arrived before it: for 40 of tenant A, where it would wait for one of these with
-    /// `fair_by(key::header("tenant"))`. Requests without such a key take turns as if they had one. A
+    /// `fair_by(key::header("tenant"))`. Requests without such a key take turns as if they had one. A key that comes anew has its first
+    /// turn at once, so clients must not be able to choose keys: those with a new one each go before the second request of any other. A
     /// [`Limiter`](crate::Limiter) has [`LimiterRequest::fair_by`](crate::LimiterRequest::fair_by). By default requests wait in the
     /// order of arrival.
     ///

@@ -79,7 +79,7 @@ impl Envoy {
     /// Sends a request of this client, which claims to be another.
     async fn send(&self, client: &str, path: &str) -> Result<Response, Box<dyn Error>> {
         let client: IpAddr = client.parse()?;
-        let client = Client::builder().local_address(client).build()?;
+        let client = Client::builder().no_proxy().local_address(client).build()?;
         let request = client.get(format!("http://{}{path}", self.addr));
         let forged = request.header("x-forwarded-for", "192.0.2.66, 127.0.0.1");
         Ok(forged.send().await?)

@@ -281,7 +281,9 @@ impl State {
             Some((last, _)) if *last >= rank => self.waiting.range(..rank).map(|(_, entry)| entry.cost).sum(),
             _ => self.weight,
         };
-        let in_place = self.waiting.values().take(PLACE_SIZE);
+        // The store has no place that has expired, such as while nothing ran here.
+        let is_stored = self.stored_until.is_some_and(|until| Instant::now() < until);
+        let in_place = self.waiting.values().take(if is_stored { PLACE_SIZE } else { 0 });
         let before = in_place.filter(|entry| entry.waiter.counts_from() < comes.at);
         let before: u64 = before.map(|entry| entry.cost).sum();
         ahead as i64 - before as i64

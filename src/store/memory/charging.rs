@@ -321,7 +321,8 @@ impl<'a> Advanced<'a> {
         };
         if wakes {
             let except = (operation == Operation::Wait && standing.charge.leads.is_some()).then_some(place);
-            woken.extend(line.ready(room, except));
+            let is_refund = matches!(operation, Operation::Refund { .. });
+            woken.extend(line.ready(room, except, is_refund));
         }
         let remaining = line.remaining(standing, room);
         if !lacks {

@@ -283,7 +283,7 @@ impl Decisions<'_> {
             let lines = self.lines.as_ref().filter(|_| has_line);
             let line = lines.and_then(|lines| Some(lines.get(&line_key(charge))?.live(self.now)));
             let line = line.unwrap_or_default();
-            self.woken.extend(line.ready(quota, None));
+            self.woken.extend(line.ready(quota, None, false));
             ChargeState::new(quota.saturating_sub(line.weight()), None, Duration::ZERO)
         };
         Outcome::new(true, request.charges().map(state))

@@ -17,7 +17,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, ur
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Empty, StreamBody};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use tokio::{net::TcpListener, time::Instant};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, sleep},
+};
 use tonic::{
     client,
     server::NamedService,
@@ -481,6 +484,31 @@ fn a_limiter_refuses_a_policy_that_learns() {
 }
 
 /// Two replicas, each with the client of hyper-util.
+/// A ban adds no request to the place of its process.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_a_pause_is_not_overtaken_after_a_reset() {
+    let limit = SlidingLog::new(1, Duration::from_millis(100));
+    let policy = Policy::new("api", limit).key(key::constant("token"));
+    let policy = policy.learn_from_responses().wait_up_to(Duration::from_secs(30));
+    let layer = around(MemoryStore::new(), policy);
+    let (limiter, key) = (Limiter::from(&layer), || Key::constant("token"));
+    let asks = layer.layer(server(503, &[("retry-after", "20")]));
+    drop(asks.oneshot(request()).await.expect("infallible"));
+    sleep(Duration::from_millis(2_500)).await;
+    let waiting = tokio::spawn(layer.layer(server(200, &[])).oneshot(request()));
+    sleep(Duration::from_millis(50)).await;
+    let banned = limiter.peek(key()).await.expect("memory");
+    assert_eq!(
+        banned.policies().next().and_then(|policy| policy.denial()),
+        Some(Denial::Banned)
+    );
+    limiter.reset(key()).await.expect("memory");
+    let next = limiter.check(key()).await.expect("memory");
+    assert!(!next.is_allowed(), "it comes behind the one that waits");
+    let sent = waiting.await.expect("no panic").expect("infallible");
+    assert_eq!(sent.status(), StatusCode::OK);
+}
+
 #[tokio::test]
 async fn all_replicas_learn_from_the_response_to_one() {
     let (calls, redis) = (Arc::new(AtomicUsize::new(0)), Redis::start());

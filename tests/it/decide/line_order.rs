@@ -5,7 +5,7 @@ use std::{convert::Infallible, time::Duration};
 use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, advance, sleep, sleep_until},
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
@@ -697,4 +697,67 @@ async fn a_request_that_would_wait_for_too_long_with_units_ahead_is_denied_at_on
         assert_eq!(is_admitted, nth < 20, "{nth} after {after:?}");
         assert!(is_admitted || after < SECOND / 2, "{nth} was denied after {after:?}");
     }
+}
+
+/// The place of its process has expired in the store meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_check_after_a_stall_does_not_overtake_those_that_wait() {
+    for stall in [490, 610, 3_000] {
+        let policy = Policy::new("api", SlidingLog::new(5, Duration::from_millis(10_550))).wait_up_to(18 * SECOND);
+        let limiter = Limiter::new(MemoryStore::new(), policy);
+        let start = Instant::now();
+        let at = move |millis| sleep_until(start + Duration::from_millis(millis));
+        let first = limiter.request("k").cost(5).check().await.expect("it is counted");
+        assert!(first.is_allowed());
+        at(100).await;
+        let mut calls = JoinSet::new();
+        let waits = limiter.clone();
+        calls.spawn(async move { waits.request("k").cost(5).acquire().await.is_ok() });
+        let arrives = limiter.clone();
+        let late = tokio::spawn(async move {
+            at(10_095).await;
+            arrives.check("k").await.expect("it is counted").is_allowed()
+        });
+        at(10_090).await;
+        advance(Duration::from_millis(stall)).await;
+        assert!(!late.await.expect("no panic"), "after {stall} ms");
+        assert_eq!(calls.join_all().await, [true], "after {stall} ms");
+    }
+}
+
+/// How long a request waits which fits 0.8 s after this, and 0.3 s after it since a settlement gives units back.
+async fn waits_for_a_settlement(limiter: &Limiter, other: &Limiter, in_line: impl AsyncFnOnce()) -> Duration {
+    let charged = other.request("k").cost(10).check().await.expect("it is counted");
+    let waits = limiter.clone();
+    let waiting = tokio::spawn(async move { waits.request("k").cost(8).acquire().await });
+    in_line().await;
+    charged.take_receipt().settle(5).await.expect("it is counted");
+    let admitted = waiting.await.expect("no panic").expect("it is admitted");
+    let waited = admitted.waited();
+    limiter.reset("k").await.expect("the store replies");
+    waited
+}
+
+fn ten_at_once() -> Policy<()> {
+    Policy::new("api", TokenBucket::per_second(10)).wait_up_to(60 * SECOND)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_learns_of_a_settlement_after_which_it_fits_earlier() {
+    let limiter = Limiter::new(MemoryStore::new(), ten_at_once());
+    let waited = waits_for_a_settlement(&limiter, &limiter, async || sleep(SECOND / 10).await).await;
+    assert_eq!(waited.as_millis(), 300);
+}
+
+#[tokio::test]
+async fn a_request_that_waits_learns_of_a_settlement_by_another_process() {
+    let redis = Redis::start();
+    let store = async || connected(patient(), &redis.url()).await;
+    let [one, other] = [store().await, store().await].map(|store| Limiter::new(store, ten_at_once()));
+    let mut waits = Vec::new();
+    for _ in 0..5 {
+        waits.push(waits_for_a_settlement(&one, &other, async || stand_in_line(&redis, 1).await).await);
+    }
+    // Without a message each takes 0.8 s.
+    assert!(waits.iter().any(|waited| *waited < 7 * SECOND / 10), "{waits:?}");
 }

@@ -1172,7 +1172,18 @@ async fn curl_waits_for_retry_after_and_is_then_admitted() {
     let body = tempfile::NamedTempFile::new().expect("a file");
     let started = Instant::now();
     let output = tokio::process::Command::new("curl")
-        .args(["--retry", "1", "-sS", "-w", "%{http_code}", &url, "-o"])
+        .args([
+            "-q",
+            "--noproxy",
+            "*",
+            "--retry",
+            "1",
+            "-sS",
+            "-w",
+            "%{http_code}",
+            &url,
+            "-o",
+        ])
         .arg(body.path())
         .stdin(Stdio::null())
         .output()

@@ -417,6 +417,9 @@ async fn curl_receives_a_denial_after_an_upload_on_http_2() {
         for _ in 0..25 {
             let curl = tokio::process::Command::new("curl")
                 .args([
+                    "-q",
+                    "--noproxy",
+                    "*",
                     "-sS",
                     "--http2-prior-knowledge",
                     "-o",

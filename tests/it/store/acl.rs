@@ -168,7 +168,7 @@ async fn the_strict_user_works_after_the_script_is_loaded(library: ClientLibrary
 async fn the_strict_user_fails_without_the_script(library: ClientLibrary) {
     let redis = Redis::start();
     allow(&redis, STRICT).await;
-    let builder = RedisStore::builder().client_library(library);
+    let builder = patient().client_library(library);
     let store = builder.url(&url(&redis, "strict-limiter")).connect_lazy();
     let store = store.expect("the URL is good");
     store.ready().await.unwrap_err();

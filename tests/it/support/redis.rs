@@ -281,7 +281,8 @@ fn signal(name: &str, server: &Process) {
 /// busy that takes seconds, in which others take them for dead.
 pub(crate) fn folder_in_memory() -> TempDir {
     let memory = Path::new("/dev/shm");
-    let folder = match memory.is_dir() {
+    // What is told where to write has a reason, such as to delete it.
+    let folder = match memory.is_dir() && env::var_os("TMPDIR").is_none() {
         true => tempfile::tempdir_in(memory),
         false => tempfile::tempdir(),
     };

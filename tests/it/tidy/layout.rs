@@ -188,6 +188,22 @@ fn events_record_text_as_str() {
     }
 }
 
+/// Else the unit tests of the package do not compile.
+#[test]
+fn the_package_has_the_modules_that_its_sources_take_from_elsewhere() {
+    let package = read("Cargo.toml").parse::<toml::Table>().expect("TOML");
+    let included = package["package"]["include"].as_array().expect("a list");
+    let mut found = 0;
+    for (file, source) in files("src", ".rs") {
+        for path in source.lines().filter_map(|line| line.strip_prefix("#[path = \"../../")) {
+            let path = format!("/{}", path.trim_end_matches("\"]"));
+            assert!(included.iter().any(|one| one.as_str() == Some(&path)), "{file}: {path}");
+            found += 1;
+        }
+    }
+    assert_eq!(found, 1);
+}
+
 /// Else `cargo run --locked` fails, of what is not part of this workspace.
 #[test]
 fn the_lock_files_have_what_the_manifests_ask_for() {
@@ -210,6 +226,11 @@ fn the_lock_files_have_what_the_manifests_ask_for() {
         let own = packages
             .iter()
             .find(|package| package["name"].as_str() == Some("tower-quota"));
+        let versions = own.map(|own| (&own["version"], &package["package"]["version"]));
+        assert!(
+            versions.is_none_or(|(locked, version)| locked == version),
+            "{folder}/Cargo.lock has another version"
+        );
         for (name, wanted) in of_the_package.iter().filter(|_| own.is_some()) {
             let has = |of: &toml::Value| of.as_str().and_then(|of| of.split(' ').next()) == Some(name);
             let locked = own.and_then(|own| own["dependencies"].as_array()).expect("a list");
