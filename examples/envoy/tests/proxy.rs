@@ -67,10 +67,11 @@ impl Envoy {
             .spawn()
             .expect("Envoy runs");
 
-        let envoy = Self { process, addr };
+        let mut envoy = Self { process, addr };
         let deadline = Instant::now() + Duration::from_secs(60);
         while TcpStream::connect(addr).await.is_err() {
             assert!(Instant::now() < deadline, "Envoy listens within a minute");
+            assert!(matches!(envoy.process.try_wait(), Ok(None)), "Envoy runs");
             sleep(Duration::from_millis(20)).await;
         }
         envoy
