@@ -56,6 +56,9 @@ pub(super) fn fail(error: StoreError, operation: Operation, undecided: &Undecide
         record(first, PolicyOutcome::Uncounted);
     }
     local.admit_unless_denied();
+    if matches!(operation, Operation::Check | Operation::Peek) {
+        local.enter_lines();
+    }
     // A memory store replies at once.
     if let Some(response) = send(operation, &mut local).and_then(|response| response.try_ready().ok()) {
         record_outcome(&response?, operation, &mut local)?;

@@ -51,13 +51,14 @@ impl Undecided {
         let comes = self.comes();
         let led = self.led.as_ref().map(|led| (led.line, led.known));
         for policy in &mut self.inner().policies {
+            let is_local = policy.local.is_some();
             let counted = policy.local.as_deref_mut().unwrap_or(&mut policy.charge);
             let Some(line) = counted.line.as_deref_mut() else {
                 continue;
             };
             line.leads = led.filter(|(led, _)| *led == line.number).map(|(_, known)| known);
-            let ahead = comes.and_then(|comes| Some(find(line.number)?.state().ahead_of(policy.waiting, comes)));
-            line.ahead = ahead.unwrap_or(0);
+            let ahead = |comes| Some(find(line.number)?.state().ahead_of(policy.waiting, comes, is_local));
+            line.ahead = comes.and_then(ahead).unwrap_or(0);
         }
     }
 
@@ -171,6 +172,9 @@ impl Group {
         began: Option<Instant>,
     ) -> Option<Instant> {
         let mut due = None;
+        if let Some(line) = find(line) {
+            line.state().is_local = response.is_err();
+        }
         for nth in 0..self.requests.len() {
             // One by one, so that what panics for one of them leaves the others to `drop`.
             let (waiter, mut undecided, _owed) = self.requests.remove(0);

@@ -78,14 +78,15 @@ pub(super) struct State {
     pub(super) is_stale: bool,
     /// Until when the place is in the store.
     stored_until: Option<Instant>,
+    /// Whether it is in the counts of this process instead, since the store has failed.
+    pub(super) is_local: bool,
     /// The number of the request that was last checked in place of the first one.
     tried: Option<u64>,
     /// The last denial since the line is full, of this request, until when others are denied by it.
     pub(super) denied: Option<(Undecided, StoreResponse, Instant)>,
     /// The last request that has left since the last check was sent. Its charges name the place to remove when no other waits.
     left: Option<Undecided>,
-    /// The last turn of each priority and key of [`Policy::fair_by`](crate::Policy::fair_by), and that of the last admission of each
-    /// priority.
+    /// The last turn of each priority and key of `fair_by`, and that of the last admission of each priority.
     turns: HashMap<(i32, u32), u64>,
     admitted: HashMap<i32, u64>,
 }
@@ -136,10 +137,8 @@ pub(super) fn find(id: u64) -> Option<Arc<Line>> {
 
 impl Turn {
     pub(super) fn after(decided: &Result<Decision, StoreError>) -> Self {
-        match decided {
-            Ok(decision) if decision.is_allowed() => Self::IsOver,
-            Ok(_) | Err(_) => Self::PassesOn,
-        }
+        let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
+        if is_admitted { Self::IsOver } else { Self::PassesOn }
     }
 }
 
@@ -199,6 +198,7 @@ impl Line {
         let is_replaced = state.sent_at.is_some_and(|sent| sent >= sent_at);
         let is_missing = !is_stored || state.waiting.len() > PLACE_SIZE;
         state.is_stale |= is_replaced || is_missing && state.is_in_place(&rank);
+        state.is_local = lacking.policy.local.is_some();
         if state.waiting.len() <= PLACE_SIZE {
             let stored_until = sent_at + Duration::from_micros(PLACE_US);
             state.stored_until = state.stored_until.max(Some(stored_until));
@@ -265,7 +265,7 @@ impl InLine {
 
 impl State {
     /// The cost of the requests that come before one, less that of those which come before it by the place in the store.
-    pub(super) fn ahead_of(&mut self, waiting: Waiting, comes: Comes) -> i64 {
+    pub(super) fn ahead_of(&mut self, waiting: Waiting, comes: Comes, is_local: bool) -> i64 {
         self.begin_turns(waiting.fair);
         let entering = Rank {
             priority: Reverse(waiting.priority),
@@ -281,8 +281,8 @@ impl State {
             Some((last, _)) if *last >= rank => self.waiting.range(..rank).map(|(_, entry)| entry.cost).sum(),
             _ => self.weight,
         };
-        // The store has no place that has expired, such as while nothing ran here.
-        let is_stored = self.stored_until.is_some_and(|until| Instant::now() < until);
+        // The place may have expired, such as while nothing ran here, or be elsewhere.
+        let is_stored = is_local == self.is_local && self.stored_until.is_some_and(|until| Instant::now() < until);
         let in_place = self.waiting.values().take(if is_stored { PLACE_SIZE } else { 0 });
         let before = in_place.filter(|entry| entry.waiter.counts_from() < comes.at);
         let before: u64 = before.map(|entry| entry.cost).sum();

@@ -1,6 +1,13 @@
 //! How long requests to a layer wait, and in which order those of a process.
 
-use std::{convert::Infallible, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::{
@@ -10,7 +17,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     AcquireError, Concurrency, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
-    store::{Store, StoreFuture, StoreRequest},
+    store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
 };
 
 use super::line::{stand_in_line, unless_places_expire};
@@ -762,4 +769,46 @@ async fn a_request_that_waits_learns_of_a_settlement_by_another_process() {
     }
     // Without a message each takes 0.8 s.
     assert!(waits.iter().any(|waited| *waited < 7 * SECOND / 10), "{waits:?}");
+}
+
+/// A store that fails while it is down.
+struct Failing(MemoryStore, Arc<AtomicBool>);
+
+impl Store for Failing {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        match self.1.load(Ordering::Relaxed) {
+            true => StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "it is down"))),
+            false => self.0.decide(requests),
+        }
+    }
+}
+
+/// Those that have come to wait meanwhile have their place in the counts of this process.
+#[tokio::test(start_paused = true)]
+async fn a_check_after_an_outage_does_not_overtake_those_that_wait() {
+    let is_down = Arc::new(AtomicBool::new(true));
+    let store = Failing(MemoryStore::new(), is_down.clone());
+    let policy = Policy::new("api", SlidingLog::new(5, 10 * SECOND)).wait_up_to(20 * SECOND);
+    let limiter = Limiter::new(store, policy);
+    let start = Instant::now();
+    let at = |tenths: u32| sleep_until(start + tenths * SECOND / 10);
+    let allowed = async |cost| {
+        let check = limiter.request("k").cost(cost).check().await;
+        check.expect("it is counted").is_allowed()
+    };
+    assert!(allowed(3).await);
+    at(1).await;
+    let waits = limiter.clone();
+    let waiting = tokio::spawn(async move { waits.request("k").cost(3).acquire().await.is_ok() });
+    at(2).await;
+    // There is room for one, behind one that waits.
+    assert!(!allowed(1).await, "in an outage");
+    at(52).await;
+    is_down.store(false, Ordering::Relaxed);
+    assert!(
+        allowed(1).await,
+        "the store has counted nothing: there is room for both"
+    );
+    assert!(!allowed(2).await, "after the outage");
+    assert!(waiting.await.expect("no panic"));
 }
