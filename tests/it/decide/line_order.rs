@@ -807,9 +807,9 @@ async fn a_check_after_an_outage_does_not_overtake_those_that_wait() {
     at(52).await;
     is_down.store(false, Ordering::Relaxed);
     assert!(
-        allowed(1).await,
+        check(1).await.is_allowed(),
         "the store has counted nothing: there is room for both"
     );
-    assert!(!allowed(2).await, "after the outage");
+    assert!(!check(2).await.is_allowed(), "after the outage");
     assert!(waiting.await.expect("no panic"));
 }
