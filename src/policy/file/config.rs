@@ -36,6 +36,9 @@ pub(super) struct Config {
     pub(super) plan: Option<Selector>,
     pub(super) plans: BTreeSet<String>,
     pub(super) extensions: Extensions,
+    /// Of a file that was loaded again: the places of which requests may meet the policies. One that a load has added is none of
+    /// them until the application uses it.
+    pub(super) met: Option<BTreeSet<String>>,
 }
 
 /// The fields of a file, as they are written.
@@ -96,6 +99,7 @@ impl TryFrom<FileFields> for Config {
             plan: file.plan,
             plans,
             extensions: Extensions::default(),
+            met: None,
         })
     }
 }
@@ -111,13 +115,23 @@ impl Config {
         self.policies.keys().map(String::as_str)
     }
 
-    /// What the policies of the plan of a place are for that are for some requests only, apart from those that are for the others.
+    /// The places of which requests may meet the policies.
+    pub(super) fn places_met(&self) -> BTreeSet<String> {
+        let all = || self.policies.keys().cloned().collect();
+        self.met.clone().unwrap_or_else(all)
+    }
+
+    /// What the policies of the plan of a place are for that are for some requests only, apart from those that are for the others,
+    /// and from those that no request meets.
     fn scopes_of_plan(&self, place: &str) -> Vec<Scope> {
         let plan = place.strip_suffix(policy_at(place)).unwrap_or_default();
         let names: BTreeSet<&str> = self.places().map(policy_at).collect();
         let scopes = names.into_iter().filter_map(|name| {
             let place = format!("{plan}{name}");
-            Some(self.policies.get(self.nearest(&place)?)?.scope())
+            let met = self.met.as_ref();
+            let is_met = met.is_none_or(|met| met.contains(&place) || met.contains(name));
+            let nearest = self.nearest(&place).filter(|_| is_met)?;
+            Some(self.policies.get(nearest)?.scope())
         });
         scopes
             .filter(|scope| !matches!(scope.routes, Routes::Others(_)) && !scope.is_everything())

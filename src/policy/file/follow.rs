@@ -121,6 +121,7 @@ impl File {
     pub(super) fn replace(&self, mut config: Config, text: Option<String>) -> Result<(), ConfigError> {
         let mut state = self.state();
         config.extensions.inherit(&state.config.extensions);
+        config.met = (!state.used.is_empty()).then(|| state.config.places_met());
         let mut used = state.used.clone();
         for (place, used) in &mut used {
             if config.nearest(place).is_some() {
@@ -220,6 +221,9 @@ impl State {
         let has_key = self.used.get(place).is_some_and(|used| used.key.is_some());
         let described = self.config.describe(place, is_of_file || has_key)?;
         self.used.insert(place.to_owned(), described.clone());
+        if let Some(met) = &mut self.config.met {
+            met.insert(place.to_owned());
+        }
         Ok(Policy {
             from_file: Some(FromFile {
                 settings: described.settings,

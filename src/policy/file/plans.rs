@@ -67,7 +67,7 @@ impl Policies {
     ///
     /// The plan `default` is that of requests without one, or with one that the file does not have, of which a warning is logged:
     /// an empty table, such as `[plans.free]`, is a plan with the policies outside of plans. A reload changes what the plans
-    /// have; requests of a plan that it removes meet the policies outside of plans. A plan that it adds, a policy of a name that
+    /// have; requests of a plan that it removes meet those of the plan `default`. A plan that it adds, a policy of a name that
     /// the plan and the file had not, and another `plan` to select by are for the next start. A warning is logged for
     /// the policies and for another `plan`.
     ///
@@ -169,11 +169,23 @@ impl Policies {
 }
 
 impl Config {
-    /// The place itself, or where the file has the policy of the name for all plans, if it has either.
-    pub(super) fn nearest<'a>(&self, place: &'a str) -> Option<&'a str> {
-        [place, policy_at(place)]
+    /// The place itself, or where the file has the policy of the name for all plans, if it has either. Requests of a plan that the
+    /// file does not have are of the plan [`DEFAULT`].
+    pub(super) fn nearest<'a>(&'a self, place: &str) -> Option<&'a str> {
+        let of_plan = place.split_once('/');
+        let of_default = of_plan
+            .filter(|(plan, _)| !self.plans.contains(*plan))
+            .map(|(_, name)| place_of(DEFAULT, name));
+        [Some(place), of_default.as_deref(), Some(policy_at(place))]
             .into_iter()
-            .find(|place| self.policies.contains_key(*place))
+            .flatten()
+            .find_map(|place| Some(self.policies.get_key_value(place)?.0.as_str()))
+    }
+
+    /// Whether one of the plans that a start builds of the file has its policy of this name from this place.
+    pub(super) fn is_in_plans(&self, place: &str) -> bool {
+        let mut plans = [DEFAULT].into_iter().chain(self.plans.iter().map(String::as_str));
+        is_of_plan(place) || plans.any(|plan| self.nearest(&place_of(plan, place)) == Some(place))
     }
 
     /// How the plan of a request is chosen, if there are plans.

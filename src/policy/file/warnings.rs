@@ -86,7 +86,7 @@ pub(super) fn warn_of_load(before: &Config, config: &Config, used: &Used) {
     for plan in gone.filter(|plan| plans.contains(plan.as_str())) {
         tracing::warn!(
             plan,
-            "the file of limits has no such plan anymore; its requests meet the policies outside of plans"
+            "the file of limits has no such plan anymore; its requests meet those of the plan `default`"
         );
     }
     let selects = |(place, policy): (&String, &FilePolicy)| is_of_plan(place) && policy.key.is_some();
@@ -103,7 +103,8 @@ pub(super) fn warn_of_load(before: &Config, config: &Config, used: &Used) {
             .filter(|place| is_of_plan(place))
             .map(|place| policy_at(place))
             .collect();
-        let (later, never): (Vec<_>, Vec<_>) = unused.partition(|place| names.contains(policy_at(place)));
+        let (later, never): (Vec<_>, Vec<_>) =
+            unused.partition(|place| names.contains(policy_at(place)) && config.is_in_plans(place));
         let added = never.into_iter().filter(|place| !before.policies.contains_key(*place));
         if !later.is_empty() {
             tracing::warn!(

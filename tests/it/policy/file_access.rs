@@ -536,6 +536,43 @@ async fn the_others_follow_the_file() {
 }
 
 #[tokio::test]
+async fn the_others_include_the_requests_of_a_policy_that_a_load_adds_until_something_uses_it() {
+    let rest = "plan = 'header:plan'
+        policies.rest = { limit = 'sliding-log 40/h', key = 'ip', routes = 'others' }
+        plans.pro.rest = { limit = 'sliding-log 50/h', routes = 'others' }";
+    let app = |layer| Router::new().fallback(async || "hi").layer(layer);
+    for added in ["policies", "plans.pro"] {
+        let added = format!("{rest}\n{added}.login = {{ limit = 'sliding-log 60/h', key = 'ip', routes = '/login' }}");
+        let read = |file: &str| Policies::from_toml(file).unwrap();
+        let applied = async |app: &Router| {
+            let response = send(app, get("/login").header("plan", "pro")).await;
+            let policy = response.field("ratelimit-policy").unwrap_or_default();
+            policy.split('"').nth(1).unwrap_or_default().to_owned()
+        };
+
+        let live = read(rest);
+        let running = app(live.layer(MemoryStore::new(), ["rest"]).unwrap());
+        for _ in 0..2 {
+            live.replace(&read(&added)).unwrap();
+            assert_eq!(applied(&running).await, "rest", "{added}");
+        }
+        let other = app(live.layer(MemoryStore::new(), ["login"]).unwrap());
+        live.replace(&read(&added)).unwrap();
+        assert_eq!(
+            [applied(&running).await, applied(&other).await],
+            ["", "login"],
+            "{added}"
+        );
+
+        // A load before the layers is that of their start.
+        let live = read(rest);
+        live.replace(&read(&added)).unwrap();
+        let started = app(live.layer(MemoryStore::new(), ["rest", "login"]).unwrap());
+        assert_eq!(applied(&started).await, "login", "{added}");
+    }
+}
+
+#[tokio::test]
 async fn the_others_are_those_of_the_plan_of_a_request() {
     let policies = Policies::from_toml(
         "plan = 'header:plan'

@@ -404,6 +404,26 @@ async fn a_policy_that_a_reload_adds_to_a_plan_applies_as_after_a_start() {
     assert_eq!(limits, [9, 5]);
 }
 
+#[tokio::test]
+async fn requests_of_a_plan_that_a_reload_removes_are_those_of_the_default_as_after_a_start() {
+    let kept = "plan = 'header:plan'
+        policies.a = { limit = 'sliding-log 20/min', key = 'header:user' }
+        policies.b = { limit = 'sliding-log 30/h', key = 'header:user' }
+        plans.default.a.limit = 'sliding-log 2/min'";
+    let read = |file: &str| Policies::from_toml(file).unwrap();
+    let live = read(&format!("{kept}\nplans.pro.a.limit = 'sliding-log 200/min'"));
+    let reloaded = app(live.layer(MemoryStore::new(), ["a", "b"]).unwrap());
+    live.replace(&read(kept)).unwrap();
+    let started = app(read(kept).layer(MemoryStore::new(), ["a", "b"]).unwrap());
+    for app in [reloaded, started] {
+        let response = request(&app, "pro").await;
+        assert_eq!(
+            response.field("ratelimit-policy"),
+            Some(r#""a";q=2;w=60, "b";q=30;w=3600"#)
+        );
+    }
+}
+
 #[test]
 fn a_policy_is_found_by_its_name_alone() {
     let live = Policies::from_toml(FILE).unwrap();
