@@ -2,7 +2,7 @@
 use std::time::SystemTime;
 use std::{
     any::Any,
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, Weak, atomic::AtomicBool},
 };
 
@@ -113,8 +113,20 @@ impl CheckContext {
 
     /// Refuses policies that another layer or limiter on the store has with another limit.
     pub(crate) fn refuse_conflict(&self) -> Result<(), ConfigError> {
+        // A file may have thousands of policies, those of its plans: they are grouped once.
+        let registered = self.registered();
+        let others: Vec<_> = registered.iter().map(|policies| by_name(policies)).collect();
+        let mut own = by_name(&self.policies);
         let error = |policy: &PolicyContext| {
-            let (name, limit, other) = (&policy.limit.name, &policy.limit.limit, self.other_limit(policy)?);
+            let name = policy.limit.counted_as();
+            let own = own.remove(name)?;
+            let others = others.iter().filter_map(|others| others.get(name));
+            let apart: Vec<_> = others.filter(|others| are_apart(&own, others)).collect();
+            let (policy, other) = own.into_iter().find_map(|policy| {
+                let other = apart.iter().find_map(|others| other_than(policy, others))?;
+                Some((policy, other))
+            })?;
+            let (name, limit) = (&policy.limit.name, &policy.limit.limit);
             Some(ConfigError::new(format!(
                 "the policy `{name}` is `{limit}` here, and `{other}` in another layer or limiter on this store, so that a request \
                  counts for both, or a caller has both if they count apart; give one of them another name, or both the same limit"
@@ -130,25 +142,20 @@ impl CheckContext {
         }
     }
 
-    /// The limit under the name of a policy in another layer or limiter on the store, if it is another one. One may have more plans
-    /// than the other, and those that follow one file change one after the other.
+    /// The limit under the name of a policy in another layer or limiter on the store, if it is another one.
+    #[cfg(feature = "admin")]
     pub(crate) fn other_limit(&self, policy: &PolicyContext) -> Option<Limit> {
-        let registered: Vec<_> = lock(&self.registry).iter().filter_map(Weak::upgrade).collect();
         let own = of_name(&self.policies, policy);
-        registered.iter().find_map(|others| {
+        self.registered().iter().find_map(|others| {
             let others = of_name(others, policy);
-            let among = |one: &[&PolicyContext], all: &[&PolicyContext]| {
-                one.iter()
-                    .all(|one| all.iter().any(|other| one.limit.limit == other.limit.limit))
-            };
-            let are_apart = !among(&own, &others) && !among(&others, &own);
-            let is_other = |other: &&&PolicyContext| {
-                let is_of_file = other.file_number().is_some() && other.file_number() == policy.file_number();
-                !is_of_file || other.limit.name != policy.limit.name
-            };
-            let other = others.iter().filter(|_| are_apart).find(is_other)?;
-            Some(other.limit.limit.clone())
+            let other = other_than(policy, &others).filter(|_| are_apart(&own, &others))?;
+            Some(other.clone())
         })
+    }
+
+    /// The policies of each layer and limiter on the store.
+    fn registered(&self) -> Vec<Arc<[PolicyContext]>> {
+        lock(&self.registry).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Whether both are of one layer or limiter, with the same policies.
@@ -218,11 +225,40 @@ impl Apart for CheckContext {
 }
 
 /// Those of the policies that count under the name of a policy.
+#[cfg(feature = "admin")]
 fn of_name<'a>(policies: &'a [PolicyContext], policy: &PolicyContext) -> Vec<&'a PolicyContext> {
     let counts = |other: &&PolicyContext| {
         other.limit.limit.is_counted() && other.limit.counted_as() == policy.limit.counted_as()
     };
     policies.iter().filter(counts).collect()
+}
+
+/// Those of the policies that count, by the name under which they do.
+fn by_name(policies: &[PolicyContext]) -> HashMap<&str, Vec<&PolicyContext>> {
+    let mut names = HashMap::<_, Vec<_>>::new();
+    for policy in policies.iter().filter(|policy| policy.limit.limit.is_counted()) {
+        names.entry(policy.limit.counted_as()).or_default().push(policy);
+    }
+    names
+}
+
+/// Whether two layers or limiters with these policies of one name differ by more than that one of them has more plans.
+fn are_apart(one: &[&PolicyContext], other: &[&PolicyContext]) -> bool {
+    let among = |some: &[&PolicyContext], all: &[&PolicyContext]| {
+        some.iter()
+            .all(|one| all.iter().any(|other| one.limit.limit == other.limit.limit))
+    };
+    !among(one, other) && !among(other, one)
+}
+
+/// The limit of the first of these policies that does not follow the file of a policy under its name: those of one file change one
+/// after the other.
+fn other_than<'a>(policy: &PolicyContext, others: &[&'a PolicyContext]) -> Option<&'a Limit> {
+    let is_other = |other: &&&PolicyContext| {
+        let is_of_file = other.file_number().is_some() && other.file_number() == policy.file_number();
+        !is_of_file || other.limit.name != policy.limit.name
+    };
+    Some(&others.iter().find(is_other)?.limit.limit)
 }
 
 fn is_composite(policies: &[PolicyContext]) -> bool {
