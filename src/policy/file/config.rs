@@ -143,6 +143,17 @@ impl Config {
         if self.enabled { limit } else { limit.switched_off() }
     }
 
+    /// Where the file turns policies off by a switch of their own.
+    pub(super) fn off(&self) -> Vec<&str> {
+        let off = self.policies.iter().filter(|(_, entry)| !entry.is_enabled());
+        off.map(|(place, _)| place.as_str()).collect()
+    }
+
+    /// Whether the file turns all of its policies off.
+    pub(super) fn is_off(&self) -> bool {
+        !self.enabled || !self.policies.is_empty() && self.off().len() == self.policies.len()
+    }
+
     /// The requests that the file skips or blocks, unless it is switched off.
     pub(super) fn listed(&self) -> Option<Arc<Access>> {
         self.listed.clone().filter(|_| self.enabled)
@@ -257,7 +268,7 @@ impl Config {
 
         Ok(FilePolicy {
             place: place.to_owned(),
-            policy_limit: if entry.enabled.unwrap_or(true) {
+            policy_limit: if entry.is_enabled() {
                 policy_limit
             } else {
                 policy_limit.switched_off()

@@ -61,7 +61,7 @@ pub(super) struct PolicyEntry {
     #[serde(default, deserialize_with = "ban")]
     pub(super) ban: Option<Ban>,
     #[serde(default, deserialize_with = "not_null")]
-    pub(super) enabled: Option<bool>,
+    enabled: Option<bool>,
 }
 
 impl<'de> Deserialize<'de> for PolicyEntry {
@@ -139,6 +139,10 @@ impl PolicyEntry {
                 "a `plan` is selected of `plans`, which are limits by name",
             )),
         }
+    }
+
+    pub(super) fn is_enabled(&self) -> bool {
+        self.enabled.unwrap_or(true)
     }
 
     /// The requests that the policy is for.

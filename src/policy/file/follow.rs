@@ -16,7 +16,7 @@ use arc_swap::{ArcSwap, Guard};
 use super::{
     Policies,
     config::{Config, FilePolicy, FromFile},
-    warnings::{warn_of_load, warn_of_overrides},
+    warnings::{log_load, warn_of_overrides},
 };
 use crate::{
     ConfigError,
@@ -107,6 +107,11 @@ impl File {
         }
     }
 
+    /// Its path, for logs.
+    pub(super) fn displayed(&self) -> Option<String> {
+        Some(self.path.as_ref()?.display().to_string())
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // The state is replaced as a whole.
         lock(&self.state)
@@ -150,8 +155,7 @@ impl File {
             basis.context.log_conflict();
             warn_of_overrides(basis);
         }
-        warn_of_load(&before, &config, &used);
-        tracing::info!(policies = config.names().count(), "changed limits are applied");
+        log_load(self.displayed().as_deref(), (&before, &config), &used);
         Ok(())
     }
 

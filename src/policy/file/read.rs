@@ -110,8 +110,12 @@ impl Config {
     /// Parses the content of a file.
     fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let parsed = parser_of(path)?(text);
-        parsed.map_err(|error| ConfigError::new(format!("`{}`: {error}", path.display())))
+        parsed.map_err(|error| in_file(path, error))
     }
+}
+
+fn in_file(path: &Path, error: ConfigError) -> ConfigError {
+    error.within(format_args!("`{}`", path.display()))
 }
 
 /// Reads a file of limits.
@@ -129,7 +133,7 @@ fn parser_of(path: &Path) -> Result<Parser, ConfigError> {
         Some("json") => Ok(Config::from_json),
         _ => {
             let fault = "the name of a file of limits ends in `.toml` or `.json`";
-            Err(ConfigError::new(format!("`{}`: {fault}", path.display())))
+            Err(in_file(path, ConfigError::new(fault)))
         }
     }
 }
@@ -250,7 +254,7 @@ impl Policies {
                     Ok(reading) => reading,
                     Err(_) => {
                         let error = "a reading of the file does not end";
-                        log_refused(error);
+                        policies.log_refused(error);
                         let _ = policies.file.note_outcome::<&str>(Err(error));
                         loads += 1; // that of this note
                         reading.await
@@ -289,7 +293,11 @@ impl Policies {
         if self.file.state().loads != loads {
             return None;
         }
-        let applied = parsed.and_then(|(config, text)| self.file.replace(config, Some(text)));
+        let applied = parsed.and_then(|(config, text)| {
+            let path = self.path()?;
+            let applied = self.file.replace(config, Some(text));
+            applied.map_err(|error| in_file(path, error))
+        });
         Some(self.file.note_outcome(applied))
     }
 }
@@ -315,13 +323,10 @@ impl Drop for Watch {
             let error = "changes of the file are not followed anymore: the task of `reload_on_change` has ended";
             let fault = (SystemTime::now(), error.to_owned());
             policies.file.note(|state| state.unseen = Some(fault));
-            tracing::warn!("changes of a file of limits are not followed anymore");
+            let file = policies.file.displayed();
+            tracing::warn!(file, "changes of a file of limits are not followed anymore");
         }
     }
-}
-
-fn log_refused(error: &str) {
-    tracing::warn!(error, "a changed file of limits is not applied");
 }
 
 /// The content of a file, or the reason why it cannot be read.
@@ -371,7 +376,7 @@ impl Changes {
         self.differing += u32::from(same.is_none());
         if self.differing == UNSETTLED {
             let error = "the file changes from each reading to the next";
-            log_refused(error);
+            policies.log_refused(error);
             let _ = policies.file.note_outcome::<&str>(Err(error));
         }
         let since = same.map_or_else(Instant::now, |(_, since)| since);
@@ -380,7 +385,7 @@ impl Changes {
                 None => return,
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
-                    log_refused(&error.to_string());
+                    policies.log_refused(&error.to_string());
                     self.refused = Some((content.clone(), policies.file.state().loads));
                 }
             }

@@ -1,4 +1,4 @@
-//! Warnings of what a file describes that no layer or limiter has, and of what a load removes.
+//! Log lines of loads, and of what a file describes that no layer or limiter has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,7 +51,13 @@ impl Policies {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn warn_of_unused(&self) {
-        log_unused(&self.unused().join(", "));
+        log_unused(self.file.displayed().as_deref(), &self.unused().join(", "));
+    }
+
+    #[cfg(feature = "file")]
+    pub(super) fn log_refused(&self, error: &str) {
+        let file = self.file.displayed();
+        tracing::warn!(error, file, "a changed file of limits is not applied");
     }
 }
 
@@ -61,21 +67,35 @@ fn unused<'a>(config: &'a Config, used: &Used) -> Vec<&'a str> {
     config.places().filter(|place| !used.contains(place)).collect()
 }
 
-fn log_unused(policies: &str) {
+fn log_unused(file: Option<&str>, policies: &str) {
     if !policies.is_empty() {
         tracing::warn!(
             policies,
+            file,
             "policies of a file of limits are not used: no layer or limiter has them"
         );
     }
 }
 
-/// Logs what a load removes of that which layers and limiters have, and what it adds that they do not have.
-pub(super) fn warn_of_load(before: &Config, config: &Config, used: &Used) {
+/// Logs a load with the policies that it turns off, what it removes of that which layers and limiters have, and what it adds that
+/// they do not have.
+pub(super) fn log_load(file: Option<&str>, (before, config): (&Config, &Config), used: &Used) {
+    let off = config.off().join(", ");
+    tracing::info!(
+        policies = config.names().count(),
+        off = (!off.is_empty()).then_some(&*off),
+        file,
+        "changed limits are applied"
+    );
+    if config.is_off() {
+        tracing::warn!(file, "a file of limits turns all of its limits off");
+    }
+
     let gone = used.iter().filter(|(place, _)| config.nearest(place).is_none());
     for place in gone.map(|(_, policy)| &policy.place).collect::<BTreeSet<_>>() {
         tracing::warn!(
             policy = place,
+            file,
             "the file of limits has no such policy anymore; it keeps its last numbers"
         );
     }
@@ -86,12 +106,16 @@ pub(super) fn warn_of_load(before: &Config, config: &Config, used: &Used) {
     for plan in gone.filter(|plan| plans.contains(plan.as_str())) {
         tracing::warn!(
             plan,
+            file,
             "the file of limits has no such plan anymore; its requests meet those of the plan `default`"
         );
     }
     let selects = |(place, policy): (&String, &FilePolicy)| is_of_plan(place) && policy.key.is_some();
     if before.plan.is_some() && before.plan != config.plan && !config.plans.is_empty() && used.iter().any(selects) {
-        tracing::warn!("the file of limits has another `plan`, which selects plans from the next start on");
+        tracing::warn!(
+            file,
+            "the file of limits has another `plan`, which selects plans from the next start on"
+        );
     }
 
     // Without any, the layers are still to be built.
@@ -109,10 +133,11 @@ pub(super) fn warn_of_load(before: &Config, config: &Config, used: &Used) {
         if !later.is_empty() {
             tracing::warn!(
                 policies = later.join(", "),
+                file,
                 "policies of a file of limits apply from the next start on: layers and limiters have them then"
             );
         }
-        log_unused(&added.collect::<Vec<_>>().join(", "));
+        log_unused(file, &added.collect::<Vec<_>>().join(", "));
     }
 }
 

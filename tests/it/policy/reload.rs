@@ -44,6 +44,11 @@ impl File {
         self.folder.path().join("limits.toml")
     }
 
+    /// The field of log lines.
+    fn logged(&self) -> String {
+        format!("file={:?}", self.path())
+    }
+
     fn write(&self, text: &str) {
         fs::write(self.path(), text).expect("a file");
     }
@@ -331,7 +336,9 @@ async fn a_file_that_cannot_be_applied_changes_nothing_and_is_an_error_that_name
     ] {
         file.write(text);
         let error = policies.reload().unwrap_err().to_string();
-        assert!(error.contains(place) && error.contains(fault), "{error}");
+        for expected in ["limits.toml`: ", place, fault] {
+            assert!(error.contains(expected), "{error}");
+        }
     }
     fs::remove_file(file.path()).unwrap();
     let error = policies.reload().unwrap_err().to_string();
@@ -545,10 +552,11 @@ async fn a_policy_that_vanished_keeps_its_last_numbers_with_a_warning() {
     policies.reload().unwrap();
     assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=5;w=60"));
     let text = log.text();
-    assert!(
-        text.contains("WARN") && text.contains("policy=\"api\"") && text.contains("keeps its last numbers"),
-        "{text}"
+    let warning = format!(
+        "WARN tower_quota::policy::file::warnings: the file of limits has no such policy anymore; it keeps its last numbers policy=\"api\" {}",
+        file.logged()
     );
+    assert!(text.contains(&warning), "{text}");
     assert!(!text.contains("unused"), "no code has it: {text}");
 
     // The switch turns it off and on, too.
@@ -602,10 +610,26 @@ async fn the_switches_of_a_file_turn_policies_off_and_on() {
         Clock::new().memory_store(),
         policies.get("api").unwrap(),
     ));
-    for off in [format!("enabled = false\n{on}"), format!("{on}enabled = false\n")] {
+    let others = "[policies.others]\nlimit = '1/s'\n";
+    let log = Log::capture();
+    for (off, warnings, logged) in [
+        (format!("enabled = false\n{on}"), 1, "policies=1 file="),
+        (format!("{on}enabled = false\n"), 1, "policies=1 off=\"api\" file="),
+        // It is one of the last table.
+        (
+            format!("{others}{on}enabled = false\n"),
+            0,
+            "policies=2 off=\"api\" file=",
+        ),
+    ] {
+        let before = log.text().len();
         file.write(&off);
         policies.reload().unwrap();
         assert_eq!(announced(&app).await, [None, None], "{off}");
+        let lines = log.text()[before..].to_owned();
+        assert!(lines.contains(logged), "{off}: {lines}");
+        let warning = format!("turns all of its limits off {}", file.logged());
+        assert_eq!(lines.matches(&warning).count(), warnings, "{off}: {lines}");
     }
     file.write(&on);
     policies.reload().unwrap();
@@ -1065,7 +1089,7 @@ async fn a_file_is_not_applied_while_it_is_written() {
     assert_eq!(quota(&app).await, "7");
     let text = log.text();
     assert!(
-        text.contains("INFO") && text.contains("changed limits are applied policies=1"),
+        text.contains("INFO") && text.contains(&format!("changed limits are applied policies=1 {}", file.logged())),
         "{text}"
     );
     assert_eq!(text.lines().count(), 1, "{text}");
@@ -1179,6 +1203,11 @@ fn a_reading_that_does_not_end_is_a_fault_until_it_does() {
             assert!(is_before(), "{:?}", policies.fault());
         }
         assert_eq!(log.text().matches("does not end").count(), 2, "{}", log.text());
+        assert!(
+            log.text().lines().all(|line| line.contains(&file.logged())),
+            "{}",
+            log.text()
+        );
     });
 }
 
@@ -1281,6 +1310,7 @@ fn a_task_that_ends_with_its_runtime_is_reported() {
         let fault = policies.fault().expect("a fault");
         assert!(fault.to_string().contains("are not followed anymore"), "{fault}");
         assert_eq!(log.text().matches("WARN").count(), 1, "{}", log.text());
+        assert!(log.text().contains(&file.logged()), "{}", log.text());
     }
     // What is loaded by hand is in order, but the task is still missing.
     policies.reload().unwrap();
@@ -1297,7 +1327,9 @@ async fn a_changed_file_that_cannot_be_applied_is_logged_once() {
     assert_eq!(quota(&app).await, "3");
     let text = log.text();
     assert_eq!(text.matches("WARN").count(), 1, "{text}");
-    assert!(text.contains("line 2") && text.contains("not applied"), "{text}");
+    for expected in ["line 2", "not applied", &file.logged()] {
+        assert!(text.contains(expected), "{text}");
+    }
 
     fs::remove_file(file.path()).unwrap();
     readings(6).await;

@@ -49,7 +49,8 @@ async fn policies_that_follow_a_file_log_it_once_after_the_first_interval() {
     .await;
     let text = log.text();
     assert_eq!(text.matches(LINE).count(), 1, "{text}");
-    assert!(text.contains("logins, users"), "{text}");
+    let fields = format!("policies=\"logins, users\" file={path:?}");
+    assert!(text.contains(&fields), "{text}");
 }
 
 #[test]
