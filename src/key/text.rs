@@ -33,7 +33,7 @@ const KEYS: [Spelling; 8] = [
     ("method", "", |_| Ok(Named::new(method()))),
     ("header:", "x-user-id", header_extractor),
     ("extension:", "user", |name| Ok(Named::Extension(name.to_owned()))),
-    ("constant:", "all", |value| Ok(Named::new(constant(value)))),
+    ("constant:", "all", constant_extractor),
 ];
 
 #[cfg(feature = "axum")]
@@ -59,6 +59,17 @@ fn header_extractor(name: &str) -> Result<Named, String> {
         ));
     }
     Ok(Named::new(of_header(name)))
+}
+
+/// Refuses what looks like several keys, and would be one count for all callers.
+fn constant_extractor(value: &str) -> Result<Named, String> {
+    match value.is_empty() || value.contains(|part: char| part == ',' || part.is_whitespace()) {
+        true => Err(format!(
+            "`constant:{value}` is not a key: the constant is one word, as in `constant:all`, and several keys are a list such as \
+             `[\"constant:all\", \"ip\"]`"
+        )),
+        false => Ok(Named::new(constant(value))),
+    }
 }
 
 /// The extractor of a name.
@@ -256,7 +267,19 @@ mod tests {
 
     #[test]
     fn a_name_with_something_after_it_is_not_a_key() {
-        for text in ["ip:", "ipv6", "client-ip-2", "header", "constant", "ip ip", "or", ""] {
+        for text in [
+            "ip:",
+            "ipv6",
+            "client-ip-2",
+            "header",
+            "constant",
+            "constant:",
+            "constant:a, ip",
+            "constant:a ip",
+            "ip ip",
+            "or",
+            "",
+        ] {
             let error = Named::parse(text).err().unwrap();
             assert!(error.contains("is not a key"), "{text}: {error}");
         }

@@ -121,13 +121,22 @@ fn sliding_log(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> 
 /// The other settings, and for how long units are taken ahead, which is the last one.
 fn split_prefetch<'a, 'b>(options: &'a [&'b str]) -> Result<(&'a [&'b str], Duration), ConfigError> {
     match options.iter().position(|word| *word == "prefetch") {
-        Some(at) => Ok((&options[..at], length(&options[at + 1..].concat(), PREFETCH)?)),
+        Some(at) => Ok((&options[..at], length(&options[at + 1..], PREFETCH)?)),
         None => Ok((options, Duration::ZERO)),
     }
 }
 
-fn length(text: &str, example: &str) -> Result<Duration, ConfigError> {
-    parse_length(text).ok_or_else(|| fault(format_args!("`{text}` is not a length of time"), example))
+/// A length of time: one word, or a number and its unit.
+fn length(words: &[&str], example: &str) -> Result<Duration, ConfigError> {
+    let is_split = |number: &str, unit: &str| {
+        number.ends_with(|last: char| last.is_ascii_digit()) && unit.starts_with(char::is_alphabetic)
+    };
+    let length = match words {
+        [word] => parse_length(word),
+        [number, unit] if is_split(number, unit) => parse_length(&words.concat()),
+        _ => None,
+    };
+    length.ok_or_else(|| fault(format_args!("`{}` is not a length of time", words.join(" ")), example))
 }
 
 fn sliding_counter(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ConfigError> {
@@ -196,7 +205,7 @@ fn concurrency(text: &str) -> Result<Limit, ConfigError> {
     match setting {
         [] => Ok(slots.into()),
         ["lease", lease @ ..] => {
-            let slots = slots.try_lease(length(&lease.concat(), LEASED_SLOTS)?);
+            let slots = slots.try_lease(length(lease, LEASED_SLOTS)?);
             Ok(slots.map_err(invalid(LEASED_SLOTS))?.into())
         }
         _ => Err(unknown(setting, "concurrency", LEASED_SLOTS)),
@@ -513,6 +522,11 @@ mod tests {
             ("concurrency 3 burst 5", "`burst 5` is not a setting of `concurrency`"),
             ("concurrency 3 lease 10", "`10` is not a length of time"),
             ("concurrency 3 lease _1_s", "`_1_s` is not a length of time"),
+            ("concurrency 3 lease 1 0 s", "`1 0 s` is not a length of time"),
+            ("concurrency 3 lease 1 0s", "`1 0s` is not a length of time"),
+            ("concurrency 3 lease 10m in", "`10m in` is not a length of time"),
+            ("concurrency 3 lease", "`` is not a length of time"),
+            ("10/s prefetch 1 0 ms", "`1 0 ms` is not a length of time"),
             ("concurrency 3 lease 1ms", "between 1 s and 1 h"),
             ("1,000/s", "`1,000` is not a whole number"),
             ("_1/s", "is not a limit"),

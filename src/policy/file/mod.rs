@@ -106,7 +106,7 @@ use crate::{ConfigError, key};
 /// | `method` | the [method](crate::key::method()) |
 /// | `header:<name>` | a [header](fn@crate::key::header), hashed if it holds credentials, such as `header:x-api-key` |
 /// | `extension:<name>` | an [extension](crate::key::extension()) of the request that the application [registers](Self::with_extension) under this name |
-/// | `constant:<text>` | [nothing](crate::key::constant()): one limit for all requests |
+/// | `constant:<word>` | [nothing](crate::key::constant()): one limit for all requests |
 ///
 /// `a or b` is the key `a`, and `b` for requests that have no `a`; at most 16 alternatives.
 ///

@@ -164,6 +164,9 @@ impl Template {
         while let Some(segment) = segments.next() {
             validate_segment(segment, segments.peek().is_none())?;
         }
+        if written.contains('|') || written.contains(",/") {
+            return Err("several routes are a list, such as `[\"/login\", \"/sign-in\"]`".to_owned());
+        }
         let service = written.trim_end_matches('/');
         if is_grpc_service(service) {
             return Err(format!("all methods of a gRPC service are `{service}/{{*rest}}`"));
@@ -241,7 +244,10 @@ fn validate_segment(segment: &str, is_last: bool) -> Result<(), String> {
         None => (segment, "id"),
     };
     let is_name = |part: char| part.is_alphanumeric() || part == '_' || part == '-';
-    let is_valid = !name.is_empty() && name.chars().all(is_name);
+    // Not `$count`, which is a path of OData.
+    let is_pattern =
+        literal.len() < segment.len() && literal.ends_with('$') || literal.starts_with('(') && literal.ends_with(')');
+    let is_valid = !is_pattern && !name.is_empty() && name.chars().all(is_name);
     if is_valid && !literal.starts_with(':') && !literal.contains(['*', '{', '}', '<', '>', '[', ']', '\\']) {
         return Ok(());
     }

@@ -396,6 +396,12 @@ fn a_route_that_matches_none_of_the_paths_that_it_looks_like_is_an_error_with_th
         ("/users/{id:[0-9]+}", "`{id}`"),
         ("/users/{id?}", "`{id}`"),
         ("/users/{id}.json", "at the end of a segment"),
+        ("/users/${id}", "`{id}`"),
+        ("/users/(\\d+)", "`{id}`"),
+        ("/users/(.+)", "`{id}`"),
+        ("/(users)/me", "`{id}`"),
+        ("/users|/me", "several routes are a list"),
+        ("/users,/me", "several routes are a list"),
         (
             "/shop.Accounts",
             "all methods of a gRPC service are `/shop.Accounts/{*rest}`",
@@ -431,7 +437,8 @@ fn a_route_that_matches_none_of_the_paths_that_it_looks_like_is_an_error_with_th
             );
         }
     }
-    let routes = "/ /a(b) /v1/users:batchGet /a//b/ /caf%C3%A9 /café /$count /@me /users/{user-id}/{*a_b} /user-{id}";
+    let routes =
+        "/ /a(b) /v1/users:batchGet /a//b/ /caf%C3%A9 /café /$count /@me /a,b /users/{user-id}/{*a_b} /user-{id}";
     for route in routes.split(' ') {
         let _ = described(&format!("block.routes = '{route}'"));
     }
