@@ -88,8 +88,10 @@ impl TryFrom<FileFields> for Config {
             }
         }
         let listed = Access {
-            skipped: conditions(&file.skip, file.client_ip.as_ref(), Spelling::All)?,
-            blocked: conditions(&file.block, file.client_ip.as_ref(), Spelling::Any)?,
+            skipped: conditions(&file.skip, file.client_ip.as_ref(), Spelling::All)
+                .map_err(|error| error.within("`[skip]`"))?,
+            blocked: conditions(&file.block, file.client_ip.as_ref(), Spelling::Any)
+                .map_err(|error| error.within("`[block]`"))?,
         };
         Ok(Self {
             enabled: file.enabled.unwrap_or(true),

@@ -60,6 +60,8 @@ impl Policies {
 
     /// Policies from a file whose name ends in `.toml` or `.json`.
     ///
+    /// Call it once for each file, and clone the policies: those of another call have the same metrics, and overwrite them.
+    ///
     /// The file is read once. It is read again by [`reload`](Self::reload), and by [`reload_on_change`](Self::reload_on_change)
     /// whenever it has changed:
     ///

@@ -328,8 +328,12 @@ fn lists_that_cannot_be_meant_are_errors_with_their_place_and_the_fix() {
         ("[skip]\nnetwork = \"10.0.0.0/8\"", "line 2", "`networks`"),
         ("[skip]\nroutes = \"health\"", "line 2", "one looks like `/login`"),
         ("block.clients = \"known\"", "line 1", "`unknown`"),
-        ("block.clients = \"unknown\"", "", "`[client-ip]` describes the proxies"),
-        ("skip.clients = \"unknown\"", "", "never skipped"),
+        (
+            "block.clients = \"unknown\"",
+            "`[block]`: ",
+            "`[client-ip]` describes the proxies",
+        ),
+        ("skip.clients = \"unknown\"", "`[skip]`: ", "never skipped"),
         (
             "[block]\nclients = \"unknown\"\nnetworks = \"10.0.0.1\"",
             "line 1",
