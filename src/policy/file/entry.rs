@@ -8,7 +8,7 @@ use serde::{
 
 use super::{
     scope::{Routes, Scope},
-    values::{Extensions, length, methods, not_null, routes},
+    values::{Extensions, length, methods, not_null, routes, table},
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
@@ -26,12 +26,7 @@ type ByPlan = BTreeMap<String, Limit>;
 
 /// A policy as configuration describes it.
 #[derive(Clone, Deserialize)]
-#[serde(
-    remote = "Self",
-    deny_unknown_fields,
-    rename_all = "kebab-case",
-    expecting = "a table with a `limit`"
-)]
+#[serde(remote = "Self", deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct PolicyEntry {
     pub(super) limit: Limit,
     #[serde(default, deserialize_with = "not_null")]
@@ -66,8 +61,12 @@ pub(super) struct PolicyEntry {
 
 impl<'de> Deserialize<'de> for PolicyEntry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The derived function, which `remote` makes inherent.
-        let entry = Self::deserialize(deserializer)?;
+        /// By the derived function, which `remote` makes inherent.
+        #[derive(Deserialize)]
+        #[serde(transparent)]
+        struct Fields(#[serde(with = "PolicyEntry")] PolicyEntry);
+
+        let Fields(entry) = table(deserializer, "a table with a `limit`")?;
         entry.plans().map_err(D::Error::custom)?;
         if entry.mode == Some(Mode::Observe) && entry.enforce_share.is_some() {
             return Err(D::Error::custom(
@@ -253,11 +252,7 @@ impl fmt::Display for Name {
 
 /// The bans of a policy, as files have them.
 #[derive(Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    rename_all = "kebab-case",
-    expecting = "a table such as { after = 10, within = \"1h\" }"
-)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct BanTable {
     #[serde(default, deserialize_with = "not_null")]
     after: Option<u64>,
@@ -270,7 +265,7 @@ struct BanTable {
 }
 
 fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ban>, D::Error> {
-    let table = BanTable::deserialize(deserializer)?;
+    let table: BanTable = table(deserializer, "a table such as { after = 10, within = \"1h\" }")?;
     let (Some(after), Some(within)) = (table.after, table.within) else {
         return Err(D::Error::custom(
             "bans have `after`, a number of denials such as 10, and `within`, a length of time such as \"1h\"",

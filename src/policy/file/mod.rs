@@ -150,11 +150,11 @@ use crate::{ConfigError, key};
 /// sets, since a client that can send it chooses its limit.
 ///
 /// What differs by more than the limit is a table of `plans` at the top: its policies take the place of those of the same names
-/// for requests of that plan. Each has its own `limit`. What else they do not set is as in the policy outside of the plans, but for
-/// its own `plan` and `plans`, a `wait` and a `ban` where the limit of the plan takes units ahead, `max-waiting` where nothing waits, and `mode` and
-/// `enforce-share` where the plan has one of these two. [`layer`](Self::layer), [`plans`](Self::plans) and
-/// [`unkeyed_plans`](Self::unkeyed_plans) return the policies of all plans. Requests without a plan, or with one that the file
-/// does not have, are of the plan `default`: the policies outside of plans, if no table has that name.
+/// for requests of that plan. Each has its own `limit`. What else they do not set is as in the policy outside of the plans, but
+/// for its own `plan` and `plans`, a `wait` and a `ban` where the limit of the plan takes units ahead, `max-waiting` where
+/// nothing waits, and `mode` and `enforce-share` where the plan has one of these two. [`layer`](Self::layer),
+/// [`plans`](Self::plans) and [`unkeyed_plans`](Self::unkeyed_plans) return the policies of all plans. Requests without a plan,
+/// or with one that the file does not have, are of the plan `default`: the policies outside of plans, if no table has that name.
 ///
 /// # Routes
 ///

@@ -1,10 +1,19 @@
 //! Values of the fields of a file: routes, networks, methods, lengths of time, the address of the client, the requests that are
 //! skipped or blocked, and extensions.
 
-use std::{collections::BTreeMap, fmt::Display, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display},
+    marker::PhantomData,
+    sync::Arc,
+    time::Duration,
+};
 
 use http::{HeaderName, Method, request::Parts};
-use serde::{Deserialize, Deserializer, de::Error};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use super::{
     Policies,
@@ -39,6 +48,28 @@ pub(super) fn routes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Route
         })
     };
     routes.iter().map(parse).collect::<Result<_, _>>().map(Routes::These)
+}
+
+/// Reads a table, with what is expected, for errors. A derived function takes a list for one, too: with the fields in their order.
+pub(super) fn table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+    expected: &'static str,
+) -> Result<T, D::Error> {
+    struct Table<T>(&'static str, PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Table<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+
+    deserializer.deserialize_map(Table(expected, PhantomData))
 }
 
 /// A value of JSON that is `null`, as by a template without a value, is an error.
@@ -108,8 +139,8 @@ struct ClientIp {
 }
 
 pub(super) fn client_ip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<key::Ip>, D::Error> {
-    let table = ClientIp::deserialize(deserializer)?;
-    table.rule().map(Some).map_err(D::Error::custom)
+    let client_ip: ClientIp = table(deserializer, "a table with `header` and `trusted`")?;
+    client_ip.rule().map(Some).map_err(D::Error::custom)
 }
 
 impl ClientIp {
@@ -172,11 +203,7 @@ enum TrustedPeer {
 
 /// Requests as a table describes them: those for which all of its fields hold.
 #[derive(Clone, Deserialize)]
-#[serde(
-    remote = "Self",
-    deny_unknown_fields,
-    expecting = "a table with `networks`, `routes` or `methods`"
-)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub(super) struct RequestMatcher {
     #[serde(default, deserialize_with = "not_null")]
     clients: Option<Clients>,
@@ -197,8 +224,12 @@ enum Clients {
 
 impl<'de> Deserialize<'de> for RequestMatcher {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The derived function, which `remote` makes inherent.
-        let fields = Self::deserialize(deserializer)?;
+        /// By the derived function, which `remote` makes inherent.
+        #[derive(Deserialize)]
+        #[serde(transparent)]
+        struct Fields(#[serde(with = "RequestMatcher")] RequestMatcher);
+
+        let Fields(fields) = table(deserializer, "a table with `networks`, `routes` or `methods`")?;
         let fault = match &fields.routes {
             Routes::Others(_) => "the routes `others` are for a policy; list the routes of these requests",
             _ if fields.clients.is_some() && !fields.networks.is_empty() => {

@@ -154,6 +154,34 @@ fn a_wrong_line_is_shown() {
     }
 }
 
+/// Serde would take the fields in their order.
+#[test]
+fn a_list_is_no_table() {
+    for (list, expected) in [
+        ("policies.api = ['1/s']", "a table with a `limit`"),
+        ("[[policies.api]]\nlimit = '1/s'", "a table with a `limit`"),
+        (
+            "policies.api = { limit = '1/s', ban = [10, '1h'] }",
+            "a table such as { after = 10, within = \"1h\" }",
+        ),
+        (
+            "client-ip = ['x-real-ip', 'any-peer']\npolicies = {}",
+            "a table with `header` and `trusted`",
+        ),
+        (
+            "block = [['unknown']]\npolicies = {}",
+            "a table with `networks`, `routes` or `methods`",
+        ),
+    ] {
+        let error = Policies::from_toml(list).unwrap_err().to_string();
+        let fault = format!("invalid type: sequence, expected {expected}");
+        assert!(error.contains("line ") && error.contains(&fault), "{list}: {error}");
+        assert_same_fix_in_json(list, &fault);
+    }
+    let error = Policies::from_json("[true]").unwrap_err().to_string();
+    assert!(error.contains("expected a table with `policies`"), "{error}");
+}
+
 /// The configuration of an application.
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
