@@ -20,6 +20,7 @@ use crate::{
 };
 
 pub(crate) type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+type OfCompletion = Arc<dyn Fn(&Completion<'_>) -> bool + Send + Sync>;
 
 /// The settings of a policy, in code or in a file.
 ///
@@ -34,7 +35,7 @@ pub(crate) struct Settings {
     pub(crate) scope: Option<Condition>,
     pub(crate) failure_mode: Option<FailureMode>,
     /// Which completed requests are refunded.
-    pub(crate) refund_if: Option<Arc<dyn Fn(&Completion<'_>) -> bool + Send + Sync>>,
+    pub(crate) refund_if: Option<OfCompletion>,
     /// The keys that the policy is enforced for; others are observed.
     pub(crate) enforced: EnforcedShare,
     pub(crate) ban: Option<Ban>,
