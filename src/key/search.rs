@@ -53,6 +53,9 @@ impl Search {
             ));
         }
         let values: Vec<_> = text.split('|').map(|value| SearchedValue::of(value.trim())).collect();
+        if text.split('|').any(|value| value.trim().starts_with("keyed=")) {
+            return Err(keyed());
+        }
         let key = Key::parse(text).ok();
         if values.len() > MOST && key.is_none() {
             return Err(ConfigError::new(format!(
@@ -287,6 +290,10 @@ fn kind_of(name: &str) -> (&str, &str) {
     name.split_at(name.find(':').map_or(name.len(), |colon| colon + 1))
 }
 
+fn keyed() -> ConfigError {
+    ConfigError::new("`keyed=` is a hash that a store makes of a key; write the key itself, such as `ip=203.0.113.7`")
+}
+
 fn component(text: &str) -> Result<Key, ConfigError> {
     let Some((name, value)) = text.split_once('=') else {
         return Err(ConfigError::new(format!(
@@ -296,11 +303,7 @@ fn component(text: &str) -> Result<Key, ConfigError> {
     };
     let (kind, label) = kind_of(name);
     let key = match kind {
-        "keyed" => {
-            return Err(ConfigError::new(
-                "`keyed=` is a hash that a store makes of a key; write the key itself, such as `ip=203.0.113.7`",
-            ));
-        }
+        "keyed" => return Err(keyed()),
         "ip" => Key::plain("ip", address(value)?),
         "header:" => Key::component(kind, &bytes(&label.to_ascii_lowercase()), &bytes(value)),
         _ if KINDS.contains(&kind) => Key::component(kind, &bytes(label), &bytes(value)),

@@ -520,6 +520,10 @@ async fn a_mistake_in_a_search_is_an_error_with_the_fix() {
         ("{}", "`text`, such as `203.0.113.7`"),
         (r#"{"text":"  "}"#, "`user=alice`"),
         (r#"{"text":"a|b|c|d|e|f|g|h|i"}"#, "at most 8 values"),
+        (
+            r#"{"text":"keyed=0123456789abcdef0123456789abcdef"}"#,
+            "write the key itself",
+        ),
         ("[]", r#"{"text":"203.0.113.7"}"#),
     ] {
         let response = operator.post("/search", body, &[]).await;
