@@ -86,10 +86,15 @@ pub(crate) fn summary(nodes: &[NodeStatus]) -> Option<String> {
         (0, _, all) => format!("{degraded} of {all} nodes degraded: "),
         (_, _, all) => format!("{down} of {all} nodes down, {degraded} degraded: "),
     };
+    let fail = if states.is_empty() {
+        "failed in the last minute"
+    } else {
+        "fail"
+    };
     Some(match (100 * failed).checked_div(decided + failed) {
         None => format!("{states}no check was made"),
-        Some(0) => format!("{states}less than 1 % of checks fail"),
-        Some(percent) => format!("{states}{percent} % of checks fail"),
+        Some(0) => format!("{states}less than 1 % of checks {fail}"),
+        Some(percent) => format!("{states}{percent} % of checks {fail}"),
     })
 }
 
@@ -138,7 +143,10 @@ mod tests {
             (vec![node(Down, 0, 7)], Some("down: 100 % of checks fail")),
             (vec![node(Down, 0, 0)], Some("down: no check was made")),
             (vec![node(Degraded, 80, 20)], Some("degraded: 20 % of checks fail")),
-            (vec![node(Ok, 999, 1)], Some("less than 1 % of checks fail")),
+            (
+                vec![node(Ok, 999, 1)],
+                Some("less than 1 % of checks failed in the last minute"),
+            ),
             (
                 vec![node(Down, 0, 100), node(Ok, 100, 0), node(Ok, 100, 0)],
                 Some("1 of 3 nodes down: 33 % of checks fail"),

@@ -1637,7 +1637,7 @@ async fn the_report_has_the_failure_of_a_store_of_another_kind() {
     );
     assert_eq!(
         (&store["health"], &store["nodes"][0]["failed"]),
-        (&json!("100 % of checks fail"), &json!(3))
+        (&json!("100 % of checks failed in the last minute"), &json!(3))
     );
     assert_eq!(
         report["policies"][0]["denials"]["total"], 1,
