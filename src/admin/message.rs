@@ -120,7 +120,13 @@ impl<S: Sync> FromRequest<S> for Input {
             _ => ("a subject", r#"{"policy":"api","key":"ip=203.0.113.7"}"#),
         };
         let body = Bytes::from_request(request, &()).await;
-        let body = body.map_err(|error| AdminError::new(error.status(), error.body_text()))?;
+        let body = body.map_err(|error| match error.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => AdminError::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "the body has more than 16 KiB; send a shorter one: a subject can be selected by its hash in the report",
+            ),
+            status => AdminError::new(status, error.body_text()),
+        })?;
         serde_json::from_slice(&body).map_err(|error| {
             AdminError::bad_request(format!("the body is not {name}: {error}; one looks like {example}"))
                 .logged_as(format!("the body is not {name}"))

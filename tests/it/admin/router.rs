@@ -1345,7 +1345,7 @@ async fn a_request_with_a_mistake_is_an_error_with_the_fix() {
         (
             &format!(r#"{{"policy":"api","key":"key={}"}}"#, "x".repeat(20_000)),
             413,
-            "length limit",
+            "more than 16 KiB",
         ),
     ] {
         let response = operator.post("/reset", body, &[]).await;
