@@ -168,10 +168,11 @@ async fn perform(shared: &Admin, request: Request, line: &mut AuditLine) -> Resu
     line.subject = shared.names.hash(&selected.key);
     match path.as_str() {
         "/reset" => {
-            if subject::reset(&selected).await? {
+            let is_reset = subject::reset(&selected).await?;
+            if is_reset {
                 line.outcome = DONE;
             }
-            subject::require_limits(&selected)?;
+            subject::require_counts(&selected, is_reset)?;
         }
         _ => subject::set_override(&selected, new_limit.transpose()?, &line.actor).await?,
     }

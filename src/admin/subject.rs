@@ -61,15 +61,31 @@ pub(super) async fn reset(selected: &Selected) -> Result<bool, AdminError> {
     Ok(!done.is_empty())
 }
 
-/// An error if no limit of the policy is known, so that only bans were reset.
-pub(super) fn require_limits(selected: &Selected) -> Result<(), AdminError> {
-    match selected.sharing().any(|policy| !policy.limits.is_empty()) {
-        true => Ok(()),
-        false => Err(AdminError::new(
-            StatusCode::CONFLICT,
-            "only bans are reset: no limit of this policy is known, since no request has chosen one in this process yet",
-        )),
+/// An error if no limit of the policy counts now, so that at most bans were reset.
+pub(super) fn require_counts(selected: &Selected, is_reset: bool) -> Result<(), AdminError> {
+    let known = || {
+        selected
+            .sharing()
+            .flat_map(|of| of.limits.iter().map(move |own| (of, own)))
+    };
+    let counts = |(of, own): (&WatchedPolicy, &Arc<NamedLimit>)| {
+        let overriding = of.policy.overriding(&of.context, &own.limit, &selected.key);
+        own.limit.is_counted() || overriding.is_some_and(|limit| limit.limit.is_counted())
+    };
+    if known().any(counts) {
+        return Ok(());
     }
+    let reason = if known().next().is_none() {
+        "no limit of this policy is known, since no request has chosen one in this process yet"
+    } else {
+        "no limit of this policy counts now; if it had one before, its counts stay until they expire or it has that again"
+    };
+    let done = if is_reset {
+        "only bans are reset"
+    } else {
+        "nothing is reset"
+    };
+    Err(AdminError::new(StatusCode::CONFLICT, format!("{done}: {reason}")))
 }
 
 /// Sets the limit of a key of a policy in a store for so long, in the name of an operator, or ends its override without a limit.

@@ -1115,7 +1115,10 @@ async fn of_limits_that_are_chosen_those_of_this_process_are_known() {
     let refused = operator.reset("api", "ip=203.0.113.7").await;
     assert_eq!(refused.status, StatusCode::CONFLICT);
     let error = refused.json()["error"].to_string();
-    assert!(error.contains("no request has chosen one"), "{error}");
+    assert!(
+        error.contains("nothing is reset: no limit of this policy is known, since no request has chosen one"),
+        "{error}"
+    );
 
     let app = app(&layer);
     for query in ["pro", "free", "free", "hourly"] {
@@ -1299,9 +1302,26 @@ async fn slots_and_limits_that_count_nothing_are_shown() {
     );
     let open = operator.counts("open", "key=42").await;
     assert_eq!((&open["allowed"], &open["remaining"]), (&json!(true), &Value::Null));
+    let log = Log::capture();
     for policy in ["closed", "open"] {
-        assert_eq!(operator.reset(policy, "key=42").await.status, StatusCode::OK);
+        let refused = operator.reset(policy, "key=42").await;
+        assert_eq!(refused.status, StatusCode::CONFLICT, "{policy}");
+        let error = refused.json()["error"].to_string();
+        assert!(
+            error.contains("nothing is reset: no limit of this policy counts now"),
+            "{error}"
+        );
     }
+    let text = log.text();
+    assert_eq!(text.matches("outcome=\"refused\"").count(), 2, "{text}");
+    assert!(!text.contains("outcome=\"done\""), "{text}");
+
+    // The limit of an override counts.
+    let set = operator
+        .set_override("closed", "key=42", "sliding-log 5/min", "1h")
+        .await;
+    assert_eq!(set.status, StatusCode::OK, "{}", set.json());
+    assert_eq!(operator.reset("closed", "key=42").await.status, StatusCode::OK);
 }
 
 #[tokio::test(start_paused = true)]
