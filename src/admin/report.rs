@@ -185,7 +185,8 @@ async fn report_policy(
     });
     let refused_reload = policy.policy.refused_reload();
     let refused_reload = refused_reload.map(|(at, error)| json!({ "since": unix_seconds(at), "error": error }));
-    let denials = denials_of(policies, policy);
+    let counted = policy.counted_in_plan(policies);
+    let denials = joined_denials(&counted);
     let (waiting, lines) = report_lines(policy, names);
     json!({
         "policy": policy.name(),
@@ -219,7 +220,7 @@ async fn report_policy(
         // None if it has no bans.
         "bans": report_bans(policy, denials.as_ref(), names).await,
         // The decisions in this process while there is a router.
-        "decisions": decisions_of(policies, policy),
+        "decisions": decisions_of(&counted),
         "denials": report_denials(denials.as_ref(), names, input.subjects.unwrap_or(usize::MAX)),
     })
 }
@@ -292,19 +293,25 @@ pub(super) fn denied_subject(count: &Count<Key>, names: &SubjectNames) -> Value 
     })
 }
 
-/// The denials of a policy by all layers and limiters that share its counts, and since when they are counted.
+/// The denials of a policy in all plans, layers and limiters that share its counts, and since when they are counted.
 pub(super) fn denials_of(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<DenialSummary> {
-    let counted = policy.counted(policies).into_iter();
-    let summaries = counted.filter_map(|policy| policy.context.denials.summary(policy.position));
+    joined_denials(&policy.counted(policies))
+}
+
+/// The denials of these policies, which share their counts.
+fn joined_denials(counted: &[&WatchedPolicy]) -> Option<DenialSummary> {
+    let summaries = counted
+        .iter()
+        .filter_map(|policy| policy.context.denials.summary(policy.position));
     summaries.reduce(|(since, joined), (other_since, other)| (since.min(other_since), joined.join(other)))
 }
 
 /// The decisions of the same.
-fn decisions_of(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> u64 {
-    let counted = policy.counted(policies).into_iter();
-    counted
-        .map(|policy| policy.context.denials.decisions(policy.position))
-        .sum()
+fn decisions_of(counted: &[&WatchedPolicy]) -> u64 {
+    let decisions = counted
+        .iter()
+        .map(|policy| policy.context.denials.decisions(policy.position));
+    decisions.sum()
 }
 
 /// The most subjects of a policy that are looked up in the store for a report.

@@ -96,7 +96,14 @@ impl WatchedPolicy {
         counted
     }
 
-    /// The place of the first of them.
+    /// Those of them that are of the same plan.
+    pub(super) fn counted_in_plan<'a>(&'a self, policies: &'a [Self]) -> Vec<&'a Self> {
+        let mut counted = self.counted(policies);
+        counted.retain(|other| other.policy.plan_name() == self.policy.plan_name());
+        counted
+    }
+
+    /// The place of the first of all that share the counts.
     pub(super) fn first_sharing(&self) -> usize {
         self.sharing.first().copied().unwrap_or_default()
     }

@@ -146,6 +146,27 @@ async fn the_report_has_the_plan_of_a_policy_and_a_reset_is_for_all_plans() {
     let reset = operator.reset("api", "ip=192.0.2.1").await;
     assert!(reset.status.is_success(), "{}", reset.status);
     assert_eq!(pro().await, first);
+
+    // Each plan has its own numbers.
+    for _ in 0..2 {
+        send(&app, get_from("192.0.2.2", "/")).await;
+    }
+    let report = operator.report().await;
+    let numbers = |position: usize| {
+        let policy = &report["policies"][position];
+        let subjects = policy["denials"]["subjects"].as_array().map(Vec::len);
+        (
+            policy["decisions"].as_u64(),
+            policy["denials"]["total"].as_u64(),
+            subjects,
+        )
+    };
+    assert_eq!(
+        [numbers(0), numbers(1)],
+        [(Some(2), Some(1), Some(1)), (Some(2), Some(0), Some(0))]
+    );
+    let denied = operator.get("api", "ip=192.0.2.2").await.json()["denied"].take();
+    assert_eq!(denied["denials"], 1, "a look-up is of all plans");
 }
 
 #[tokio::test(start_paused = true)]
