@@ -66,11 +66,12 @@ pub(super) async fn report(shared: &Admin, input: &Input) -> Value {
     })
 }
 
-/// The override of a key that is [bound](Key::bound), if the key has one.
-pub(super) fn override_of(names: &SubjectNames, policy: &WatchedPolicy, key: &Key) -> Option<Value> {
+/// The override of a key that is [bound](Key::bound), if the key has one. These policies have the same counts.
+pub(super) fn override_of(names: &SubjectNames, same: &[&WatchedPolicy], key: &Key) -> Option<Value> {
+    let policy = same.first()?;
     let overrides = policy.context.overrides.as_ref()?;
     let found = overrides.of(policy.policy.counted_as(), key)?;
-    Some(report_override(names, &found, policy, overrides.now()))
+    Some(report_override(names, &found, same, overrides.now()))
 }
 
 fn report_overrides(policies: &[&WatchedPolicy], names: &SubjectNames) -> Vec<Value> {
@@ -78,20 +79,18 @@ fn report_overrides(policies: &[&WatchedPolicy], names: &SubjectNames) -> Vec<Va
         return Vec::new();
     };
     let (now, list) = (overrides.now(), overrides.list());
-    let named = policies
+    let mut of_name = HashMap::<_, Vec<_>>::new();
+    for policy in policies {
+        of_name.entry(policy.policy.counted_as()).or_default().push(*policy);
+    }
+    let reports = list
         .iter()
-        .rev()
-        .map(|policy| (policy.policy.counted_as(), *policy));
-    let first_of: HashMap<_, _> = named.collect();
-    let reports = list.iter().filter_map(|one| {
-        let policy = first_of.get(&*one.policy)?;
-        Some(report_override(names, one, policy, now))
-    });
+        .filter_map(|one| Some(report_override(names, one, of_name.get(&*one.policy)?, now)));
     reports.collect()
 }
 
 /// A limit of one subject in place of the limit of a policy, for a time.
-fn report_override(names: &SubjectNames, one: &Override, policy: &WatchedPolicy, now: Duration) -> Value {
+fn report_override(names: &SubjectNames, one: &Override, same: &[&WatchedPolicy], now: Duration) -> Value {
     let rest = one.expires_at.saturating_sub(now);
     // The hash that a store keeps is a name already.
     let subject = match one.key.is_hashed() {
@@ -99,10 +98,12 @@ fn report_override(names: &SubjectNames, one: &Override, policy: &WatchedPolicy,
         false => names.name(&one.key),
     };
     json!({
-        "policy": policy.name(),
-        "store": policy.store,
+        "policy": same[0].name(),
+        "store": same[0].store,
         "subject": subject,
         "limit": one.limit.to_string(),
+        // False if it fits no limit of the policy anymore, so that these apply.
+        "applies": same.iter().any(|policy| policy.is_overridden_by(&one.limit)),
         "ends_at": ends_at(rest),
         "ends_after_seconds": rest.as_secs_f64(),
         // The operator that has set it; none of one that the application has set.
@@ -205,11 +206,15 @@ async fn report_policy(
         "cost": context.settings.fixed_cost(),
         "failure_mode": context.settings.failure_mode.unwrap_or_default().to_string(),
         "observed": context.settings.enforced.is_none(),
+        // Whether its file has switched it off: `enabled = false`.
+        "off": policy.policy.is_off(),
         // The share of the keys that it is enforced for: 0 if it observes only.
         "enforced_share": context.settings.enforced.fraction(),
         "ban": policy.ban(),
         "since": unix_seconds(policy.context.built_at),
         "reloaded_at": policy.policy.reloaded_at().map(unix_seconds),
+        // Whether the file has no such policy anymore, so that its last numbers apply.
+        "missing": policy.policy.is_missing(),
         // Since when a change of its file is not applied, and why.
         "refused_reload": refused_reload,
         // None if no limit of it has slots.

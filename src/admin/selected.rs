@@ -16,7 +16,7 @@ use super::{
     subject::SubjectNames,
 };
 use crate::{
-    Key, Policy,
+    Key, Limit, Policy,
     decide::{CheckContext, PolicyContext},
     key::{FoundKey, KeyForm, Search},
     store::NamedLimit,
@@ -101,6 +101,12 @@ impl WatchedPolicy {
         let mut counted = self.counted(policies);
         counted.retain(|other| other.policy.plan_name() == self.policy.plan_name());
         counted
+    }
+
+    /// Whether an override applies in place of one of its limits. Those that no request has chosen yet are not known.
+    pub(super) fn is_overridden_by(&self, limit: &Limit) -> bool {
+        let mut known = self.limits.iter();
+        self.limits.is_empty() || known.any(|own| self.policy.fits(&own.limit, limit))
     }
 
     /// The place of the first of all that share the counts.
@@ -210,7 +216,7 @@ impl Selected {
             // None if it is not listed.
             "denied": denied.map(|count| report::denied_subject(count, names)),
             // None if it has no limit of its own.
-            "override": report::override_of(names, &self.policy, &self.key),
+            "override": report::override_of(names, &self.sharing().collect::<Vec<_>>(), &self.key),
             "counts": counts,
         }))
     }

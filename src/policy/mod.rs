@@ -278,10 +278,15 @@ impl<K> Policy<K> {
         if matches!(own, Limit::Unlimited) {
             return None;
         }
-        let limit = overrides.limit_of(self.counted_as(), key)?;
-        Self::validate_override(own, &limit).ok()?;
-        self.validate_slots(&limit).ok()?;
+        let limit = overrides
+            .limit_of(self.counted_as(), key)
+            .filter(|limit| self.fits(own, limit))?;
         self.policy_limit.overriding.of(limit, &self.policy_limit.fixed).ok()
+    }
+
+    /// Whether the limit of an override applies in place of this limit of the policy.
+    pub(crate) fn fits(&self, own: &Limit, limit: &Limit) -> bool {
+        *own != Limit::Unlimited && Self::validate_override(own, limit).is_ok() && self.validate_slots(limit).is_ok()
     }
 
     /// Whether a key can have this limit in all of these policies of one name, and in one of them with effect.
@@ -365,6 +370,16 @@ impl<K> Policy<K> {
     /// When the file of the policy was last loaded again.
     pub(crate) fn reloaded_at(&self) -> Option<SystemTime> {
         self.from_file.as_ref()?.file.reloaded_at()
+    }
+
+    /// Whether the newest load of its file has no such policy, so that it keeps what the last one had.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.from_file.as_ref().is_some_and(FromFile::is_missing)
+    }
+
+    /// Whether its file has switched it off.
+    pub(crate) fn is_off(&self) -> bool {
+        self.from_file.as_ref().is_some_and(FromFile::is_off) && self.limit() == Some(&Limit::Unlimited)
     }
 
     /// Why the file is not applied as it is.

@@ -224,6 +224,20 @@ pub(in crate::policy) struct FromFile {
 }
 
 impl FromFile {
+    /// Whether the last load has no such policy.
+    #[cfg(feature = "admin")]
+    pub(in crate::policy) fn is_missing(&self) -> bool {
+        self.file.state().config.nearest(&self.place).is_none()
+    }
+
+    /// Whether the last load has switched it off, or all policies.
+    #[cfg(feature = "admin")]
+    pub(in crate::policy) fn is_off(&self) -> bool {
+        let config = &self.file.state().config;
+        let entry = config.nearest(&self.place).and_then(|place| config.policies.get(place));
+        !config.enabled || entry.is_some_and(|entry| entry.enabled == Some(false))
+    }
+
     /// The same for a policy that has another key.
     pub(in crate::policy) fn without_key(self) -> Self {
         Self { has_key: false, ..self }

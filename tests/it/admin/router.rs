@@ -291,6 +291,52 @@ async fn the_report_has_the_mistake_in_a_file_until_it_is_mended() {
     eventually("the file is back", async || refused().await.is_null()).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_report_has_what_a_file_has_switched_off_or_has_no_more_and_the_overrides_that_do_not_fit() {
+    let file = |text: &str| Policies::from_toml(text).expect("a file");
+    let api = "[policies.api]\nlimit = 'sliding-log 2/min'\nkey = 'ip'\n";
+    let logins = "[policies.logins]\nlimit = 'sliding-log 5/min'\nkey = 'ip'\n";
+    let policies = file(&format!("{api}{logins}"));
+    let layer = policies.layer(MemoryStore::new(), ["api", "logins"]).expect("policies");
+    let operator = Operator::of(&layer);
+    let set = operator
+        .set_override("api", "ip=192.0.2.1", "sliding-log 9/min", "1h")
+        .await;
+    assert_eq!(set.json()["override"]["applies"], true);
+    let state = async || {
+        let report = operator.report().await;
+        let of = |position: usize| {
+            let policy = &report["policies"][position];
+            (policy["off"].clone(), policy["missing"].clone())
+        };
+        (of(0), of(1), report["overrides"][0]["applies"].clone())
+    };
+    let (yes, no) = (json!(true), json!(false));
+    let of = |off: &Value, missing: &Value| (off.clone(), missing.clone());
+    assert_eq!(state().await, (of(&no, &no), of(&no, &no), yes.clone()));
+
+    policies
+        .replace(&file(&format!("{logins}enabled = false\n")))
+        .expect("a file");
+    assert_eq!(state().await, (of(&no, &yes), of(&yes, &no), yes.clone()));
+    let refused = operator.reset("logins", "ip=192.0.2.1").await;
+    assert_eq!(refused.status, StatusCode::CONFLICT);
+
+    policies
+        .replace(&file(&format!("enabled = false\n{api}{logins}")))
+        .expect("a file");
+    assert_eq!(state().await, (of(&yes, &no), of(&yes, &no), no.clone()));
+
+    let other = api.replace("sliding-log", "token-bucket");
+    policies.replace(&file(&format!("{other}{logins}"))).expect("a file");
+    assert_eq!(state().await, (of(&no, &no), of(&no, &no), no.clone()));
+    let subject = operator.get("api", "ip=192.0.2.1").await.json();
+    assert_eq!(
+        (&subject["override"]["applies"], &subject["counts"][0]["limit"]),
+        (&no, &json!("token-bucket 2/min"))
+    );
+}
+
 /// Reads and resets the counts of one caller, in this store.
 async fn reads_and_resets(store: impl Store + Clone) {
     let policy = |name| Policy::new(name, SlidingLog::per_minute(2)).key((key::ip(), key::path()));
@@ -570,7 +616,7 @@ async fn the_overrides_of_other_policies_are_not_listed() {
     let listed = both.report().await["overrides"].take();
     assert_eq!(
         listed,
-        json!([{ "policy": "mails", "store": 1, "subject": "key=42", "limit": "sliding-log 9/h", "set_by": null, "ends_at": listed[0]["ends_at"], "ends_after_seconds": listed[0]["ends_after_seconds"] }])
+        json!([{ "policy": "mails", "store": 1, "subject": "key=42", "limit": "sliding-log 9/h", "applies": true, "set_by": null, "ends_at": listed[0]["ends_at"], "ends_after_seconds": listed[0]["ends_after_seconds"] }])
     );
     tokio::time::advance(MINUTE).await;
     assert_eq!(both.report().await["overrides"], json!([]));
