@@ -16,7 +16,7 @@
 //! HTTP/1.1 401 Unauthorized
 //!
 //! $ curl -s -u operator:change-me 'http://127.0.0.1:3000/admin/subject?policy=hello&key=ip%3D127.0.0.1'
-//! {"counts":[{"allowed":false,"banned_for_seconds":null,"denial":"quota exceeded","in_place_of":null,"limit":"sliding-log 2/min","observed":false,"quota":2,"remaining":0,"reset_after_seconds":60.0,"retry_after_seconds":60.0,"store_error":null}],"denied":{"denials":1,"error":0,"last_at":1795816800,"subject":"ip=127.0.0.1"},"instance":"hello-1","key":"ip=127.0.0.1","override":null,"policy":"hello","store":1,"subject":"ip=127.0.0.1"}
+//! {"counts":[{"allowed":false,"banned_for_seconds":null,"counted_locally":false,"denial":"quota exceeded","in_place_of":null,"limit":"sliding-log 2/min","observed":false,"quota":2,"remaining":0,"reset_after_seconds":60.0,"retry_after_seconds":60.0,"store_error":null}],"denied":{"denials":1,"error":0,"last_at":1795816800,"subject":"ip=127.0.0.1"},"instance":"hello-1","key":"ip=127.0.0.1","override":null,"policy":"hello","store":1,"subject":"ip=127.0.0.1"}
 //!
 //! $ curl -i -u operator:change-me -H 'content-type: application/json' -d '{"policy":"hello","key":"ip=127.0.0.1"}' http://127.0.0.1:3000/admin/reset
 //! HTTP/1.1 200 OK

@@ -19,7 +19,7 @@ use crate::{
     Decision, Denial, Key, Limit, Policy, PolicyDecision,
     decide::{self, Undecided, Waiting},
     key::Secret,
-    store::{ErrorKind, NamedLimit, Operation, OverrideError, Store, StoreError, StoreRequest},
+    store::{ErrorKind, NamedLimit, NodeState, Operation, OverrideError, Store, StoreError, StoreRequest},
     sync::lock,
 };
 
@@ -29,15 +29,35 @@ const MOST: usize = 20;
 /// Reads the counts of a key of a policy in a store, of each limit that the policy has there.
 pub(super) async fn peek(selected: &Selected) -> Result<Vec<Value>, AdminError> {
     let (key, mut counts) = (&selected.key, Vec::new());
+    let checks_error = checks_error(&selected.policy);
     for (policy, own) in limits(selected).into_iter().take(MOST) {
         let overriding = policy.policy.overriding(&policy.context, &own.limit, key);
         let limit = overriding.as_ref().unwrap_or(own);
         let mut of_limit = peek_one(policy, limit, key).await?;
+        if limit.limit.is_counted() && of_limit["store_error"].is_null() {
+            of_limit["store_error"] = checks_error.as_deref().into();
+        }
         // The limit of the policy that an override replaces by this one.
         of_limit["in_place_of"] = overriding.is_some().then(|| own.limit.to_string()).into();
         counts.push(of_limit);
     }
     Ok(counts)
+}
+
+/// Why checks fail, although counts may be read: a Redis that is full or a replica refuses writes.
+fn checks_error(policy: &WatchedPolicy) -> Option<String> {
+    let of_store = policy
+        .context
+        .store
+        .status()
+        .into_iter()
+        .flat_map(|status| status.nodes);
+    let mut nodes = of_store.chain(policy.context.failover.status());
+    let failing = nodes.find(|node| node.state != NodeState::Ok && node.failed > 0)?;
+    let place = failing
+        .address
+        .map_or(String::new(), |address| format!(" at {address}"));
+    Some(format!("checks fail{place}: {}", failing.error?))
 }
 
 /// Removes all counts of a key of a policy in a store, and its bans. Returns whether there is anything to reset.
@@ -166,7 +186,9 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<NamedLimit>, key: &Key) ->
         "retry_after_seconds": decided.and_then(PolicyDecision::retry_after).map(|wait| wait.as_secs_f64()),
         "reset_after_seconds": decided.map_or(0.0, |decided| decided.reset_after().as_secs_f64()),
         "observed": policy.in_context().observes(key),
-        // Why this process has counted in place of the store.
+        // Whether this process has counted in place of the store.
+        "counted_locally": store_error.is_some(),
+        // Why it has, or why checks fail although the store has returned these counts.
         "store_error": store_error,
     }))
 }

@@ -1818,6 +1818,31 @@ async fn the_report_has_the_breaker_of_redis() {
     .await;
 }
 
+/// Counts are read while no request is decided by them.
+#[tokio::test]
+async fn a_subject_has_the_error_of_a_redis_that_refuses_writes() {
+    let redis = Redis::start_with(&["--maxmemory-policy", "noeviction"]);
+    let store: RedisStore = connected(patient(), &redis.url()).await;
+    let layer = RateLimitLayer::new(store, api(SlidingLog::per_minute(9)));
+    let (app, operator) = (app(&layer), Operator::of(&layer));
+    let counts = async || operator.counts("api", "ip=192.0.2.1").await;
+    assert_eq!(counts().await["store_error"], Value::Null);
+
+    redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
+    eventually("the failure is reported", async || {
+        call(&app, "192.0.2.1", 1).await;
+        let counts = counts().await;
+        let error = counts["store_error"].as_str().unwrap_or_default();
+        error.starts_with("checks fail at 127.0.0.1:") && error.contains("OOM")
+    })
+    .await;
+    let counts = counts().await;
+    assert_eq!(
+        (&counts["counted_locally"], &counts["remaining"]),
+        (&json!(false), &json!(9))
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_router_without_policies_reports_none() {
     let operator = Operator(Admin::default().router_behind_authentication());
