@@ -74,7 +74,7 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// | `GET /subject?policy=api&key=ip%3D203.0.113.7` | the counts of a key by each limit of a policy |
 /// | `POST /subject` with `{"policy":"api","key":"ip=203.0.113.7"}` | the same; as no part of a URL, the key gets into no log of requests |
 /// | `POST /search` with `{"text":"203.0.113.7"}` | the counts of [each key](#the-search) that can be made of a value, in all policies |
-/// | `POST /reset` with `{"policy":"api","key":"ip=203.0.113.7"}` | removes the counts and bans of a key of a policy, as [`Limiter::reset`](crate::Limiter::reset) does, and returns what `/subject` returns |
+/// | `POST /reset` with `{"policy":"api","key":"ip=203.0.113.7"}` | removes the counts and bans of a key of a policy, as [`Limiter::reset`](crate::Limiter::reset) does, and returns what `/subject` returns. Of limits that are chosen for requests, it removes the counts of those that this process knows |
 /// | `POST /override` with `{"policy":"api","key":"ip=203.0.113.7","limit":"sliding-log 50/d","lasts":"3d"}` | gives the key another limit for a time, as [`Limiter::override_limit`](crate::Limiter::override_limit) does, and returns what `/subject` returns |
 /// | `POST /end-override` with `{"policy":"api","key":"ip=203.0.113.7"}` | ends that, as [`Limiter::end_override`](crate::Limiter::end_override) does |
 ///
@@ -92,12 +92,13 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// the [actor](Self::actor) (`set_by`; `null` for one of the application), and each of its `counts` that the override applies to
 /// is under the limit of the override, with the limit of the policy as `in_place_of`. The rest of a ban is `banned_for_seconds`.
 ///
-/// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400` for
-/// a mistake in a request, `404` for a policy that does not exist, and a hash by which this process knows no subject, `403` and
-/// `415` as described [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests,
-/// before one was chosen in this process, and for an override in a store that has none, or as many as it may, `413` for a body of more than 16 KiB, and
-/// `503` if the store fails; the text of that begins with `the change is done` if it is. While the policy counts locally,
-/// `/subject` returns the counts of this process, and `store_error`.
+/// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400` for a
+/// mistake in a request, `404` for a policy that does not exist, and a hash by which this process knows no subject, `403` and `415`
+/// as described [below](#what-the-router-refuses), `409` for a reset of a policy that counts nothing now, such as one that is
+/// switched off, or with limits that are chosen for requests before the first one, and for an override in a store that has none, or
+/// as many as it may, `413` for a body of more than 16 KiB, and `503` if the store fails; the text of that begins with `the change
+/// is done` if it is. While the policy counts locally, `/subject` returns the counts of this process, with `counted_locally` and
+/// `store_error`. A Redis that refuses writes, such as a full one, returns its own, with `store_error`.
 ///
 /// # The search
 ///
@@ -114,21 +115,22 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// * The [health](crate::guide::operating#health-of-a-store) of each server of a store as `nodes`: its address as `node`, `state`,
 ///   `since`, the checks of this process in the last minute that were `decided` and that `failed`, both 0 while none has failed,
 ///   and the last `error`. `health` is the same in one line, such as `1 of 3 nodes down: 33 % of checks fail`.
-/// * Each policy: what its keys are made of (`key`), its limit as text, cost, failure mode and bans, whether it only observes, since when it runs in
-///   this process (`since`), and when its file was reloaded last (`reloaded_at`). If the last load of the
-///   file was refused, such as for a mistake in it, `refused_reload` has the error. Of limits that are
-///   [chosen](crate::Policy::with_limit_fn) for each request, the 20 lowest that were chosen in this process are known, and those of the
-///   plans of a file.
+/// * Each policy: what its keys are made of (`key`), its limit as text, cost, failure mode and bans, whether it only observes,
+///   since when it runs in this process (`since`), whether its file has switched it `off`, or has no such policy anymore
+///   (`missing`), and when its file was reloaded last (`reloaded_at`). If the last load was refused, `refused_reload` has the
+///   error. Of limits that are [chosen](crate::Policy::with_limit_fn) for each request, the 20 lowest that were chosen in this
+///   process are known, and those of the plans of a file.
 /// * The `slots` of a policy that requests hold in this process, of the 20 subjects with most, and the `bans` of the 10 subjects
 ///   that the policy denies most often in this process.
 /// * How many requests wait for a policy in this process (`waiting`), and the 20 subjects with most of them (`lines`), each with the
 ///   number of its `requests`. A request that waits for several policies is counted by each.
-/// * The `overrides` of these policies, at most 10,000: the subject, its limit, and when it ends. A subject is named
-///   [as below](#the-subjects-that-are-denied-most-often); where a store hashes all keys, the name is of the hash that it has.
-/// * The `decisions` and the denials of each policy in this process while there is a router (`since`): how many, and of which
-///   subjects. Of a policy that only observes, those that it would have denied; of one that is enforced for a
-///   [share of the keys](crate::Policy::enforce_share), those of these keys alone. `GET /report?subjects=50` has at most 50
-///   subjects of each policy.
+/// * The `overrides` of these policies, at most 10,000: the subject, its limit, when it ends, and whether it `applies`: after a
+///   change of the policy it may be of another algorithm, and has no effect. A subject is named [as
+///   below](#the-subjects-that-are-denied-most-often); where a store hashes all keys, the name is of the hash that it has.
+/// * The `decisions` and the denials of each policy, and of each plan, in this process while there is a router (`since`): how many,
+///   and of which subjects. Of a policy that only observes, those that it would have denied; of one that is enforced for a [share
+///   of the keys](crate::Policy::enforce_share), those of these keys alone. `GET /report?subjects=50` has at most 50 subjects of
+///   each policy.
 ///
 /// Each process of a service has a report of its own, with its name as [`instance`](Self::instance). The counts in a shared store
 /// and the overrides are those of all processes.

@@ -227,9 +227,9 @@ function policyCard(policy) {
   const rest = denials.subjects.length === SUBJECTS ? [element("p", { className: "quiet-text", textContent: `The first ${SUBJECTS}. The report has all that are counted.` })] : [];
   return element("article", {},
     top(
-      policy.plan ? `${policy.policy} (${policy.plan})` : policy.policy,
-      policy.observed ? "observes only" : policy.enforced_share < 1 ? `enforced for ${Number((100 * policy.enforced_share).toFixed(7))} % of the keys` : "enforced",
-      policy.observed ? "none" : "",
+      withPlan(policy.policy, policy.plan),
+      policy.off ? "off" : policy.observed ? "observes only" : policy.enforced_share < 1 ? `enforced for ${Number((100 * policy.enforced_share).toFixed(7))} % of the keys` : "enforced",
+      policy.off || policy.observed ? "none" : "",
     ),
     terms([
       ["Keys", policy.key],
@@ -244,6 +244,7 @@ function policyCard(policy) {
       ["Store", many ? policy.store : null],
       ["Running since", date(policy.since)],
       ["Reloaded", policy.reloaded_at && date(policy.reloaded_at)],
+      ["File", policy.missing ? "not in the file; keeps its last numbers" : null],
       ["Not reloaded", policy.refused_reload && `${date(policy.refused_reload.since)}: ${policy.refused_reload.error}`],
       [policy.observed ? "Would deny" : "Denials", denialsText(denials)],
     ]),
@@ -314,12 +315,25 @@ function policyName(policy, store) {
   return report?.stores.length > 1 ? `${policy} (store ${store})` : policy;
 }
 
-function overrideRow({ policy, store, subject: name, limit, ends_at: ends, ends_after_seconds: rest, set_by: by }) {
+// The name of a policy with that of its plan, whose numbers are its own.
+function withPlan(policy, plan) {
+  return plan ? `${policy} (${plan})` : policy;
+}
+
+// What follows an override that is not in force.
+function misfit({ applies }) {
+  return applies ? "" : "; does not fit the limit of the policy, which applies";
+}
+
+function overrideRow({ policy, store, subject: name, limit, applies, ends_at: ends, ends_after_seconds: rest, set_by: by }) {
   const own = shown?.override;
   const isFound = own?.policy === policy && own.store === store && own.subject === name;
   const time = `${moment(ends)}, in ${duration(rest)}`;
-  return tableRow(isFound, policyName(policy, store), subjectLabel({ policy, store }, name), limit, time, by ?? "the application");
+  return tableRow(isFound, policyName(policy, store), subjectLabel({ policy, store }, name), `${limit}${misfit({ applies })}`, time, by ?? "the application");
 }
+
+// The texts of an end that a form takes: an error of the server is about the fields of its request.
+const ENDS = "the end is not a length of time, or a time of the next 31 years; use one such as 3d, 12h, tomorrow, 2030-12-31 or 2030-12-31 18:00";
 
 // When an override ends: after a length of time, or when a day begins where the operator is.
 function endOf(text) {
@@ -368,7 +382,9 @@ function endOverride(of) {
 // Changes a subject, and shows it as it is then.
 function change({ policy, store, key }, path, settings, done) {
   attempt(async (isLast) => {
-    const changed = await post(path, { policy, store, key, ...settings() });
+    const changed = await post(path, { policy, store, key, ...settings() }).catch((error) => {
+      throw /^`(lasts|until)` /.test(error.message) ? new Error(ENDS) : error;
+    });
     if (isLast()) {
       shown = changed;
     }
@@ -380,12 +396,12 @@ function change({ policy, store, key }, path, settings, done) {
   }, { changed: { policy, store, key } });
 }
 
-function countBlock({ limit, in_place_of: own, allowed, denial, quota, remaining, banned_for_seconds: banned, retry_after_seconds: wait, reset_after_seconds: reset, observed, store_error: error }) {
+function countBlock({ limit, in_place_of: own, allowed, denial, quota, remaining, banned_for_seconds: banned, retry_after_seconds: wait, reset_after_seconds: reset, observed, counted_locally: isLocal, store_error: error }) {
   const inner = element("div");
   inner.style.width = `${quota === null ? 0 : 100 - (100 * remaining) / Math.max(quota, 1)}%`;
-  const state = allowed ? "admits" : observed ? `would deny: ${denial}` : `denies: ${denial}`;
+  const state = allowed ? (error ? "not known: the store fails" : "admits") : observed ? `would deny: ${denial}` : `denies: ${denial}`;
   return element("div", { className: "count" },
-    top(limit, state, allowed ? "" : "bad"),
+    top(limit, state, allowed && !error ? "" : "bad"),
     element("div", { className: allowed ? "bar" : "bar bad-bar", ariaHidden: "true" }, inner),
     terms([
       ["In place of", own],
@@ -393,7 +409,7 @@ function countBlock({ limit, in_place_of: own, allowed, denial, quota, remaining
       ["Banned for", banned === null ? null : duration(banned)],
       ["Admitted after", wait === null ? null : duration(wait)],
       ["Full quota after", reset > 0 ? duration(reset) : null],
-      ["Counted in this process", error],
+      [isLocal ? "Counted in this process" : "The store fails", error],
     ]),
   );
 }
@@ -495,7 +511,7 @@ function drawSubject() {
     element("p", { className: "error", hidden: !error, textContent: `As it was: ${error}.` }),
     terms([
       ["Denied", text],
-      ["Override", own && `${own.limit} until ${date(own.ends_at)}, set by ${own.set_by ?? "the application"}`],
+      ["Override", own && `${own.limit} until ${date(own.ends_at)}, set by ${own.set_by ?? "the application"}${misfit(own)}`],
     ]),
     element("div", {}, ...(counts.length > 0 ? counts.map(countBlock) : [element("p", { textContent: "No limit was chosen for a request in this process yet." })])),
     element("div", { className: "buttons" },
@@ -548,7 +564,9 @@ function select({ policy, store }, key) {
 
 function confirm(of) {
   asked = of;
-  question.replaceChildren(...words(`Remove all counts and bans of ${of.key} in ${policyName(of.policy, of.store)}?`));
+  const isChosen = report?.policies.some(({ policy, store, limit }) => policy === of.policy && store === of.store && limit === null);
+  const rest = isChosen ? " Its limits are chosen for each request: counts of a limit that this instance does not know stay." : "";
+  question.replaceChildren(...words(`Remove all counts and bans of ${of.key} in ${policyName(of.policy, of.store)}?${rest}`));
   dialog.showModal();
 }
 

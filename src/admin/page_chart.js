@@ -6,8 +6,8 @@ const samples = new Map();
 
 function addToChart() {
   const totals = new Map();
-  for (const { policy, store, decisions, denials } of report.policies) {
-    totals.set(policyName(policy, store), { decisions, denied: denials.total });
+  for (const { policy, plan, store, decisions, denials } of report.policies) {
+    totals.set(policyName(withPlan(policy, plan), store), { decisions, denied: denials.total });
   }
   const of = samples.get(report.instance) ?? [];
   const at = performance.now() / 1000;

@@ -33,7 +33,11 @@ function searchStatus(text, { instance, found: all, incomplete, failed, unknown_
     return `${instance} knows no subject by the hash ${text}.`;
   }
   const local = all.filter(failureOf).map((one) => ({ ...one, error: failureOf(one) }));
-  const failing = [...failed, ...local].map(({ policy, store, error }) => `${policyName(policy, store)}: ${error}.`);
+  const byError = new Map();
+  for (const { policy, store, error } of [...failed, ...local]) {
+    byError.set(error, [...(byError.get(error) ?? []), policyName(policy, store)]);
+  }
+  const failing = [...byError].map(([error, names]) => `${names.join(", ")}: ${error}.`);
   // Those without counts choose a limit by request, and have chosen none in this process.
   const decided = all.filter((one) => !failureOf(one) && one.counts.length > 0);
   if (decided.length > 0) {
@@ -97,7 +101,7 @@ function foundRow(one) {
     element("span", { className: `state ${kind}`, textContent: state }),
     remainingOf(one),
     denied ? `${times(denied.denials)}, last ${moment(denied.last_at)}` : "not listed",
-    own ? own.limit : "",
+    own ? `${own.limit}${misfit(own)}` : "",
   );
 }
 

@@ -209,7 +209,7 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-u0AzQ3duIlbMXJP03q/Hbewhuc5W032AcfwTVYcY7KY='; \
+     script-src 'sha256-+oTLMcxKVtE3fs9xOd8Co6cJwljFvamX+hTk2tV+pEQ='; \
      style-src 'sha256-4YBbFefwxl7e5zE87VfNQ3zrTqw7Dlh4Y52hNWgTFok='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -396,7 +396,11 @@ async fn an_operator_overrides_a_limit_by_keyboard_and_ends_that() {
             .await;
     }
     for (text, error) in [
-        ("2031-02-29", "is not a length of time"),
+        ("2031-02-29", "use one such as 3d, 12h, tomorrow, 2030-12-31"),
+        (
+            "2199-01-01",
+            "a time of the next 31 years; use one such as 3d, 12h, tomorrow",
+        ),
         ("2001-01-01", "the end is over; use a later date"),
         ("yesterday", "is not a length of time"),
     ] {

@@ -19,15 +19,15 @@ use http::{StatusCode, header};
 use serde_json::Value;
 
 use tower_quota::{
-    Admin, Ban, Concurrency, FailureMode, Key, Limiter, ManualClock, MemoryStore, Plans, Policy, RateLimitLayer,
-    SlidingLog, TokenBucket, key,
+    Admin, Ban, Concurrency, FailureMode, Key, Limiter, ManualClock, MemoryStore, Plans, Policies, Policy,
+    RateLimitLayer, SlidingLog, TokenBucket, key,
     store::{Store, StoreFuture, StoreRequest},
 };
 
 use crate::{
     admin_page::Visit,
     chromium::Chromium,
-    support::{Broken, Redis, connected, get_from, patient, send},
+    support::{Broken, Redis, connected, eventually, get_from, patient, send},
 };
 
 fn store() -> MemoryStore {
@@ -165,7 +165,7 @@ async fn a_search_while_a_store_fails_has_no_verdict_from_the_counts_of_one_proc
     let Some(tab) = Chromium::start().await else { return };
     let one = |name| Policy::new(name, SlidingLog::per_hour(1));
     let (shared, local) = (
-        Limiter::new(Broken::default(), one("shared")),
+        Limiter::new(Broken::default(), [one("shared"), one("same")]),
         Limiter::new(store(), one("local")),
     );
     // Both deny it, one by the counts of this process.
@@ -176,7 +176,7 @@ async fn a_search_while_a_store_fails_has_no_verdict_from_the_counts_of_one_proc
     let mut visit = Visit::of(tab, app, "").await;
     visit.find("42").await;
     visit
-        .has_status("shared (store 1): the store is away. local (store 2) denies key=42.")
+        .has_status("shared (store 1), same (store 1): the store is away. local (store 2) denies key=42.")
         .await;
     let rows = visit.text("#found tbody").await;
     assert!(rows.contains("not known: the store fails"), "{rows}");
@@ -186,7 +186,7 @@ async fn a_search_while_a_store_fails_has_no_verdict_from_the_counts_of_one_proc
         .tab
         .evaluate("document.querySelector('#found tr:last-child button').click()")
         .await;
-    visit.has_status("shared (store 1): the store is away.").await;
+    visit.has_status("same (store 1): the store is away.").await;
     visit.end();
 }
 
@@ -210,6 +210,18 @@ async fn a_search_has_no_verdict_from_a_policy_that_has_chosen_no_limit_yet() {
         .await;
     let rows = visit.text("#found tbody").await;
     assert!(rows.contains("not known: no limit was chosen yet"), "{rows}");
+    visit
+        .tab
+        .evaluate("document.querySelector('#subject button').click()")
+        .await;
+    let question = visit.text("#question").await;
+    assert!(
+        question.ends_with(
+            "? Its limits are chosen for each request: counts of a limit that this instance does not know stay."
+        ),
+        "{question}"
+    );
+    visit.tab.evaluate("document.querySelector('#cancel').click()").await;
 
     visit.focus("lasts").await;
     visit.type_text("3d").await;
@@ -909,6 +921,71 @@ async fn the_share_of_the_keys_is_as_it_is_written() {
     let mut visit = Visit::of(tab, page_of(&Limiter::new(store(), mails), true), "").await;
     let card = visit.text("#policies").await;
     assert!(card.contains("enforced for 7 % of the keys"), "{card}");
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_policy_that_is_off_or_not_in_its_file_and_an_override_that_does_not_fit_are_not_shown_as_in_force() {
+    let Some(tab) = Chromium::start().await else { return };
+    let file = |text: &str| Policies::from_toml(text).expect("a file");
+    let policies = file(
+        "[policies.mails]\nlimit = 'sliding-log 9/h'\n[policies.calls]\nlimit = 'sliding-log 9/h'\n\
+         [policies.orders]\nlimit = 'sliding-log 9/h'\n",
+    );
+    let all = ["mails", "calls", "orders"].map(|name| policies.unkeyed(name).expect("a policy"));
+    let limiter = Limiter::new(store(), all);
+    let set = limiter.override_limit("mails", "42", SlidingLog::per_hour(2), Duration::from_secs(9));
+    set.await.expect("there is room");
+    policies
+        .replace(&file(
+            "[policies.mails]\nlimit = 'token-bucket 9/h'\n[policies.calls]\nlimit = 'sliding-log 9/h'\nenabled = false\n",
+        ))
+        .expect("a file");
+    let mut visit = Visit::of(tab, page_of(&limiter, true), "").await;
+    let card = async |visit: &mut Visit, name: &str| {
+        let cards = "[...document.querySelectorAll('#policies article')]";
+        let card = format!("{cards}.find((card) => card.innerText.startsWith('{name}')).innerText");
+        visit.tab.evaluate(&card).await.as_str().expect("text").to_owned()
+    };
+    let calls = card(&mut visit, "calls").await;
+    assert!(calls.contains("off") && !calls.contains("enforced"), "{calls}");
+    let orders = card(&mut visit, "orders").await;
+    assert!(orders.contains("not in the file; keeps its last numbers"), "{orders}");
+    let row = visit.text("#overrides tbody").await;
+    assert!(
+        row.contains("sliding-log 2/h; does not fit the limit of the policy"),
+        "{row}"
+    );
+    visit.end();
+}
+
+/// Redis returns counts, and decides about no request.
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_search_has_no_verdict_from_a_redis_that_refuses_writes() {
+    let Some(tab) = Chromium::start().await else { return };
+    let redis = Redis::start_with(&["--maxmemory-policy", "noeviction"]);
+    let limiter = Limiter::new(
+        connected(patient(), &redis.url()).await,
+        Policy::new("mails", SlidingLog::per_hour(9)),
+    );
+    redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
+    let mut visit = Visit::of(tab, page_of(&limiter, true), "").await;
+    eventually("the failure is shown", async || {
+        check(&limiter, "42", 1).await;
+        visit.tab.evaluate("document.querySelector('#refresh').click()").await;
+        let shown = visit.text("#stores .state").await;
+        ["degraded", "down"].contains(&&*shown)
+    })
+    .await;
+    visit.find("42").await;
+    visit.has_status_with("mails: checks fail at 127.0.0.1:").await;
+    let shown = visit.text("#subject").await;
+    assert!(
+        shown.contains("not known: the store fails") && !shown.contains("admits"),
+        "{shown}"
+    );
     visit.end();
 }
 
