@@ -235,7 +235,7 @@ impl FromFile {
     pub(in crate::policy) fn is_off(&self) -> bool {
         let config = &self.file.state().config;
         let entry = config.nearest(&self.place).and_then(|place| config.policies.get(place));
-        !config.enabled || entry.is_some_and(|entry| entry.enabled == Some(false))
+        !config.enabled || entry.is_some_and(|entry| !entry.is_enabled())
     }
 
     /// The same for a policy that has another key.
