@@ -19,7 +19,7 @@ use crate::{
     Decision, Denial, Key, Limit, Policy, PolicyDecision,
     decide::{self, Undecided, Waiting},
     key::Secret,
-    store::{ErrorKind, NamedLimit, NodeState, Operation, OverrideError, Store, StoreError, StoreRequest},
+    store::{ErrorKind, NamedLimit, NodeState, NodeStatus, Operation, OverrideError, Store, StoreError, StoreRequest},
     sync::lock,
 };
 
@@ -44,7 +44,7 @@ pub(super) async fn peek(selected: &Selected) -> Result<Vec<Value>, AdminError> 
     Ok(counts)
 }
 
-/// Why checks fail, although counts may be read: a Redis that is full or a replica refuses writes.
+/// Why checks fail on all nodes, although counts may be read: a Redis that is full or a replica refuses writes.
 fn checks_error(policy: &WatchedPolicy) -> Option<String> {
     let of_store = policy
         .context
@@ -52,8 +52,10 @@ fn checks_error(policy: &WatchedPolicy) -> Option<String> {
         .status()
         .into_iter()
         .flat_map(|status| status.nodes);
-    let mut nodes = of_store.chain(policy.context.failover.status());
-    let failing = nodes.find(|node| node.state != NodeState::Ok && node.failed > 0)?;
+    let mut nodes: Vec<_> = of_store.chain(policy.context.failover.status()).collect();
+    let fails = |node: &NodeStatus| node.state != NodeState::Ok && node.failed > 0;
+    // In a cluster the node of the key may be another one than that which fails.
+    let failing = nodes.iter().all(fails).then(|| nodes.pop()).flatten()?;
     let place = failing
         .address
         .map_or(String::new(), |address| format!(" at {address}"));

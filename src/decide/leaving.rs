@@ -16,7 +16,7 @@ use super::{
     Undecided, caught,
     check::{self, Check, Sent, give_back},
     failing::{ended, fail},
-    line::{LONGEST_CHECK, NO_LINE, REFRESH, Turn},
+    line::{LONGEST_CHECK, NO_LINE, REFRESH},
     waiting::{Lacking, Outcome, Waiter},
 };
 use crate::{
@@ -24,6 +24,24 @@ use crate::{
     observe::WaitMetrics,
     store::{Operation, StoreError},
 };
+
+/// What becomes of the turn of a request that leaves a line.
+#[derive(Clone, Copy)]
+pub(super) enum Turn {
+    /// The key has room, or a check does not end or is the last one: it may return, or be admitted.
+    Stays,
+    /// It is admitted, and has had its turn.
+    IsOver,
+    /// It is not admitted, and the next one of its key has its turn.
+    PassesOn,
+}
+
+impl Turn {
+    pub(super) fn after(decided: &Result<Decision, StoreError>) -> Self {
+        let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
+        if is_admitted { Self::IsOver } else { Self::PassesOn }
+    }
+}
 
 /// The request leaves the lines when its caller leaves. One that is being checked does so if the check does not decide it.
 pub(super) struct Leaving {

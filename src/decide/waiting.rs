@@ -21,8 +21,8 @@ use super::{
     check::{Check, Held, Sent, begin, decide},
     failing::record_after_waiting,
     group::{Checked, Comes},
-    leaving::{Leaving, leave_at_once},
-    line::{self, InLine, Line, NO_LINE, REFRESH, SHORTEST_PAUSE, Turn, Unremoved},
+    leaving::{Leaving, Turn, leave_at_once},
+    line::{self, InLine, Line, NO_LINE, REFRESH, SHORTEST_PAUSE, Unremoved},
 };
 use crate::{
     Decision, Denial, PolicyDecision,

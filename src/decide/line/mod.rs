@@ -24,12 +24,12 @@ use tokio::time::Instant;
 use super::{
     Undecided, Waiting,
     group::Comes,
+    leaving::Turn,
     waiting::{Lacking, Waiter},
 };
 use crate::{
-    Decision,
     limit::{PLACE_SIZE, PLACE_US},
-    store::{StoreError, StoreResponse, wakes::LineSignal},
+    store::{StoreResponse, wakes::LineSignal},
     sync::lock,
 };
 
@@ -120,26 +120,8 @@ pub(super) struct InLine {
 /// them, or [`NO_LINE`].
 pub(super) type Unremoved<'a> = Option<(&'a Undecided, u64)>;
 
-/// What becomes of the turn of a request that leaves a line.
-#[derive(Clone, Copy)]
-pub(super) enum Turn {
-    /// The key has room, or a check does not end or is the last one: it may return, or be admitted.
-    Stays,
-    /// It is admitted, and has had its turn.
-    IsOver,
-    /// It is not admitted, and the next one of its key has its turn.
-    PassesOn,
-}
-
 pub(super) fn find(id: u64) -> Option<Arc<Line>> {
     lock(&LINES).get(&id).cloned()
-}
-
-impl Turn {
-    pub(super) fn after(decided: &Result<Decision, StoreError>) -> Self {
-        let is_admitted = decided.as_ref().is_ok_and(Decision::is_allowed);
-        if is_admitted { Self::IsOver } else { Self::PassesOn }
-    }
 }
 
 impl Line {
@@ -198,8 +180,14 @@ impl Line {
         let is_replaced = state.sent_at.is_some_and(|sent| sent >= sent_at);
         let is_missing = !is_stored || state.waiting.len() > PLACE_SIZE;
         state.is_stale |= is_replaced || is_missing && state.is_in_place(&rank);
-        state.is_local = lacking.policy.local.is_some();
-        if state.waiting.len() <= PLACE_SIZE {
+        let is_local = lacking.policy.local.is_some();
+        if state.waiting.len() == 1 {
+            state.is_local = is_local;
+        }
+        if state.is_local != is_local {
+            // The others are elsewhere, until they are checked.
+            (state.is_stale, state.stored_until) = (true, None);
+        } else if state.waiting.len() <= PLACE_SIZE {
             let stored_until = sent_at + Duration::from_micros(PLACE_US);
             state.stored_until = state.stored_until.max(Some(stored_until));
         }

@@ -5,14 +5,14 @@ use std::{
     sync::Arc,
 };
 
-use serde::{Deserialize, Deserializer, de::Error};
+use serde::Deserialize;
 
 use super::{
     File,
     entry::{Name, PolicyEntry, Selector, Unique},
     plans::{is_of_plan, join, policy_at},
     scope::{Routes, Scope, Spelling},
-    values::{Extensions, RequestMatcher, client_ip, conditions, not_null, requests, table},
+    values::{Extensions, RequestMatcher, client_ip, conditions, not_null, requests},
 };
 use crate::{
     ConfigError, KeyExtractor,
@@ -23,7 +23,8 @@ use crate::{
 };
 
 /// The content of a file. Keys of extensions are built later, when these are registered.
-#[derive(Clone)]
+#[derive(Clone, Deserialize)]
+#[serde(try_from = "FileFields")]
 pub(super) struct Config {
     enabled: bool,
     /// The rule of the table `[client-ip]`.
@@ -42,7 +43,11 @@ pub(super) struct Config {
 
 /// The fields of a file, as they are written.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(
+    deny_unknown_fields,
+    rename_all = "kebab-case",
+    expecting = "a table with `policies`"
+)]
 struct FileFields {
     #[serde(default, deserialize_with = "not_null")]
     enabled: Option<bool>,
@@ -57,13 +62,6 @@ struct FileFields {
     plan: Option<Selector>,
     #[serde(default, deserialize_with = "not_null")]
     plans: Option<Unique<String, Unique<Name, PolicyEntry>>>,
-}
-
-impl<'de> Deserialize<'de> for Config {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let file: FileFields = table(deserializer, "a table with `policies`")?;
-        file.try_into().map_err(D::Error::custom)
-    }
 }
 
 impl TryFrom<FileFields> for Config {

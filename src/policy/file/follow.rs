@@ -225,8 +225,14 @@ impl State {
         let has_key = self.used.get(place).is_some_and(|used| used.key.is_some());
         let described = self.config.describe(place, is_of_file || has_key)?;
         self.used.insert(place.to_owned(), described.clone());
-        if let Some(met) = &mut self.config.met {
-            met.insert(place.to_owned());
+        let met = self.config.met.as_mut();
+        if met.is_some_and(|met| met.insert(place.to_owned())) {
+            // From now on those for `others` are not for its requests, whichever was taken up first.
+            for (place, used) in &mut self.used {
+                if self.config.nearest(place).is_some() {
+                    *used = self.config.describe(place, used.key.is_some())?;
+                }
+            }
         }
         Ok(Policy {
             from_file: Some(FromFile {

@@ -67,7 +67,7 @@ impl Policies {
     ///
     /// The plan `default` is that of requests without one, or with one that the file does not have, of which a warning is logged:
     /// an empty table, such as `[plans.free]`, is a plan with the policies outside of plans. A reload changes what the plans
-    /// have; requests of a plan that it removes meet those of the plan `default`. A plan that it adds, a policy of a name that
+    /// have; the policies of a plan that it removes have the numbers of the plan `default`, or those outside of plans. A plan that it adds, a policy of a name that
     /// the plan and the file had not, and another `plan` to select by are for the next start. A warning is logged for
     /// the policies and for another `plan`.
     ///

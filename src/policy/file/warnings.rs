@@ -107,7 +107,7 @@ pub(super) fn log_load(file: Option<&str>, (before, config): (&Config, &Config),
         tracing::warn!(
             plan,
             file,
-            "the file of limits has no such plan anymore; its requests meet those of the plan `default`"
+            "the file of limits has no such plan anymore; its policies have the numbers of the plan `default`, or those outside of plans"
         );
     }
     let selects = |(place, policy): (&String, &FilePolicy)| is_of_plan(place) && policy.key.is_some();

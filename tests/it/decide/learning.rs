@@ -483,7 +483,6 @@ fn a_limiter_refuses_a_policy_that_learns() {
     }
 }
 
-/// Two replicas, each with the client of hyper-util.
 /// A ban adds no request to the place of its process.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_for_a_pause_is_not_overtaken_after_a_reset() {
@@ -509,6 +508,7 @@ async fn a_request_that_waits_for_a_pause_is_not_overtaken_after_a_reset() {
     assert_eq!(sent.status(), StatusCode::OK);
 }
 
+/// Two replicas, each with the client of hyper-util.
 #[tokio::test]
 async fn all_replicas_learn_from_the_response_to_one() {
     let (calls, redis) = (Arc::new(AtomicUsize::new(0)), Redis::start());

@@ -244,7 +244,7 @@ async fn a_request_is_not_overtaken_by_an_equal_one_that_lacks_more() {
 }
 
 /// How many requests stand in the only line.
-async fn in_line(redis: &Redis) -> usize {
+pub(super) async fn in_line(redis: &Redis) -> usize {
     let mut standing = 0;
     for key in redis.command::<Vec<String>>("KEYS", ["quota:1:line:*"]).await {
         let text: Option<Bytes> = redis.command("GET", [key]).await;

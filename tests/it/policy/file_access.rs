@@ -575,6 +575,20 @@ async fn the_others_include_the_requests_of_a_policy_that_a_load_adds_until_some
             "{added}"
         );
 
+        // A layer that is built later has each of its policies for its own requests, in either order.
+        for names in [["rest", "login"], ["login", "rest"]] {
+            let live = read(&format!(
+                "{rest}\npolicies.mails = {{ limit = 'sliding-log 9/h', key = 'ip' }}"
+            ));
+            let _mails = live.layer(MemoryStore::new(), ["mails"]).unwrap();
+            live.replace(&read(&format!(
+                "{added}\npolicies.mails = {{ limit = 'sliding-log 9/h', key = 'ip' }}"
+            )))
+            .unwrap();
+            let later = app(live.layer(MemoryStore::new(), names).unwrap());
+            assert_eq!(applied(&later).await, "login", "{added} {names:?}");
+        }
+
         // A load before the layers is that of their start.
         let live = read(rest);
         live.replace(&read(&added)).unwrap();

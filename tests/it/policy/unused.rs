@@ -82,7 +82,7 @@ fn a_load_logs_once_what_it_adds_that_nothing_uses_and_the_plans_that_it_removes
     assert!(!log.text().contains("WARN"), "no layer is built: {}", log.text());
     let _layer = live.layer(MemoryStore::new(), ["a", "b"]).expect("it fits");
 
-    const REMOVED: &str = "no such plan anymore; its requests meet those of the plan `default` plan=\"pro\"";
+    const REMOVED: &str = "no such plan anymore; its policies have the numbers of the plan `default`, or those outside of plans plan=\"pro\"";
     const VANISHED: &str = "it keeps its last numbers policy=\"pro/b\"";
     const SELECTOR: &str = "another `plan`, which selects plans from the next start on";
     let unused = |names: &str| format!("{LINE}: no layer or limiter has them policies=\"{names}\"");
