@@ -12,7 +12,6 @@ use tokio::{
     task::spawn_blocking,
     time::{self, Instant},
 };
-use tracing::dispatcher;
 
 use super::{File, Policies, config::Config, follow::lock_loads};
 use crate::{ConfigError, file::read_text};
@@ -263,14 +262,8 @@ impl Policies {
                     }
                 };
                 let reading = reading.unwrap_or_else(|error| (Err(error.to_string()), None));
-                // It may build thousands of policies, with the log lines of this thread.
-                let subscriber = dispatcher::get_default(Clone::clone);
-                let seen = spawn_blocking(move || {
-                    dispatcher::with_default(&subscriber, || changes.see(&policies, (began, loads), reading));
-                    changes
-                });
-                let Ok(seen) = seen.await else { return };
-                changes = seen;
+                changes.see(&policies, (began, loads), reading);
+                drop(policies);
                 time::sleep(interval).await;
             }
         });

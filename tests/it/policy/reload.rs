@@ -7,11 +7,10 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
-    thread,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -1093,25 +1092,6 @@ async fn a_file_is_not_applied_while_it_is_written() {
         "{text}"
     );
     assert_eq!(text.lines().count(), 1, "{text}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_change_is_applied_apart_from_the_threads_of_the_runtime() {
-    let file = File::new(&api("sliding-log 3/min"));
-    let app = following(&file.path());
-    let logged = Arc::new(Mutex::new(Vec::new()));
-    let threads = logged.clone();
-    let _log = tracing_subscriber::fmt()
-        .with_writer(move || {
-            threads.lock().unwrap().push(thread::current().id());
-            io::sink()
-        })
-        .set_default();
-    file.write(&api("sliding-log 5/min"));
-    readings(2).await;
-    assert_eq!(quota(&app).await, "5");
-    let threads = logged.lock().unwrap();
-    assert!(!threads.is_empty() && !threads.contains(&thread::current().id()));
 }
 
 /// Each part of the file is valid, and the first ones block nothing.
