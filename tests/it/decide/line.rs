@@ -1030,7 +1030,7 @@ async fn forged_places_and_wakes_delay_until_they_expire_and_admit_nobody() {
 }
 
 /// Polls a call once.
-async fn begin<F: Future>(call: &mut std::pin::Pin<Box<F>>) {
+pub(super) async fn begin<F: Future>(call: &mut std::pin::Pin<Box<F>>) {
     let is_pending = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx).is_pending())).await;
     assert!(is_pending);
 }
