@@ -55,6 +55,8 @@ impl Chromium {
             ])
             .arg("--remote-debugging-pipe")
             .arg(format!("--user-data-dir={}", profile.path().display()))
+            // What it leaves there when it is killed is deleted with the profile.
+            .env("TMPDIR", profile.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

@@ -102,14 +102,11 @@ fn encoded(code: u8, text: &str, details: &[u8]) -> Vec<u8> {
 fn details(rejection: Rejection<'_>, wait: Option<Duration>) -> Vec<u8> {
     let mut details = wait.map_or_else(Vec::new, |wait| detail_of("google.rpc.RetryInfo", &retry_info(wait)));
     if let Rejection::Limited(decision) = rejection {
-        details.extend(detail_of("google.rpc.QuotaFailure", &quota_failure(decision)));
+        // A violation for each policy that denies.
+        let failure: Vec<u8> = decision.deniers().flat_map(violation).collect();
+        details.extend(detail_of("google.rpc.QuotaFailure", &failure));
     }
     details
-}
-
-/// `google.rpc.QuotaFailure`: a violation for each policy that denies.
-fn quota_failure(decision: &Decision) -> Vec<u8> {
-    decision.deniers().flat_map(violation).collect()
 }
 
 /// `google.rpc.RetryInfo`: the wait as a `google.protobuf.Duration`, at most [`MAX_WAIT`].

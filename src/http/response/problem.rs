@@ -54,12 +54,12 @@ pub struct Problem;
 const LIMITED: &str = concat!(
     r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
     r#""title":"Request cannot be satisfied as assigned quota has been exceeded","#,
-    r#""status":429,"violated-policies":["#,
+    r#""status":429,"violated-policies":"#,
 );
 const BANNED: &str = concat!(
     r#"{"type":"https://iana.org/assignments/http-problem-types#abnormal-usage-detected","#,
     r#""title":"Request not satisfied due to detection of abnormal request pattern","#,
-    r#""status":429,"violated-policies":["#,
+    r#""status":429,"violated-policies":"#,
 );
 const FAILED: &str = concat!(
     r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","#,
@@ -125,22 +125,11 @@ pub(crate) fn detail(denied: &Decision) -> String {
 }
 
 fn with_names(begin: &str, policies: &[&str], detail: &str) -> Bytes {
-    let names: usize = policies.iter().map(|name| name.len() + 3).sum();
-    let mut problem = String::with_capacity(begin.len() + names + 1);
-
-    problem.push_str(begin);
-    for (position, name) in policies.iter().enumerate() {
-        // A name needs no escaping in JSON (RFC 8259 §7).
-        problem.push_str(if position > 0 { ",\"" } else { "\"" });
-        problem.push_str(name);
-        problem.push('"');
+    let names = serde_json::to_string(policies).expect("texts are valid JSON");
+    match detail {
+        "" => format!("{begin}{names}}}").into(),
+        detail => format!("{begin}{names},\"detail\":{}}}", json!(detail)).into(),
     }
-    problem.push(']');
-    if !detail.is_empty() {
-        problem.push_str(&format!(",\"detail\":{}", json!(detail)));
-    }
-    problem.push('}');
-    problem.into()
 }
 
 #[cfg(test)]

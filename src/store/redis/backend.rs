@@ -368,7 +368,7 @@ mod tests {
     use super::*;
     use crate::store::{
         ErrorKind,
-        redis::simulation::{backend::simulated_backend, network::Network},
+        redis::simulation::network::{Network, simulated_backend},
     };
 
     #[tokio::test(start_paused = true)]

@@ -367,7 +367,7 @@ mod tests {
         Key, Limit, SlidingLog,
         store::{
             Charge, Operation, StoreRequest,
-            redis::simulation::{backend::simulated_backend, network::Network},
+            redis::simulation::network::{Network, simulated_backend},
         },
     };
 

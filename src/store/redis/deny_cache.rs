@@ -135,7 +135,7 @@ impl DenyCache {
         if !request.is_check() || request.may_change_early() {
             return;
         }
-        let has_bans = request.has_bans();
+        let has_bans = request.charges().any(|charge| charge.ban.is_some());
         let denies_for = states.iter().filter_map(|state| {
             if has_bans {
                 return state.banned_for();
@@ -229,7 +229,7 @@ mod tests {
             Store, StoreRequest,
             redis::{
                 queues::CommitQueues,
-                simulation::{backend::simulated_backend, network::Network},
+                simulation::network::{Network, simulated_backend},
                 store::RedisStore,
             },
         },

@@ -412,9 +412,8 @@ mod tests {
             Store,
             redis::{
                 simulation::{
-                    backend::simulated_backend,
                     faults::Faults,
-                    network::{EPOCH, Network},
+                    network::{EPOCH, Network, simulated_backend},
                     seeds,
                 },
                 store::RedisStore,

@@ -275,7 +275,7 @@ pub(super) type CallReply = Result<ScriptReply, Failure>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::simulation::{backend::simulated_backend, network::Network};
+    use crate::store::redis::simulation::network::{Network, simulated_backend};
 
     impl CommitQueues {
         pub(in crate::store::redis) fn are_idle(&self) -> bool {

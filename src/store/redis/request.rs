@@ -54,14 +54,6 @@ impl StoreRequest<'_> {
         part
     }
 
-    /// Another operation on the count of one charge alone, without its line and its bans: on one key.
-    pub(super) fn part_of_count(&self, operation: Operation, position: usize) -> OwnedRequest {
-        self.part(operation, &[position]).to_owned(|charge| {
-            charge.line = None;
-            charge.ban = None;
-        })
-    }
-
     /// Another operation on the bans of one charge alone: on one key.
     pub(super) fn part_of_bans(&self, operation: Operation, position: usize) -> OwnedRequest {
         let mut part = self.part(operation, &[position]);
@@ -94,10 +86,6 @@ impl StoreRequest<'_> {
             let bans = charge.ban_for(self.operation).map(|ban| Entry::Bans(charge, ban));
             bans.into_iter().chain(counts.then_some(Entry::Count(charge)))
         })
-    }
-
-    pub(super) fn has_bans(&self) -> bool {
-        self.charges().any(|charge| charge.ban_for(self.operation).is_some())
     }
 
     /// Whether a denial may be another one before its wait is over: there may be room, or another state of a charge that never fits.

@@ -302,7 +302,10 @@ const PERMISSION_PAUSE: Duration = Duration::from_secs(10);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::simulation::{backend::simulated_backend, history::ROUND_TRIP, network::Network};
+    use crate::store::redis::simulation::{
+        history::ROUND_TRIP,
+        network::{Network, simulated_backend},
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_trial_takes_few_round_trips() {

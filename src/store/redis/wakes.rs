@@ -5,10 +5,8 @@
 //! but another check.
 
 use std::{
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
+    mem,
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -55,38 +53,35 @@ impl Subscription {
 const UNLOGGED_FAILURES: u32 = 10;
 
 async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
-    let (failed, refused, is_logged) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
-    let receive = |event: Event<'_>| match event {
-        Event::Subscribed => {
-            failed.store(0, Ordering::Relaxed);
-            refused.store(0, Ordering::Relaxed);
-            is_logged.store(false, Ordering::Relaxed);
-            wake_all();
-        }
-        Event::Message(number) => {
-            let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
-            if let Some(number) = number {
-                wake_line(number);
-            }
-        }
-    };
+    let (mut failed, mut refused, mut is_logged) = (0_u32, 0, false);
     loop {
         let Some(backend) = backend.upgrade() else { return };
-        let failure = backend.client.receive_messages(&channel, &receive).await;
+        let mut receive = |event: Event<'_>| match event {
+            Event::Subscribed => {
+                (failed, refused, is_logged) = (0, 0, false);
+                wake_all();
+            }
+            Event::Message(number) => {
+                let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+                if let Some(number) = number {
+                    wake_line(number);
+                }
+            }
+        };
+        let failure = backend.client.receive_messages(&channel, &mut receive).await;
         drop(backend);
         let is_refused = !(failure.is_no_reply() || failure.is_passing());
-        let is_due = failed.fetch_add(1, Ordering::Relaxed) + 1 >= UNLOGGED_FAILURES || is_refused;
+        failed = failed.saturating_add(1);
         // One failure is logged until messages are received.
-        if is_due && !is_logged.swap(true, Ordering::Relaxed) {
+        if (failed >= UNLOGGED_FAILURES || is_refused) && !mem::replace(&mut is_logged, true) {
             let error = &*failure.cause();
             tracing::info!(
                 error,
                 "no messages wake requests which wait; these wait up to a second longer"
             );
         }
-        let before = refused.load(Ordering::Relaxed).min(7);
-        refused.store(if is_refused { before + 1 } else { 0 }, Ordering::Relaxed);
-        let pause = if is_refused { PAUSE * 2_u32.pow(before) } else { PAUSE };
+        let pause = if is_refused { PAUSE * 2_u32.pow(refused) } else { PAUSE };
+        refused = if is_refused { 7.min(refused + 1) } else { 0 };
         sleep(pause.min(LONGEST_PAUSE)).await;
     }
 }

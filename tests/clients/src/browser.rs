@@ -89,6 +89,8 @@ pub fn open(page: &str) -> Browser {
         ])
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .arg(page)
+        // What it leaves there when it is killed is deleted with the profile.
+        .env("TMPDIR", profile.path())
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true)

@@ -791,13 +791,18 @@ impl Store for Failing {
     }
 }
 
-/// Those that have come to wait meanwhile have their place in the counts of this process.
-#[tokio::test(start_paused = true)]
-async fn a_check_after_an_outage_does_not_overtake_those_that_wait() {
+/// A limiter of five in ten seconds, and the switch by which its store is down.
+fn five_in_an_outage() -> (Limiter, Arc<AtomicBool>) {
     let is_down = Arc::new(AtomicBool::new(true));
     let store = Failing(MemoryStore::new(), is_down.clone());
     let policy = Policy::new("api", SlidingLog::new(5, 10 * SECOND)).wait_up_to(20 * SECOND);
-    let limiter = Limiter::new(store, policy);
+    (Limiter::new(store, policy), is_down)
+}
+
+/// Those that have come to wait meanwhile have their place in the counts of this process.
+#[tokio::test(start_paused = true)]
+async fn a_check_after_an_outage_does_not_overtake_those_that_wait() {
+    let (limiter, is_down) = five_in_an_outage();
     let start = Instant::now();
     let at = |tenths: u32| sleep_until(start + tenths * SECOND / 10);
     let check = async |cost| {
@@ -825,10 +830,7 @@ async fn a_check_after_an_outage_does_not_overtake_those_that_wait() {
 /// One that comes to wait then has its place in the store, and those before it have none there yet.
 #[tokio::test(start_paused = true)]
 async fn one_that_comes_to_wait_after_an_outage_stands_behind_those_before_it() {
-    let is_down = Arc::new(AtomicBool::new(true));
-    let store = Failing(MemoryStore::new(), is_down.clone());
-    let policy = Policy::new("api", SlidingLog::new(5, 10 * SECOND)).wait_up_to(20 * SECOND);
-    let limiter = Limiter::new(store, policy);
+    let (limiter, is_down) = five_in_an_outage();
     let start = Instant::now();
     let at = |tenths: u32| sleep_until(start + tenths * SECOND / 10);
     let check = async |cost| {

@@ -53,7 +53,8 @@ impl Progress<'_> {
             let part = if matches!(operation, Operation::Ban { .. }) {
                 request.part_of_bans(operation, *position)
             } else {
-                request.part_of_count(operation, *position)
+                let part = request.part(operation, &[*position]);
+                part.to_owned(|charge| (charge.line, charge.ban) = (None, None))
             };
             let decided = self.decide_key(slot, part).await;
             match decided.and_then(|response| self.record(slot, &[*position], operation, &response)) {

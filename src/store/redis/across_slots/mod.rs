@@ -235,7 +235,7 @@ mod tests {
         store::{
             Charge, ChargeLine, Store, StoreRequest,
             redis::{
-                simulation::{backend::simulated_backend, network::Network},
+                simulation::network::{Network, simulated_backend},
                 store::RedisStore,
             },
         },

@@ -126,7 +126,7 @@ impl RedisClient {
     }
 
     /// Receives the messages of a channel on a connection of its own, until that is lost or refused.
-    pub(super) async fn receive_messages(&self, channel: &str, receive: &(dyn Fn(Event<'_>) + Sync)) -> Failure {
+    pub(super) async fn receive_messages(&self, channel: &str, receive: &mut (dyn FnMut(Event<'_>) + Send)) -> Failure {
         of_client!(self, |client| client.receive_messages(channel, receive).await, |_| {
             std::future::pending().await
         })

@@ -10,7 +10,6 @@
 )]
 
 mod arguments;
-pub(super) mod backend;
 mod caller;
 pub(super) mod faults;
 pub(super) mod history;

@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     arguments::{NODES, ParsedCharge, ParsedRequest, ReceivedCall, has_moved},
     faults::{Event, Fate, Faults},
+    plan::DEADLINE,
 };
 use crate::{
     Ban, Key, Limit, MemoryStore, SlidingLog,
@@ -27,8 +28,10 @@ use crate::{
         health::{Health, Node},
         redis::{
             acl::Refusal,
+            backend::Backend,
+            builder::RedisStoreBuilder,
             call::ScriptCall,
-            client::{ClusterNodes, HashTags},
+            client::{ClusterNodes, HashTags, RedisClient},
             failure::Failure,
             reply::RawReply,
             script::EvalCommand,
@@ -94,6 +97,12 @@ impl ClusterNodes for Network {
     fn lookup_refusal(&self) -> Option<Refusal> {
         None
     }
+}
+
+/// A backend on a simulated network, without a deny cache.
+pub(in crate::store::redis) fn simulated_backend(network: Network) -> Backend {
+    let settings = RedisStoreBuilder::new().deadline(DEADLINE).deny_cache(false);
+    Backend::new(RedisClient::Simulated(network), &settings)
 }
 
 impl Network {

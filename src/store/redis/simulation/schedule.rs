@@ -9,11 +9,10 @@ use tokio::{
 };
 
 use super::{
-    backend::simulated_backend,
     caller::{Caller, Records, SimulatedRequest, Stage, Then},
     faults::Faults,
     history,
-    network::Network,
+    network::{Network, simulated_backend},
     plan::{Kind, Plan},
     runtime::Runtime,
 };

@@ -15,7 +15,7 @@ use super::{
     deny_cache::DenyCache,
     key_format::KeyFormat,
     queues::{BatchLimits, CommitQueues},
-    simulation::{backend::simulated_backend, network::Network},
+    simulation::network::{Network, simulated_backend},
     store::RedisStore,
 };
 use crate::{

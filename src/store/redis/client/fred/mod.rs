@@ -175,7 +175,7 @@ impl FredClient {
     pub(in crate::store::redis) async fn receive_messages(
         &self,
         channel: &str,
-        receive: &(dyn Fn(Event<'_>) + Sync),
+        receive: &mut (dyn FnMut(Event<'_>) + Send),
     ) -> Failure {
         let authenticator = self.settings.authenticator();
         match self.subscribed(channel, authenticator.as_ref()).await {
@@ -279,7 +279,7 @@ async fn await_message(
 async fn pass_on(
     mut messages: broadcast::Receiver<Message>,
     mut connection: RoutingTask,
-    receive: &(dyn Fn(Event<'_>) + Sync),
+    receive: &mut (dyn FnMut(Event<'_>) + Send),
 ) -> Failure {
     loop {
         match while_running(&mut connection, messages.recv()).await {
@@ -361,7 +361,7 @@ fn plain_text(details: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use std::{future::pending, sync::Mutex};
+    use std::future::pending;
 
     use fred::types::MessageKind;
 
@@ -381,15 +381,15 @@ mod tests {
             assert!(sent.is_ok());
         }
         drop(sender);
-        let events = Mutex::new(Vec::new());
-        let receive = |event: Event<'_>| {
-            events.lock().expect("no panic").push(match event {
+        let mut events = Vec::new();
+        let mut receive = |event: Event<'_>| {
+            events.push(match event {
                 Event::Subscribed => "all".to_owned(),
                 Event::Message(content) => String::from_utf8_lossy(content).into_owned(),
             });
         };
-        pass_on(messages, AbortOnDrop(tokio::spawn(pending())), &receive).await;
-        assert_eq!(events.into_inner().expect("no panic"), ["all", "2"]);
+        pass_on(messages, AbortOnDrop(tokio::spawn(pending())), &mut receive).await;
+        assert_eq!(events, ["all", "2"]);
     }
 
     #[test]

@@ -146,7 +146,7 @@ impl RedisRsClient {
     pub(in crate::store::redis) async fn receive_messages(
         &self,
         channel: &str,
-        receive: &(dyn Fn(Event<'_>) + Sync),
+        receive: &mut (dyn FnMut(Event<'_>) + Send),
     ) -> Failure {
         let authenticator = self.settings.authenticator();
         let subscribing = self.subscribed(channel, authenticator.as_deref());
@@ -206,7 +206,10 @@ impl RedisRsClient {
 }
 
 /// Passes on messages until the connection is lost.
-async fn pass_on(pushes: &mut mpsc::UnboundedReceiver<PushInfo>, receive: &(dyn Fn(Event<'_>) + Sync)) -> Failure {
+async fn pass_on(
+    pushes: &mut mpsc::UnboundedReceiver<PushInfo>,
+    receive: &mut (dyn FnMut(Event<'_>) + Send),
+) -> Failure {
     while let Some(push) = pushes.recv().await {
         match (push.kind, &*push.data) {
             (PushKind::Message, [_, Value::BulkString(message)]) => receive(Event::Message(message)),
