@@ -172,12 +172,20 @@ async fn call_single(redis: &Redis, limit: &str, key: &str) -> Result<[i64; 4], 
 
 /// Calls the script for checks of this limit, with one request of these keys.
 async fn call_checks(redis: &Redis, limit: &str, keys: &[&str]) -> Result<Vec<[i64; 4]>, String> {
+    call_run(redis, limit, keys, 1).await
+}
+
+/// The same with so many requests, which share these keys.
+async fn call_run(redis: &Redis, limit: &str, keys: &[&str], requests: usize) -> Result<Vec<[i64; 4]>, String> {
     let (rule, numbers) = limit.split_once(' ').expect("a rule and its numbers");
     let rules = ["log", "precise", "counter", "fixed", "bucket", "concurrency"];
     let script = RedisStore::scripts()[rules.iter().position(|name| *name == rule).expect("a rule")];
     let mut words = vec![script.into(), keys.len().to_string().into_bytes()];
     words.extend(keys.iter().map(|key| key.as_bytes().to_vec()));
-    words.push(packed(&vec![format!("1 1 {numbers}"); keys.len()].join(" ")));
+    words.push(packed(&vec![format!("1 1 {numbers}"); keys.len() / requests].join(" ")));
+    if requests > 1 {
+        words.push(packed(&format!("{requests} 0")));
+    }
     let reply: Result<Value, fred::error::Error> = redis.try_command_of_bytes("EVAL", words).await;
     Ok(numbers_of(reply.map_err(|error| error.to_string())?))
 }
@@ -954,8 +962,15 @@ async fn without_memory_each_request_that_would_add_fails_and_the_others_are_ans
 
         let runs: [(&str, &[&str]); 2] = [("check 1 1", &["a", "full", "b"]), ("peek 1 1", &["a"])];
         let replies = call(&redis, limit, &runs).await;
+        let checks = call_run(&redis, limit, &["full", "a", "full"], 3).await;
         redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
 
+        let checks = checks.expect("a reply");
+        assert_eq!(
+            checks.iter().map(|check| check[0]).collect::<Vec<_>>(),
+            [0, -1, 0],
+            "{limit}"
+        );
         for failed in [0, 2] {
             let error = replies[failed].error();
             assert!(error.starts_with("OOM command not allowed"), "{limit}: {error}");
