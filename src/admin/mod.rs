@@ -93,10 +93,10 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// is under the limit of the override, with the limit of the policy as `in_place_of`. The rest of a ban is `banned_for_seconds`.
 ///
 /// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400` for a
-/// mistake in a request, `404` for a policy that does not exist, and a hash by which this process knows no subject, `403` and `415`
+/// mistake in a request, `404` for a route or a policy that does not exist, and a hash by which this process knows no subject, `403` and `415`
 /// as described [below](#what-the-router-refuses), `409` for a reset of a policy that counts nothing now, such as one that is
-/// switched off, or with limits that are chosen for requests before the first one, and for an override in a store that has none, or
-/// as many as it may, `413` for a body of more than 16 KiB, and `503` if the store fails; the text of that begins with `the change
+/// switched off, or with limits that are chosen for requests before the first one, while its bans are reset all the same, and for an
+/// override in a store that has none, or as many as it may, `413` for a body of more than 16 KiB, and `503` if the store fails; the text of that begins with `the change
 /// is done` if it is. While the policy counts locally, `/subject` returns the counts of this process, with `counted_locally` and
 /// `store_error`. A Redis that refuses writes, such as a full one, returns its own, with `store_error`.
 ///
@@ -159,7 +159,7 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// # The audit log
 ///
 /// Each request that changes something is logged with the target `tower_quota::audit`: its
-/// [`actor`](Self::actor), the policy, the hash of the key as `subject`, the limit of an override as `setting`, the `instance`, and
+/// [`actor`](Self::actor), the policy, the hash of the key as `subject`, the limit of an override and its length as `setting`, the `instance`, and
 /// the `outcome`. It is `done` at the level `INFO`; or at the level `WARN` and with the `error`, `refused`, if nothing has changed,
 /// and `failed`, if the store has not confirmed the change, which may apply. `unknown` is the outcome for a client that has closed
 /// its connection before the response. Text of a request is recorded as `str`, which a subscriber of `tracing` escapes: a line break

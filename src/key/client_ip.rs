@@ -1,7 +1,4 @@
-use std::{
-    net::IpAddr,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, header::FORWARDED};
 use ipnet::IpNet;
@@ -48,7 +45,8 @@ use crate::ConfigError;
 ///
 /// # Panics
 ///
-/// For [`XForwardedForHop(0)`](ClientIpSource::XForwardedForHop): a chain has at least one proxy.
+/// For [`XForwardedForHop(0)`](ClientIpSource::XForwardedForHop): a chain has at least one proxy; and for the
+/// [`Header`](ClientIpSource::Header) `x-forwarded-for` or `forwarded`: a list is not one address.
 #[track_caller]
 pub fn client_ip(source: ClientIpSource) -> ClientIp {
     assert!(
@@ -56,6 +54,12 @@ pub fn client_ip(source: ClientIpSource) -> ClientIp {
         "a chain has at least one proxy: behind one, the client is the last entry of `x-forwarded-for`, which is \
          `XForwardedForHop(1)`"
     );
+    if let ClientIpSource::Header(name) = &source {
+        assert!(
+            *name != X_FORWARDED_FOR && *name != FORWARDED,
+            "`{name}` holds a list; use `ClientIpSource::XForwardedFor` or `ClientIpSource::Forwarded`"
+        );
+    }
     ClientIp(Proxies {
         source,
         given: Vec::new(),
@@ -187,14 +191,15 @@ pub enum ClientIpSource {
     XForwardedForHop(usize),
     /// `Forwarded` (RFC 7239): the first address from the right that is not trusted.
     Forwarded,
-    /// A header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`.
+    /// A header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`. One of the lists above is an error
+    /// of [`client_ip`](super::client_ip()).
     Header(HeaderName),
 }
 
 /// The most elements that are read of the lists of a request.
 const MAX_HOPS: usize = 32;
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// The proxies in front of a service.
 #[derive(Clone, Debug)]
@@ -245,22 +250,13 @@ impl Proxies {
         }
     }
 
-    /// Warns once if the proxies record clients in another header.
-    #[cold]
-    pub(super) fn warn_of_other_header(&self, headers: &HeaderMap, warned: &AtomicBool) {
-        let header = match &self.source {
-            ClientIpSource::XForwardedFor | ClientIpSource::XForwardedForHop(_) => &X_FORWARDED_FOR,
-            ClientIpSource::Forwarded => &FORWARDED,
-            ClientIpSource::Header(name) => name,
-        };
-        if headers.contains_key(header) || !are_forwarding(headers) || warned.swap(true, Ordering::Relaxed) {
-            return;
+    /// The header that is read.
+    pub(super) fn header(&self) -> HeaderName {
+        match &self.source {
+            ClientIpSource::XForwardedFor | ClientIpSource::XForwardedForHop(_) => X_FORWARDED_FOR,
+            ClientIpSource::Forwarded => FORWARDED,
+            ClientIpSource::Header(name) => name.clone(),
         }
-        tracing::warn!(
-            header = header.as_str(),
-            "a trusted proxy has not sent the header with the client, but `X-Forwarded-For` or `Forwarded`: all of its clients are \
-             counted as one; configure the header that it sends"
-        );
     }
 
     /// Goes from the nearest hop outward, past trusted hops.
@@ -289,12 +285,6 @@ impl Proxies {
             Peer::Unix => self.unix,
         }
     }
-}
-
-/// Whether one of the lists is there. Each name more that is looked for costs every request one hundredth.
-#[inline]
-pub(super) fn are_forwarding(headers: &HeaderMap) -> bool {
-    headers.contains_key(&X_FORWARDED_FOR) || headers.contains_key(&FORWARDED)
 }
 
 pub(super) fn parse_networks<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Vec<IpNet>, ConfigError> {

@@ -1,20 +1,15 @@
-use std::{
-    net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{net::IpAddr, sync::Arc};
 
-use http::{HeaderMap, request::Parts};
+use http::request::Parts;
 use ipnet::IpNet;
 
 use super::{
     address::{Client, Grouping, NO_PEER, Peer, parse_network},
-    client_ip::{ClientIpSource, Proxies, are_forwarding},
+    client_ip::Proxies,
     extractor::{KeyError, KeyExtractor},
     form::{KeyForm, Value},
     key::Key,
+    proxy_watch::ProxyWatch,
 };
 use crate::ConfigError;
 
@@ -70,7 +65,7 @@ pub fn ip() -> Ip {
         proxies: None,
         grouping: Grouping::default(),
         find_peer: None,
-        warned: Arc::default(),
+        watch: Arc::default(),
     }
 }
 
@@ -81,7 +76,7 @@ pub struct Ip {
     proxies: Option<Proxies>,
     pub(super) grouping: Grouping,
     find_peer: Option<FindPeer>,
-    warned: Arc<AtomicBool>,
+    watch: Arc<ProxyWatch>,
 }
 
 type FindPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
@@ -347,46 +342,16 @@ impl Ip {
         Some(match &self.proxies {
             Some(proxies) if proxies.any_peer || proxies.trusts(peer) => {
                 let client = proxies.client(peer, &parts.headers, &self.grouping);
-                if matches!(client, Client::Behind(_)) && !self.warned.load(Ordering::Relaxed) {
-                    proxies.warn_of_other_header(&parts.headers, &self.warned);
+                if matches!(client, Client::Behind(_)) {
+                    self.watch.for_other_header(proxies, &parts.headers);
                 }
                 client
             }
-            Some(_) | None => {
-                if !self.warned.load(Ordering::Relaxed) && self.is_forwarded(&parts.headers) {
-                    self.warn_of_forwarding(peer);
-                }
+            proxies => {
+                self.watch.for_unread_header(proxies.as_ref(), peer, &parts.headers);
                 Client::Known(peer)
             }
         })
-    }
-
-    /// Whether a proxy seems to have forwarded the request.
-    #[inline]
-    fn is_forwarded(&self, headers: &HeaderMap) -> bool {
-        let source = self.proxies.as_ref().map(|proxies| &proxies.source);
-        are_forwarding(headers) || matches!(source, Some(ClientIpSource::Header(name)) if headers.contains_key(name))
-    }
-
-    /// Warns once that all requests have the key of the proxy.
-    #[cold]
-    fn warn_of_forwarding(&self, peer: Peer) {
-        if self.warned.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let address = match peer {
-            Peer::Address(address) => address.to_string(),
-            Peer::Unix => "unix".to_owned(),
-        };
-        let fix = match (&self.proxies, peer) {
-            (None, _) => "use `key::client_ip`, in a file the key `client-ip`",
-            (Some(_), Peer::Address(_)) => "add its address to `trusted`",
-            (Some(_), Peer::Unix) => "use `trust_unix_peer`",
-        };
-        tracing::warn!(
-            peer = address,
-            "a request has been forwarded, but is counted under the address of the peer; if the peer is your proxy, {fix}"
-        );
     }
 }
 

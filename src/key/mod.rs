@@ -75,6 +75,7 @@ mod nested_path;
 mod normalize;
 mod path;
 #[cfg(feature = "admin")]
+mod proxy_watch;
 mod search;
 #[cfg(feature = "serde")]
 mod text;

@@ -107,7 +107,7 @@ impl Path {
     /// ```
     /// use tower_quota::{Key, key};
     ///
-    /// assert_eq!(key::path().ignore_case().key_of("/A"), Key::path("/a"));
+    /// assert_eq!(key::path().ignore_case().key_of("/A%2Fb"), Key::path("/a%2Fb"));
     /// ```
     pub fn ignore_case(mut self) -> Self {
         self.ignore_case = true;
@@ -143,6 +143,12 @@ impl Path {
         }
         if self.ignore_case {
             canonical.make_ascii_lowercase();
+            // The only escape with a letter that is left is that of a slash.
+            for at in 2..canonical.len() {
+                if canonical[..=at].ends_with(b"%2f") {
+                    canonical[at] = b'F';
+                }
+            }
         }
         canonical
     }

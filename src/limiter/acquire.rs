@@ -146,7 +146,8 @@ pub enum AcquireError {
     Denied(Denied),
     /// A limit denies it, and [too much waits](crate::Policy::max_waiting) for it already in this process.
     LineFull(Denied),
-    /// The store fails, and a policy is [`Closed`](crate::FailureMode::Closed).
+    /// The store fails, and a policy is [`Closed`](crate::FailureMode::Closed); or, of the kind
+    /// [`Invalid`](crate::store::ErrorKind::Invalid), the limiter has no policy or plan of a name that was given.
     Store(StoreError),
 }
 

@@ -184,13 +184,16 @@ pub(crate) struct PlanChoice {
     pub(super) names: Vec<Arc<str>>,
     choose: Option<ChoosePlan>,
     /// The unknown names that were logged.
-    unknown: Mutex<Vec<Box<str>>>,
+    unknown: Mutex<Vec<String>>,
     /// Whether no request had a plan yet.
     never: NeverFound,
 }
 
 /// How many unknown names are logged.
 const MAX_LOGGED_NAMES: usize = 16;
+
+/// How many characters of such a name are logged, which a request may have from its caller.
+const MAX_LOGGED_LENGTH: usize = 64;
 
 impl PlanChoice {
     /// The position of the plan of a request.
@@ -213,9 +216,14 @@ impl PlanChoice {
 
     #[cold]
     fn warn_of(&self, plan: &str) {
-        let mut unknown = lock(&self.unknown);
-        if unknown.len() < MAX_LOGGED_NAMES && !unknown.iter().any(|known| **known == *plan) {
-            unknown.push(plan.into());
+        let plan: String = plan.chars().take(MAX_LOGGED_LENGTH).collect();
+        let is_new = {
+            let mut unknown = lock(&self.unknown);
+            let is_new = unknown.len() < MAX_LOGGED_NAMES && !unknown.contains(&plan);
+            unknown.extend(is_new.then(|| plan.clone()));
+            is_new
+        };
+        if is_new {
             tracing::warn!(
                 plan,
                 plans = self.list(),

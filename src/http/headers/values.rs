@@ -119,9 +119,12 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
     if lines.iter().all(is_list) {
         let mut all = Text::new();
         let members = lines.iter().filter_map(|line| line.to_str().ok());
-        let members = members.map(|line| line.trim_matches([',', ' ', '\t']));
-        for members in members.filter(|members| !members.is_empty()) {
-            all.delimit().text(members);
+        let members = members
+            .flat_map(|line| split(line, ','))
+            .map(|member| member.trim_matches([' ', '\t']));
+        // An empty one is a list without a value (RFC 9651 §4.2.1).
+        for member in members.filter(|member| !member.is_empty()) {
+            all.delimit().text(member);
         }
         headers.insert(name, all.into());
         return true;

@@ -214,7 +214,8 @@ fn write_triple(
     let names = [&limit_name, &remaining_name, &reset_name];
     let theirs = keep_one_line(headers, names, &remaining_name, |line| {
         // Of lines that were joined, the least.
-        line.split(',').filter_map(|number| count(number.trim())).min()
+        let numbers = line.split(',').map(|number| number.split(';').next().unwrap_or(number));
+        numbers.filter_map(|number| count(number.trim())).min()
     });
     let (remaining, reset) = standing(policy);
     if theirs.is_some_and(|theirs| theirs <= remaining) {

@@ -309,7 +309,8 @@ impl Policies {
     ///
     /// # Errors
     ///
-    /// If there is no such policy, or it has no key, or one of an extension that is not [registered](Self::with_extension).
+    /// If there is no such policy, if it has no key, or if its key or its plan is of an extension that is not
+    /// [registered](Self::with_extension).
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
         self.file.state().config.require(name)?;
         self.keyed(name)
@@ -334,7 +335,7 @@ impl Policies {
     ///
     /// # Errors
     ///
-    /// If there is no such policy.
+    /// If there is no such policy, or its plan is of an extension that is not [registered](Self::with_extension).
     pub fn unkeyed(&self, name: &str) -> Result<Policy<()>, ConfigError> {
         let mut state = self.file.state();
         state.config.require(name)?;

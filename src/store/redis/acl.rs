@@ -78,8 +78,9 @@ impl Refusal {
 
     /// The refusal in an error of a new connection, if it is one.
     pub(super) fn of_connection(error: &str) -> Option<Self> {
-        // About the credentials or the database.
-        let is_final = error.starts_with("ERR ") && !error.contains("max number of clients");
+        // About the credentials or the database. redis-rs replaces the code of an error of `SELECT`, such as `BUSY`.
+        let is_final =
+            error.starts_with("ERR ") && !has_any(error, &["max number of clients", "busy running a script"]);
         is_final.then(|| Self::new(error)).or_else(|| Self::of_call(error))
     }
 
@@ -349,6 +350,7 @@ mod tests {
             "NOREPLICAS Not enough good replicas to write.",
             "CLUSTERDOWN The cluster is down",
             "ERR max number of clients reached",
+            "ERR Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
         ] {
             assert!(Refusal::of_call(error).is_none(), "{error}");
             assert!(Refusal::of_connection(error).is_none(), "{error}");

@@ -52,8 +52,8 @@ impl RedisStore {
     /// * [`Refused`](ErrorKind::Refused) if Redis refuses the credentials, a command, the keys or the script. The error names what is
     ///   refused, and if credentials or a permission are missing, the `ACL SETUSER` command for a user with all permissions.
     /// * [`Timeout`](ErrorKind::Timeout) or [`Unreachable`](ErrorKind::Unreachable) if Redis cannot be used within the
-    ///   [connect timeout](RedisStoreBuilder::connect_timeout), 5 s; a program can connect again. The [source](std::error::Error::source)
-    ///   is the last cause.
+    ///   [connect timeout](RedisStoreBuilder::connect_timeout), 5 s, or `Refused` if its last reply was an error that may pass, such as
+    ///   `READONLY`. The text has the last cause; a program can connect again.
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::builder().url(url).connect().await
     }

@@ -252,6 +252,8 @@ pub(super) struct Authenticator {
     source: Arc<CredentialSource>,
     /// When the connection is authenticated again.
     due: watch::Sender<Option<Instant>>,
+    /// The same of one that is being made.
+    next_due: Mutex<Option<Instant>>,
 }
 
 impl Authenticator {
@@ -259,7 +261,7 @@ impl Authenticator {
     /// [seen](Self::tried) them.
     pub(super) async fn credentials(&self) -> Result<Credentials, String> {
         let credentials = self.source.latest(CONNECT_WAIT).await?;
-        self.due.send_replace(credentials.due());
+        *lock(&self.next_due) = credentials.due();
         Ok(credentials)
     }
 
@@ -268,6 +270,9 @@ impl Authenticator {
     pub(super) fn tried(&self, failure: Option<&Failure>) {
         if !matches!(failure, Some(Failure::Unreachable(_))) {
             self.source.used();
+        }
+        if failure.is_none() {
+            self.due.send_replace(*lock(&self.next_due));
         }
     }
 
@@ -355,7 +360,11 @@ impl ConnectionSettings {
     pub(super) fn authenticator(&self) -> Option<Arc<Authenticator>> {
         let (due, _) = watch::channel(None);
         let source = self.credentials.clone()?;
-        Some(Arc::new(Authenticator { source, due }))
+        Some(Arc::new(Authenticator {
+            source,
+            due,
+            next_due: Mutex::default(),
+        }))
     }
 }
 
@@ -366,7 +375,7 @@ mod tests {
         sync::atomic::{AtomicU64, Ordering},
     };
 
-    use tokio::time::sleep;
+    use tokio::time::{advance, sleep};
 
     use super::*;
     use crate::{
@@ -431,6 +440,12 @@ mod tests {
         let first = authenticator.credentials().await.expect("credentials");
         authenticator.tried(None);
         assert_eq!(&*first.password, "1");
+        // Another connection is not made.
+        let due = authenticator.due();
+        advance(MIN_REAUTHENTICATION / 2).await;
+        let _unused = authenticator.credentials().await.expect("credentials");
+        authenticator.tried(Some(&Failure::Unreachable("no".into())));
+        assert_eq!(authenticator.due(), due);
 
         // Redis refuses the first two and the fourth.
         let (sender, mut sent) = tokio::sync::mpsc::unbounded_channel();

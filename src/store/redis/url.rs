@@ -236,8 +236,9 @@ impl<'a> Url<'a> {
         let credentials = self.credentials.and_then(|credentials| credentials.split_once(':'));
         let (user, password) = credentials.unwrap_or_default();
         let mut url = format!("unix://{}", self.path);
-        for (separator, name, value) in [("?", "pass", password), ("&", "user", user)] {
+        for (name, value) in [("pass", password), ("user", user)] {
             if !value.is_empty() {
+                let separator = if url.contains('?') { "&" } else { "?" };
                 url.extend([separator, name, "=", &value.replace('+', "%2B").replace('&', "%26")]);
             }
         }
@@ -512,6 +513,20 @@ mod tests {
     fn nodes_of_a_cluster_share_their_credentials() {
         let (_, nodes) = urls_in("valkey-cluster://u:p@a:1?node=b:2");
         assert_eq!(nodes, ["redis://u:p@a:1", "redis://u:p@b:2"]);
+    }
+
+    #[test]
+    #[cfg(all(feature = "cluster", feature = "unix-sockets"))]
+    fn the_path_of_a_socket_is_beside_the_credentials() {
+        for (credentials, parameters) in [
+            ("", ""),
+            ("u:p@", "?pass=p&user=u"),
+            (":p@", "?pass=p"),
+            ("u:@", "?user=u"),
+        ] {
+            let url = format!("redis+unix://{credentials}localhost/a.sock");
+            assert_eq!(urls_in(&url).0, format!("unix:///a.sock{parameters}"));
+        }
     }
 
     #[test]

@@ -438,14 +438,14 @@ async fn lists_of_the_service_and_of_inner_layers_are_continued_on_one_line() {
         ("ratelimit", "\"d\";r=4, \"open"),
         ("ratelimit", "(\"e\""),
         ("ratelimit", ")(\"f\""),
-        ("ratelimit", ",\"b\";r=2;t=2;p=%\"\\\","),
+        ("ratelimit", ",\"b,\";r=2;t=2;p=%\"\\\",,\"g\";r=5,"),
         ("ratelimit-policy", "\"a\";q=1;w=1, \"b\";q=2;w=2"),
     ];
     assert_eq!(
         lines(&call_behind(RateLimitLayer::new(s1(), default()), 200, theirs).await),
         [
             "ratelimit-policy: \"a\";q=1;w=1, \"b\";q=2;w=2, \"default\";q=100;w=60",
-            "ratelimit: \"a\";r=1;t=1, \"b\";r=2;t=2;p=%\"\\\", \"default\";r=60;t=59",
+            "ratelimit: \"a\";r=1;t=1, \"b,\";r=2;t=2;p=%\"\\\", \"g\";r=5, \"default\";r=60;t=59",
         ],
     );
 }
@@ -533,7 +533,8 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
     let style = Headers::LegacyDelta;
     const LIMIT: (&str, &str) = ("x-ratelimit-limit", "200");
     const HIGH: [(&str, &str); 2] = [("x-ratelimit-remaining", "99"), ("x-ratelimit-reset", "9")];
-    const LOW: [(&str, &str); 2] = [("x-ratelimit-remaining", "5"), ("x-ratelimit-reset", "7")];
+    // Its value may have parameters.
+    const LOW: [(&str, &str); 2] = [("x-ratelimit-remaining", "5;x=1"), ("x-ratelimit-reset", "7")];
     for theirs in [
         &[LIMIT, HIGH[0], HIGH[1], LOW[0], LOW[1]],
         &[LIMIT, LOW[0], LOW[1], HIGH[0], HIGH[1]],
@@ -543,7 +544,7 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
             lines(&admitted),
             [
                 "x-ratelimit-limit: 200",
-                "x-ratelimit-remaining: 5",
+                "x-ratelimit-remaining: 5;x=1",
                 "x-ratelimit-reset: 7"
             ]
         );
@@ -552,7 +553,10 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
     // Of what lacks a line for it, the first one is kept.
     let theirs = &[HIGH[0], HIGH[1], HIGH[0], HIGH[1], LOW[0]];
     let admitted = call_behind(RateLimitLayer::new(s1(), default()).headers(style), 200, theirs).await;
-    assert_eq!(lines(&admitted), ["x-ratelimit-remaining: 5", "x-ratelimit-reset: 9"]);
+    assert_eq!(
+        lines(&admitted),
+        ["x-ratelimit-remaining: 5;x=1", "x-ratelimit-reset: 9"]
+    );
 
     let theirs = &[
         ("ratelimit", "limit=200, remaining=99, reset=9"),

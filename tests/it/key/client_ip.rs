@@ -182,7 +182,7 @@ fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
         }
         log.text().matches("a request has been forwarded").count()
     };
-    for field in ["x-forwarded-for", "forwarded"] {
+    for field in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {
         let ip = key::ip();
         assert_eq!(count(&ip, "via"), 0);
         assert_eq!(count(&ip, field), 1, "{field}");
@@ -190,6 +190,14 @@ fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
         let behind_a_proxy = key::client_ip(ClientIpSource::Forwarded).trusted(["10.0.0.1"]).unwrap();
         assert_eq!(count(&behind_a_proxy, field), 0, "{field}");
     }
+    // A thousand requests are searched for all names.
+    let ip = key::ip();
+    let (parts, ()) = get_from("10.0.0.1", "/").body(()).unwrap().into_parts();
+    for _ in 0..1_000 {
+        ip.extract(&parts).unwrap();
+    }
+    assert_eq!(count(&ip, "x-real-ip"), 0);
+    assert_eq!(count(&ip, "forwarded"), 1);
 }
 
 #[test]

@@ -693,7 +693,7 @@ fn model_of_options(path: &str, options: u8) -> String {
         path.pop();
     }
     if options & 8 != 0 {
-        path = path.to_ascii_lowercase();
+        path = path.to_ascii_lowercase().replace("%2f", "%2F");
     }
     path
 }

@@ -243,6 +243,16 @@ fn a_chain_of_no_proxies() {
     let _ = key::client_ip(ClientIpSource::XForwardedForHop(0));
 }
 
+#[test]
+fn a_list_of_proxies_as_one_address() {
+    for name in ["x-forwarded-for", "Forwarded"] {
+        let source = ClientIpSource::Header(name.parse().expect("a name"));
+        let panic = std::panic::catch_unwind(|| key::client_ip(source)).expect_err("it is refused");
+        let text = panic.downcast_ref::<String>().expect("a text");
+        assert!(text.contains("use `ClientIpSource::XForwardedFor`"), "{text}");
+    }
+}
+
 #[tokio::test]
 async fn a_redis_url_that_does_not_parse() {
     for url in ["", "localhost", "http://127.0.0.1:6379", "redis//127.0.0.1"] {

@@ -9,7 +9,7 @@ use super::{
     key_format::slot_of_charge,
     queues::{CommitQueues, Decided},
     request::OwnedRequest,
-    task::DetachOnDrop,
+    task::run_to_end,
 };
 use crate::{
     observe::lost_settlement,
@@ -48,7 +48,7 @@ pub(super) async fn decide(
         }
         failure.map_or(Ok(response), Err)
     };
-    DetachOnDrop::refunding(store, decided).await
+    run_to_end(store, decided).await
 }
 
 async fn decide_one(
