@@ -74,8 +74,8 @@ mod nested_path;
 )]
 mod normalize;
 mod path;
-#[cfg(feature = "admin")]
 mod proxy_watch;
+#[cfg(feature = "admin")]
 mod search;
 #[cfg(feature = "serde")]
 mod text;
