@@ -46,7 +46,7 @@ use crate::ConfigError;
 /// # Panics
 ///
 /// For [`XForwardedForHop(0)`](ClientIpSource::XForwardedForHop): a chain has at least one proxy; and for the
-/// [`Header`](ClientIpSource::Header) `x-forwarded-for` or `forwarded`: a list is not one address.
+/// [`Header`](ClientIpSource::Header) `forwarded`, which never is one address.
 #[track_caller]
 pub fn client_ip(source: ClientIpSource) -> ClientIp {
     assert!(
@@ -54,12 +54,10 @@ pub fn client_ip(source: ClientIpSource) -> ClientIp {
         "a chain has at least one proxy: behind one, the client is the last entry of `x-forwarded-for`, which is \
          `XForwardedForHop(1)`"
     );
-    if let ClientIpSource::Header(name) = &source {
-        assert!(
-            *name != X_FORWARDED_FOR && *name != FORWARDED,
-            "`{name}` holds a list; use `ClientIpSource::XForwardedFor` or `ClientIpSource::Forwarded`"
-        );
-    }
+    assert!(
+        source != ClientIpSource::Header(FORWARDED),
+        "`forwarded` holds elements such as `for=192.0.2.1`; use `ClientIpSource::Forwarded`"
+    );
     ClientIp(Proxies {
         source,
         given: Vec::new(),
@@ -191,8 +189,8 @@ pub enum ClientIpSource {
     XForwardedForHop(usize),
     /// `Forwarded` (RFC 7239): the first address from the right that is not trusted.
     Forwarded,
-    /// A header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`. One of the lists above is an error
-    /// of [`client_ip`](super::client_ip()).
+    /// A header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`. `Forwarded` is an error of
+    /// [`client_ip`](super::client_ip()).
     Header(HeaderName),
 }
 

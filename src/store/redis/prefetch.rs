@@ -15,7 +15,7 @@ use super::{
     queues::CommitQueues,
     request::OwnedRequest,
     store::send,
-    task::{OnDrop, run_to_end},
+    task::{DetachOnDrop, OnDrop},
 };
 use crate::{
     Limit,
@@ -392,7 +392,7 @@ pub(super) fn pending(
                 response
             };
             // What is never polled is not sent.
-            StoreFuture::pending(async move { run_to_end(store, reset).await })
+            StoreFuture::pending(async move { DetachOnDrop::refunding(store, reset).await })
         }
     }
 }

@@ -6,13 +6,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::{runtime::Handle, sync::oneshot, task::JoinHandle};
+use tokio::{runtime::Handle, task::JoinHandle};
 
-use super::failure::Failure;
 // The simulation ends runtimes: each task belongs to the simulated runtime of the task that spawned it.
 #[cfg(test)]
 pub(super) use super::simulation::runtime::spawn_on;
-use crate::store::{Outstanding, OwedKind, StoreError, StoreId, StoreResponse};
+use crate::store::{Outstanding, OwedKind, StoreId};
 
 /// Aborts a task when it is dropped.
 pub(super) struct AbortOnDrop<T>(pub(super) JoinHandle<T>);
@@ -45,11 +44,29 @@ impl<F: FnOnce()> Drop for OnDrop<F> {
 }
 
 /// A future that continues in a task of its own when it is dropped before it is ready.
-pub(super) struct DetachOnDrop<T: Send + 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
+pub(super) struct DetachOnDrop<T: Send + 'static> {
+    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    /// The store that waits for the task before the process ends, and where it continues, in place of the runtime of the thread that
+    /// drops it.
+    refunding: Option<(StoreId, Handle)>,
+}
 
 impl<T: Send + 'static> DetachOnDrop<T> {
     pub(super) fn new(future: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(Some(Box::pin(future)))
+        Self {
+            future: Some(Box::pin(future)),
+            refunding: None,
+        }
+    }
+
+    /// The same for a future with a refund to send, which [`Store::drained`](crate::store::Store::drained) waits for.
+    pub(super) fn refunding(
+        (store, runtime): (StoreId, Handle),
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Self {
+        let mut detached = Self::new(future);
+        detached.refunding = Some((store, runtime));
+        detached
     }
 }
 
@@ -61,10 +78,10 @@ impl<T: Send + 'static> Future for DetachOnDrop<T> {
     /// If it is polled again after it was ready, like most futures.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         // One that panics is not continued.
-        let mut future = self.0.take().expect("polled after it was ready");
+        let mut future = self.future.take().expect("polled after it was ready");
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
-            self.0 = Some(future);
+            self.future = Some(future);
         }
         polled
     }
@@ -72,26 +89,16 @@ impl<T: Send + 'static> Future for DetachOnDrop<T> {
 
 impl<T: Send + 'static> Drop for DetachOnDrop<T> {
     fn drop(&mut self) {
-        if let Some(future) = self.0.take() {
-            try_spawn(future);
-        }
+        let Some(future) = self.future.take() else { return };
+        let Some((store, runtime)) = self.refunding.take() else {
+            return try_spawn(future);
+        };
+        let owed = Outstanding::of(Some(store)).owe(OwedKind::Settlement).due();
+        spawn_on(&runtime, async {
+            future.await;
+            owed.confirm();
+        });
     }
-}
-
-/// Runs a future with something to settle in a task of the store, which continues when the caller leaves, and when the runtime of the
-/// caller ends, with the timers that were made there. [`Store::drained`](crate::store::Store::drained) waits for it.
-pub(super) async fn run_to_end(
-    (store, runtime): (StoreId, Handle),
-    future: impl Future<Output = Result<StoreResponse, StoreError>> + Send + 'static,
-) -> Result<StoreResponse, StoreError> {
-    let owed = Outstanding::of(Some(store)).owe(OwedKind::Settlement).due();
-    let (sender, response) = oneshot::channel();
-    spawn_on(&runtime, async move {
-        // An error means that the caller has left.
-        let _ = sender.send(future.await);
-        owed.confirm();
-    });
-    response.await.unwrap_or_else(|_| Err(Failure::ended_runtime().into()))
 }
 
 /// Runs futures at the same time until all are ready, or one with such an output is, and returns the outputs that there are then.

@@ -20,9 +20,7 @@ use tower_quota::{
     store::{Charge, ErrorKind, LeaseId, NodeState, Operation, Store, StoreRequest, StoreResponse},
 };
 
-use crate::support::{
-    self, Cluster, Log, PATIENCE, Proxy, connected, decide, eventually, free_port, patient, timed, try_decide,
-};
+use crate::support::{self, Cluster, Log, Proxy, connected, decide, eventually, free_port, patient, timed, try_decide};
 
 /// For the tests in which a primary does not answer.
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -287,35 +285,6 @@ async fn a_denial_across_slots_is_refunded_when_the_check_is_dropped() {
         remaining(&store, &many, one).await + remaining(&store, &many, two).await == 20_000
     })
     .await;
-}
-
-/// Its timers end with it, and those of the refund are others.
-#[tokio::test]
-async fn a_denial_across_slots_is_refunded_after_the_runtime_of_its_caller_has_ended() {
-    let cluster = Cluster::start().await;
-    let builder = RedisStore::builder()
-        .deadline(Duration::from_secs(60))
-        .deny_cache(false);
-    let store = builder.url(&cluster.url()).connect().await.expect("the URL is good");
-    let [one, two, _] = &cluster.keys().await;
-    let (many, few) = (limit(100), limit(1));
-    decide(&store, Operation::Check, &few, two, 1).await;
-
-    let hung = cluster.primaries[1].freeze();
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.expect("a runtime");
-    let (brief, callers, limits) = (store.clone(), [one.clone(), two.clone()], [many.clone(), few]);
-    runtime.spawn(async move {
-        check_both(&brief, limits.each_ref(), callers.each_ref().map(|caller| &**caller)).await;
-    });
-    eventually("the first slot is charged", async || {
-        cluster.primaries[0].command::<u32>("EXISTS", [redis_key(one)]).await == 1
-    })
-    .await;
-    spawn_blocking(|| drop(runtime)).await.expect("no panic");
-    drop(hung);
-    store.drained(PATIENCE).await.expect("the cluster replies");
-    assert_eq!(remaining(&store, &many, one).await, 100);
 }
 
 #[tokio::test]

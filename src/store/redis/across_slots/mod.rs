@@ -9,7 +9,7 @@ use super::{
     key_format::slot_of_charge,
     queues::{CommitQueues, Decided},
     request::OwnedRequest,
-    task::run_to_end,
+    task::DetachOnDrop,
 };
 use crate::{
     observe::lost_settlement,
@@ -48,7 +48,7 @@ pub(super) async fn decide(
         }
         failure.map_or(Ok(response), Err)
     };
-    run_to_end(store, decided).await
+    DetachOnDrop::refunding(store, decided).await
 }
 
 async fn decide_one(
