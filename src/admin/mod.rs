@@ -96,8 +96,8 @@ use crate::{ConfigError, Limiter, Policies, RateLimitLayer, decide::DenialWatch,
 /// mistake in a request, `404` for a route or a policy that does not exist, and a hash by which this process knows no subject, `403` and `415`
 /// as described [below](#what-the-router-refuses), `409` for a reset of a policy that counts nothing now, such as one that is
 /// switched off, or with limits that are chosen for requests before the first one, while its bans are reset all the same, and for an
-/// override in a store that has none, or as many as it may, `413` for a body of more than 16 KiB, and `503` if the store fails; the text of that begins with `the change
-/// is done` if it is. While the policy counts locally, `/subject` returns the counts of this process, with `counted_locally` and
+/// override in a store that has none, or as many as it may, `413` for a body of more than 16 KiB, and `503` if the store fails; the
+/// text of that begins with `the change is done` if it is. While the policy counts locally, `/subject` returns the counts of this process, with `counted_locally` and
 /// `store_error`. A Redis that refuses writes, such as a full one, returns its own, with `store_error`.
 ///
 /// # The search
