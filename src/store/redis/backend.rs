@@ -1,6 +1,6 @@
 use std::{
-    future::pending,
-    pin::pin,
+    future::{pending, poll_fn},
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicI64, Ordering},
@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::{
     runtime::Handle,
     task::yield_now,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 
 use super::{
@@ -338,7 +338,7 @@ impl Deadline {
     pub(super) async fn wait_in_steps<F: Future>(self, future: F, mut after_step: impl FnMut()) -> Option<F::Output> {
         let mut future = pin!(future);
         for _ in 0..self.steps {
-            if let Ok(output) = timeout(self.step, &mut future).await {
+            if let Some(output) = timeout(self.step, future.as_mut()).await {
                 return Some(output);
             }
             after_step();
@@ -348,7 +348,7 @@ impl Deadline {
         // future.
         for _ in 0..2 {
             yield_now().await;
-            if let Poll::Ready(output) = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
+            if let Poll::Ready(output) = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
                 return Some(output);
             }
         }
@@ -356,11 +356,30 @@ impl Deadline {
     }
 }
 
+/// Waits for a future; `None` if this time passes first. A timer ends with its runtime, so a future that continues in another
+/// runtime gets a new one.
+async fn timeout<F: Future>(time: Duration, mut future: Pin<&mut F>) -> Option<F::Output> {
+    let (mut timer, mut runtime) = (pin!(sleep(time)), Handle::current().id());
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        let current = Handle::current().id();
+        if runtime != current {
+            runtime = current;
+            timer.set(sleep(time));
+        }
+        timer.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, future::pending, thread};
+    use std::{cell::Cell, thread};
 
     use tokio::{
+        runtime::Builder,
         sync::oneshot,
         time::{Instant, sleep},
     };
@@ -420,6 +439,16 @@ mod tests {
             sender.send(7).expect("the receiver waits");
         });
         assert_eq!(deadline.wait(receiver).await, Some(Ok(7)));
+    }
+
+    #[test]
+    fn a_future_whose_runtime_has_ended_continues_in_another_one() {
+        let runtime = || Builder::new_multi_thread().worker_threads(1).enable_time().build();
+        let (first, second) = (runtime().expect("a runtime"), runtime().expect("a runtime"));
+        let mut waiting = pin!(Deadline::new(Duration::from_millis(40)).wait(pending::<()>()));
+        assert!(first.block_on(poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx).is_pending()))));
+        drop(first);
+        assert_eq!(second.block_on(waiting), None);
     }
 
     #[tokio::test]

@@ -133,9 +133,9 @@ use crate::store::{
 ///
 /// The policies of one caller lie in one slot and are decided together. Those of different keys, such as an address and a user,
 /// lie in several slots, which may be on several primaries. Then they are decided one after the other, and when one denies or
-/// fails, the charges in the earlier ones are refunded, even if the caller has left. Until then, or if the refund is lost, as when
-/// the runtime of the caller ends during the check, other requests may be denied for it: by that cost at most, and until it expires.
-/// So may they for a charge in a slot that has counted it and whose reply is lost. Policies whose slots are on one primary and do not move are decided in one call.
+/// fails, the charges in the earlier ones are refunded, even if the caller has left. Until then, or if the refund is lost, other
+/// requests may be denied for it: by that cost at most, and until it expires. So may they for a charge in a slot that has counted it
+/// and whose reply is lost. Policies whose slots are on one primary and do not move are decided in one call.
 ///
 /// A call contains checks of all slots of a primary. It declares one key, and the script uses the others as arguments. A check
 /// whose slot has moved, or is moving, is not executed there, and is sent once more with all of its keys declared, as the

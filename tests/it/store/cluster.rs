@@ -288,6 +288,33 @@ async fn a_denial_across_slots_is_refunded_when_the_check_is_dropped() {
 }
 
 #[tokio::test]
+async fn a_denial_across_slots_is_refunded_after_the_runtime_of_its_caller_has_ended() {
+    let cluster = Cluster::start_patient().await;
+    let store = store(&cluster).await;
+    let [one, two, _] = &cluster.keys().await;
+    let (many, few) = (limit(100), limit(1));
+    decide(&store, Operation::Check, &few, two, 1).await;
+
+    let frozen = cluster.primaries[1].freeze();
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    runtime.spawn({
+        let (store, many, few) = (store.clone(), many.clone(), few.clone());
+        let (one, two) = (one.clone(), two.clone());
+        async move { check_both(&store, [&many, &few], [&one, &two]).await }
+    });
+    eventually("the first slot is charged", async || {
+        remaining(&store, &many, one).await == 99
+    })
+    .await;
+    spawn_blocking(move || drop(runtime)).await.expect("no panic");
+    drop(frozen);
+    let drained = store.drained(Duration::from_secs(60)).await;
+    drained.expect("the refund is sent");
+    assert_eq!(remaining(&store, &many, one).await, 100);
+}
+
+#[tokio::test]
 async fn a_denial_across_slots_is_cached() {
     let cluster = Cluster::start().await;
     let builder = RedisStore::builder().deadline(Duration::from_secs(60));
