@@ -11,9 +11,10 @@
 //! ```
 
 use std::{
+    collections::HashSet,
     mem,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -36,6 +37,7 @@ use crate::{
     observe::{Observer, PolicyOutcome, notify},
     policy::{Basis, PolicySet},
     store::{NamedLimit, Operation, StoreError},
+    sync::lock,
 };
 
 /// What a layer and its services share.
@@ -57,7 +59,8 @@ pub(crate) struct Enforcer {
 /// What is logged once.
 #[derive(Debug, Default)]
 pub(super) struct LoggedOnce {
-    of_key: AtomicBool,
+    /// The policies whose key or limit could not be determined.
+    of_key: Mutex<HashSet<Arc<str>>>,
     of_repetition: AtomicBool,
     of_other_key: AtomicBool,
 }
@@ -208,7 +211,7 @@ impl Enforcer {
         operation: Operation,
     ) -> Result<(), KeyError> {
         let policy = &context.policies[position];
-        if error.is_misconfigured() && !self.logged_once.of_key.swap(true, Ordering::Relaxed) {
+        if error.is_misconfigured() && lock(&self.logged_once.of_key).insert(policy.limit.name.clone()) {
             tracing::error!(
                 policy = &*policy.limit.name,
                 error = error.to_string(),

@@ -184,13 +184,13 @@ impl ClientIp {
 pub enum ClientIpSource {
     /// `X-Forwarded-For`: the first address from the right that is not trusted.
     XForwardedFor,
-    /// `X-Forwarded-For`: the n-th element from the right, for a fixed chain of n proxies. 0 is an error of
-    /// [`client_ip`](super::client_ip()).
+    /// `X-Forwarded-For`: the n-th element from the right, for a fixed chain of n proxies.
+    /// [`client_ip`](super::client_ip()) panics on 0.
     XForwardedForHop(usize),
     /// `Forwarded` (RFC 7239): the first address from the right that is not trusted.
     Forwarded,
-    /// A header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`. `Forwarded` is an error of
-    /// [`client_ip`](super::client_ip()).
+    /// A header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`. [`client_ip`](super::client_ip())
+    /// panics on `Forwarded`.
     Header(HeaderName),
 }
 

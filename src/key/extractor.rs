@@ -288,6 +288,7 @@ impl KeyError {
     /// The request lacks the value that the key is made of.
     ///
     /// The request is refused with `400 Bad Request`, or [`or`](super::KeyExtractor::or) uses its alternative.
+    /// The message is sent to the caller, so it must not contain a secret.
     ///
     /// ```
     /// use tower_quota::key::KeyError;
@@ -302,14 +303,14 @@ impl KeyError {
     /// The value that the key is made of is present, but its form cannot be trusted.
     ///
     /// The request is refused with `400 Bad Request`, with and without [`or`](super::KeyExtractor::or): a caller could
-    /// otherwise choose the alternative.
+    /// otherwise choose the alternative. The message is sent to the caller, so it must not contain a secret.
     pub fn malformed(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Malformed, message)
     }
 
     /// The server does not provide the value that the key is made of.
     ///
-    /// The request is refused with `500 Internal Server Error`, and the message is logged but not sent; or
+    /// The request is refused with `500 Internal Server Error`, and the first such message of a policy is logged; none is sent. Or
     /// [`or`](super::KeyExtractor::or) uses its alternative. The message should name the fix.
     ///
     /// ```

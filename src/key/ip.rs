@@ -196,7 +196,7 @@ impl Ip {
     ///
     /// # Errors
     ///
-    /// If an element is not an IPv6 network of 96 bits, or if one is a trusted network: that would be all of IPv4.
+    /// If an element is not an IPv6 network of 96 bits and the rest 0, or if one is a trusted network: that would be all of IPv4.
     ///
     /// ```
     /// use tower_quota::{Key, key};
@@ -214,7 +214,7 @@ impl Ip {
     /// ```
     pub fn nat64_prefixes<N: AsRef<str>>(mut self, networks: impl IntoIterator<Item = N>) -> Result<Self, ConfigError> {
         let prefixes = networks.into_iter().map(|text| match parse_network(text.as_ref()) {
-            Some(IpNet::V6(network)) if network.prefix_len() == 96 => Ok(network.trunc()),
+            Some(IpNet::V6(network)) if network.prefix_len() == 96 && network == network.trunc() => Ok(network),
             _ => Err(ConfigError::new(format!(
                 "`{}` is not a NAT64 prefix; one looks like `64:ff9b::/96`",
                 text.as_ref()

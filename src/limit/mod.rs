@@ -21,7 +21,7 @@
 //! | algorithm | stored for each key | most in any window | denied with room for ten in a hundred | use it for |
 //! | --- | --- | --- | --- | --- |
 //! | [`SlidingLog`] | one entry for each admission of the last window | N | never | up to 100,000 a window |
-//! | with [`precision`](SlidingLog::precision) | at most `n` + 1 entries | N | none measured; an admission counts too long by less than one `n`-th of the window | large quotas |
+//! | with [`precision`](SlidingLog::precision) | at most `n` + 1 entries, with a prefetch up to a tenth more | N | none measured; an admission counts too long by less than one `n`-th of the window | large quotas |
 //! | [`SlidingCounter`] | 3 numbers | 2 N - 1 | up to 31 % of requests; [its table](SlidingCounter#error) | many keys |
 //! | [`FixedWindow`] | 2 numbers | 2 N - 1 | never | counts that people check by hand |
 //! | [`aligned`](FixedWindow::aligned) | 2 numbers | 2 N | never | the same, by the clock |
@@ -61,7 +61,7 @@
 //! | `fixed-window 100/min aligned` | 136 | 136 | 136 | 3 | 3 | 2 |
 //! | `token-bucket 100/min` | 136 | 136 | 136 | 3 | 3 | 2 |
 //!
-//! A check of `concurrency` is 4 to 6 commands, and its release 4 or 5. A lease takes about 50 bytes up to 128 of them.
+//! A check of `concurrency` is 4 to 6 commands, and its release 6 or 7. A lease takes about 50 bytes up to 128 of them.
 //!
 //! A log takes about 20 bytes for an entry up to 128 entries, and 130 above, where Redis changes its encoding; with a precision 24
 //! to 36. *After expiry* is an admission that also removes expired entries. `cargo bench --bench figures --all-features` measures all of this.

@@ -33,7 +33,7 @@ macro_rules! prefetch {
             ///
             /// # Panics
             ///
-            /// If the time is not a whole number of microseconds from 1 ms to 1 s, or longer than a tenth of the window; at compile
+            /// If the time is not a whole number of microseconds from 1 ms to 1 s, or longer than a tenth of the window that the limit was made with; at compile
             /// time in a `const`. [`try_prefetch`](Self::try_prefetch) returns an error.
             ///
             /// ```
@@ -69,7 +69,7 @@ macro_rules! prefetch {
             ///
             /// # Errors
             ///
-            /// If the time is neither zero nor a whole number of microseconds from 1 ms to 1 s, or longer than a tenth of the window.
+            /// If the time is neither zero nor a whole number of microseconds from 1 ms to 1 s, or longer than a tenth of the window that the limit was made with.
             pub fn try_prefetch(mut self, time: std::time::Duration) -> Result<Self, $crate::ConfigError> {
                 let $limit = &self;
                 if time.is_zero() {

@@ -130,7 +130,7 @@ impl Limiter {
     /// Sets the limit of one key of a policy for a time, in place of the limit of the policy and of its plans.
     ///
     /// It replaces an earlier override of the key. The limit has the algorithm of one of the known limits of the
-    /// policy, or is [`Unlimited`](Limit::Unlimited) or [`DenyAll`](Limit::DenyAll). With another window, counts are those
+    /// policy, or is [`Unlimited`](Limit::Unlimited) or [`DenyAll`](Limit::DenyAll). With another window or rate, counts are those
     /// [after a change](crate::limit#when-a-limit-changes). The other settings of the policy stay.
     ///
     /// The time is rounded down to microseconds, and at most 31 years. Redis keeps overrides as it keeps counts: those that are lost with

@@ -189,7 +189,7 @@ impl<K> Policy<K> {
     ///
     /// # Panics
     ///
-    /// If a number of the ban is out of range, or its first length is above the longest one.
+    /// If a number of the ban is out of range, a time is not in whole microseconds, or the first length is above the longest one.
     #[track_caller]
     pub fn ban(mut self, ban: Ban) -> Self {
         or_panic(ban.validate());

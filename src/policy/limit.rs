@@ -192,17 +192,17 @@ impl Policy<()> {
     ///
     /// Counts are stored as [after a change](crate::limit#when-a-limit-changes):
     ///
-    /// * Limits of one algorithm and one window share the count of a key. A caller whose plan changes keeps what was counted,
-    ///   and a plan decides about the requests of the others too.
-    /// * Limits of different windows or algorithms have separate counts. A caller that can change its plan at will, such as by a
-    ///   header, can use up each of them.
+    /// * Limits that differ in quota, burst or lease alone share the count of a key. A caller whose plan changes keeps what was
+    ///   counted, and a plan decides about the requests of the others too.
+    /// * Limits of different windows, precisions, rates of a bucket, alignments or algorithms have separate counts: after a change of
+    ///   the rate the bucket is full. A caller that can change its plan at will, such as by a header, can use up each of them.
     ///
     /// # What applies to a request
     ///
     /// The chosen limit is that of the [`Decision`](crate::Decision), of the response, of the count in this process while the store
     /// fails, and of a [`Receipt`](crate::Receipt). With [`Limit::Unlimited`] the policy does not apply, and no key is extracted.
-    /// A limit that [`Policy::new`](crate::Policy::new) would not take refuses the request with `500 Internal Server Error`, and the
-    /// first one is logged. So does a limit of [`Concurrency`](crate::Concurrency) if the policy has
+    /// A limit that cannot be kept, such as a sliding log of a million without a precision, refuses the request with
+    /// `500 Internal Server Error`, and the first one is logged. So does a limit of [`Concurrency`](crate::Concurrency) if the policy has
     /// [`refund_if`](crate::Policy::refund_if), which has no meaning for slots.
     ///
     /// A [`Limiter`](crate::Limiter) has no requests. Make one of [`Plans`](crate::Plans), and name the plan of each

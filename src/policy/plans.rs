@@ -59,9 +59,9 @@ use crate::{KeyExtractor, observe::NeverFound, sync::lock};
 ///
 /// # Counts of several plans
 ///
-/// Policies of one name in several plans share their counts as the limits of [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) do: those of one
-/// algorithm and one window share the count of a key, whatever the numbers, so an upgrade keeps what was counted. Policies of
-/// different names, or of different algorithms, have separate counts. Those of one name have the same
+/// Policies of one name in several plans share their counts as the limits of [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) do: those
+/// that differ in quota, burst or lease alone share the count of a key, so an upgrade keeps what was counted. Policies of
+/// different names, algorithms, windows or rates of a bucket have separate counts. Those of one name have the same
 /// [former](crate::Policy::formerly) one, if they have any.
 ///
 /// A request is charged once where nested layers meet it with the same policy of the same plan. Where the plan becomes known between

@@ -56,7 +56,7 @@ use crate::{ConfigError, error::StoreError, limit::Share};
 /// | `Local`, the default | N times the limit |
 /// | `local_share(1, N)` | the limit, if it is at least N; else N |
 /// | `Open` | everything |
-/// | `Closed` | nothing |
+/// | `Closed` | nothing; with a [prefetch](crate::limit#units-that-are-taken-ahead) what was taken ahead before, for at most its time |
 ///
 /// [Behavior under faults](crate::guide::faults) lists what three processes admit in each mode when Redis is killed, stopped,
 /// cut off or failed over.

@@ -45,7 +45,8 @@ pub struct NodeStatus {
 
 /// The state of a server of a store.
 ///
-/// A server enters another state when its checks have failed for a second, and leaves it when another one has fitted for 6 s.
+/// A server enters another state 1 to 2 s after a check has failed, even if only one has, and leaves it when another one has fitted
+/// for 6 s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum NodeState {

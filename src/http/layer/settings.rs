@@ -274,8 +274,9 @@ impl RateLimitLayer {
 
 /// Documentation.
 impl RateLimitLayer {
-    /// The components of an OpenAPI 3.1 document for the responses to rejected requests: `TooManyRequests`, and
-    /// `ServiceUnavailable` if a policy is [`Closed`](crate::FailureMode::Closed).
+    /// The components of an OpenAPI 3.1 document for the responses to denied requests, `TooManyRequests`, and to those whose check
+    /// fails, `ServiceUnavailable`, if a policy is [`Closed`](crate::FailureMode::Closed). Those to requests without a key (`400`, `500`)
+    /// and to [blocked](Self::block) ones (`403`) are not among them.
     ///
     /// Each has its header fields with their schemas, as the layer writes them, and the content of
     /// [`Problem`](crate::response::Problem); replace that if the layer has another format. The fields of

@@ -18,7 +18,7 @@ use crate::{
 ///
 /// | rejection | status | details | pushback |
 /// | --- | --- | --- | --- |
-/// | limited | `RESOURCE_EXHAUSTED` (8) | `google.rpc.RetryInfo` with the wait, `google.rpc.QuotaFailure` with the policies | the wait |
+/// | limited | `RESOURCE_EXHAUSTED` (8) | `google.rpc.RetryInfo` with the wait, `google.rpc.QuotaFailure` with the policies | the wait, at most 24 days |
 /// | limited, and waiting does not help | `RESOURCE_EXHAUSTED` (8) | `google.rpc.QuotaFailure` | -1 |
 /// | refused | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | | -1 |
 /// | blocked | `PERMISSION_DENIED` (7) | | -1 |

@@ -103,8 +103,8 @@ impl SlidingLog {
     /// The largest quota without a [`precision`](Self::precision): 100,000.
     pub const MAX_QUOTA: u64 = 100_000;
 
-    /// Merges the admissions within one `n`-th of the window into one entry, so that the log has at most `n` + 1 entries. Such a
-    /// part is rounded up to a microsecond, and begins at a multiple of its length since the Unix epoch.
+    /// Merges the admissions within one `n`-th of the window into one entry, so that the log has at most `n` + 1 entries, with a
+    /// prefetch up to a tenth more. Such a part is rounded up to a microsecond, and begins at a multiple of its length since the Unix epoch.
     ///
     /// The quota holds in any window, as without it. An entry counts until the last of its admissions is one window old, so
     /// each admission counts too long by less than one `n`-th of the window. `remaining`, `retry_after` and `reset_after`

@@ -185,7 +185,7 @@ impl Policies {
     /// has another content in 10 readings, and never the same in two in a row.
     ///
     /// The task ends when no policy, layer or limiter of these is left, or when another call has begun one. If it ends before, since
-    /// its runtime shuts down, a warning is logged, and it is the fault.
+    /// its runtime shuts down or has no timers (`enable_time`), a warning is logged, and it is the fault.
     ///
     /// # Errors
     ///

@@ -241,7 +241,7 @@ impl MemoryStoreBuilder {
 
     /// Sets the clock: a function that returns the time since the Unix epoch.
     ///
-    /// It is called once in each call of the store. The time may stand still, jump and go back; times after the year 2112 count
+    /// It is called once in each call of the store, and once more for each policy while the store has overrides. The time may stand still, jump and go back; times after the year 2112 count
     /// as that year. The function must not use the store, a part of which is locked during the call.
     ///
     /// The default is the monotonic clock of [`tokio::time`].

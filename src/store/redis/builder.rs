@@ -227,7 +227,7 @@ impl RedisStoreBuilder {
     ///
     /// # Panics
     ///
-    /// If the prefix has other characters, or has `:1:line` as one of its parts.
+    /// If the prefix is empty, has other characters, or has `:1:line` as one of its parts.
     #[track_caller]
     pub fn prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);

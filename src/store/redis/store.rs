@@ -88,7 +88,7 @@ use crate::store::{
 /// and two for each ban that a denial counts for. A check that fails may have been counted if it was sent.
 ///
 /// The deadline measures Redis and not this process. While handlers block the threads of the runtime, or the process is stopped,
-/// a reply that has arrived cannot be read. Such a stall does not count: the deadline is counted in four steps, and a step that
+/// a reply that has arrived cannot be read. Such a stall does not count: the deadline is counted in four steps of at least 5 ms, and a step that
 /// takes longer counts as one. A check then takes longer by at most four of the longest stalls (eight if it had to wait for
 /// other calls); with fred by at most 10 s for each call.
 ///
@@ -110,7 +110,8 @@ use crate::store::{
 /// are in flight, and two when they contain many checks, each with half of them: Redis executes one while the callers of the
 /// other continue. In a cluster this holds for each primary. If no call is in flight, a check is sent at once and alone: no check
 /// waits for a timer. The decisions are those of the checks one by one, in the order in which they were made. Equal checks are
-/// sent once with their number, so a hot key costs Redis hardly more than a cold one.
+/// sent once with their number, so a hot key costs Redis hardly more than a cold one; but not those with slots, bans or waits, or of a
+/// bucket whose tokens do not take a whole number of microseconds each, such as 30 a second.
 ///
 /// A check is not counted if its caller leaves before the call is sent; later it is. One with keys in several slots of a cluster ends
 /// without its caller, and is counted. An error of one check, such as a key of
@@ -146,14 +147,15 @@ use crate::store::{
 /// its bans, or of one for which requests wait. Then its policies are decided one after the other, with refunds as above: the ban
 /// is read before the count, and a denial is counted for it afterwards. Lines are not regarded, so a request may be admitted before
 /// one of another process that has waited for longer, and one that waits notices a refund, or slots that are free, within a second.
-/// Several units of several policies at once fail until the slot has moved.
+/// Several units of several policies at once follow the failure modes until the slot has moved.
 ///
 /// # Keys in Redis
 ///
 /// One key for each policy and caller, `<prefix>:1:<algorithm>/<shape>:<policy>:{<key>}`, such as
 /// `quota:1:log/1min:login:{ip=203.0.113.7|path=/login}`. A policy with [bans](crate::Policy::ban) has
-/// one more for each caller that it has denied, such as `quota:1:ban:login:{ip=203.0.113.7|path=/login}`. Each expires at most
-/// 1 s after it stops to matter. Set the `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted
+/// one more for each caller that it has denied, such as `quota:1:ban:login:{ip=203.0.113.7|path=/login}`, and one with
+/// [waits](crate::Policy::wait_up_to) while requests wait for a key, such as `quota:1:line:log/1min:login:{ip=203.0.113.7|path=/login}`. Each expires at most
+/// 1 s after it stops to matter, or would without refunds. Set the `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted
 /// key is a limit that is reset. A failover loses what the replica had not received yet, and as much may be admitted again.
 /// With Sentinel a planned one also loses what the old primary counts until the store has left it, about 2 s after `+switch-master`:
 /// the sentinels of the URL are queried once a second. It is left once more than half of these report the new primary and a connection

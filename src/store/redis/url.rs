@@ -94,7 +94,7 @@ impl<'a> Url<'a> {
         if tls {
             prepare_tls()?;
         }
-        url.warn_of_ignored_parameters();
+        url.warn_of_ignored_parameters(fragment);
         Ok(url)
     }
 
@@ -128,10 +128,11 @@ impl<'a> Url<'a> {
     }
 
     /// Other programs may share the URL.
-    fn warn_of_ignored_parameters(&self) {
+    fn warn_of_ignored_parameters(&self, fragment: &str) {
+        let others = self.parameters().map(|(name, _)| name);
+        let others = others.filter(|name| !PARAMETERS.contains(name)).chain([fragment]);
         // With `@` it may be a password.
-        let others = self.parameters().filter(|(name, _)| !PARAMETERS.contains(name));
-        for (name, _) in others.filter(|_| !self.query.contains('@')) {
+        for name in others.filter(|name| !name.is_empty() && !self.query.contains('@')) {
             tracing::warn!(
                 parameter = name,
                 "this parameter of the Redis URL is ignored; `RedisStore::builder()` has settings, such as `deadline`"
@@ -140,7 +141,9 @@ impl<'a> Url<'a> {
     }
 
     fn parameters(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        self.query.split('&').filter_map(|pair| pair.split_once('='))
+        self.query
+            .split('&')
+            .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
     }
 
     fn parameter(&self, name: &str) -> Option<&'a str> {
@@ -531,12 +534,15 @@ mod tests {
 
     #[test]
     fn a_parameter_that_may_be_a_part_of_a_password_is_not_logged() {
-        let log = Log::capture();
         // The password would be `6379?secret=x`.
         for (url, is_logged) in [
             ("redis://host:6379?secret=x@host", false),
             ("redis://host:6379?client=x", true),
+            ("redis://host:6379?tls", true),
+            ("redis://host:6379?&#resp3", true),
+            ("redis://host:6379?", false),
         ] {
+            let log = Log::capture();
             assert!(Url::parse(url, None, false).is_ok());
             assert_eq!(log.text().contains("is ignored"), is_logged, "{url}");
         }

@@ -283,6 +283,9 @@ fn trusted_networks_follow_the_nat64_prefixes() {
     assert_eq!(client("64:ff9b::a00:0/104", &[], "10.0.0.2"), "ip=10.0.0.2");
     assert_eq!(client("64:ff9b::a00:0/104", &[], "64:ff9b::a00:2"), "ip=198.51.100.9");
 
+    let host = ["2001:db8:64::1/96"];
+    assert!(key::ip().nat64_prefixes(host).is_err());
+
     let all = key::client_ip(ClientIpSource::XForwardedFor).trusted(own).unwrap();
     let error = all.nat64_prefixes(own).expect_err("all of IPv4 is trusted").to_string();
     assert!(

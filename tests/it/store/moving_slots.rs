@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tower_quota::{
     Ban, Concurrency, FailureMode, Key, Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket,
-    store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
+    store::{Charge, ErrorKind, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
 use crate::support::{Cluster, PATIENCE, patient, redis_key};
@@ -258,6 +258,20 @@ async fn a_key_of_another_type_ends_no_denial_and_no_refund_of_the_others() {
         remaining(&decide(&store, Operation::Peek, &[full, moved]).await),
         [1, 1]
     );
+}
+
+#[tokio::test]
+async fn units_of_several_policies_are_counted_by_the_failure_mode() {
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let policies =
+        ["one", "two"].map(|name| Policy::new(name, SlidingLog::per_hour(3)).failure_mode(FailureMode::Local));
+    let limiter = Limiter::new(store, policies);
+    let moving = Moving::begin(&cluster, "k").await;
+    let decision = limiter.request("k").take_up_to(5).await.expect("they are counted here");
+    let error = decision.store_error().expect("no node has both keys");
+    assert_eq!((error.kind(), decision.taken()), (ErrorKind::Refused, 3));
+    moving.end().await;
 }
 
 /// The lines are not stored then, and each process knows its own.

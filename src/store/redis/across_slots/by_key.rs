@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Progress;
 use crate::store::{
-    Charge, ChargeState, Operation, StoreError, StoreResponse,
+    Charge, ChargeState, ErrorKind, Operation, StoreError, StoreResponse,
     redis::{failure::Failure, request::OwnedRequest},
 };
 
@@ -19,7 +19,8 @@ impl Progress<'_> {
         let request = self.request;
         let is_counted = operation.decides() && request.units > 0;
         if request.is_check() && request.units > 1 && positions.len() > 1 {
-            return Err(StoreError::invalid(
+            return Err(StoreError::new(
+                ErrorKind::Refused,
                 "units of several policies cannot be taken at once while the slot of their key moves to another node",
             ));
         }
