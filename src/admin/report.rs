@@ -181,7 +181,7 @@ async fn report_policy(
             // None without a limit.
             "quota": Some(limit.limit.quota()).filter(|quota| *quota < u64::MAX),
             // None for a calendar, slots, and without a limit.
-            "window_seconds": limit.limit.window().map(|window| window.as_secs_f64()),
+            "window_seconds": limit.limit.window().map(|window| window.as_micros() as f64 / 1e6),
         })
     });
     let refused_reload = policy.policy.refused_reload();

@@ -2,11 +2,7 @@ use std::{fmt, time::Duration};
 
 #[cfg(feature = "calendar")]
 use super::calendar::Calendar;
-use super::{
-    parse::fault,
-    rule::MAX_QUOTA,
-    token_bucket::{TokenBucket, gcd},
-};
+use super::{parse::fault, rule::MAX_QUOTA, token_bucket::TokenBucket};
 use crate::ConfigError;
 
 /// A quota and a window in the text form of a limit: `100/min`, `5 per 15 minutes`.
@@ -330,7 +326,8 @@ pub(super) use constructors;
 
 /// Constructors.
 impl TokenBucket {
-    /// A number of tokens a second, as configuration may have it, rounded to six significant digits.
+    /// A number of tokens a second, as configuration may have it: a fraction that agrees with it in six digits, so that `1.33333` is
+    /// four tokens in three seconds.
     ///
     /// The default [burst](TokenBucket::try_burst) is the rate, rounded up.
     ///
@@ -339,6 +336,7 @@ impl TokenBucket {
     ///
     /// assert_eq!(TokenBucket::try_per_second(0.5)?.burst(5).to_string(), "token-bucket 1/2s burst 5");
     /// assert_eq!(TokenBucket::try_per_second(1.0 / 3.0)?.burst(1).to_string(), "token-bucket 1/3s");
+    /// assert_eq!(TokenBucket::try_per_second(1.33333)?.to_string(), "token-bucket 4/3s burst 2");
     /// assert_eq!(TokenBucket::try_per_second(2.25)?.to_string(), "token-bucket 9/4s burst 3");
     /// assert!(TokenBucket::try_per_second(0.0).is_err());
     /// # Ok::<(), tower_quota::ConfigError>(())
@@ -353,21 +351,24 @@ impl TokenBucket {
                 "a rate of {per_second} tokens a second is not above 0; `DenyAll` admits nothing"
             )));
         }
-        let (tokens, window, burst) = if per_second < 1.0 {
-            (1, Duration::from_micros((1e6 / per_second).round() as u64), 1)
-        } else {
-            // The tokens of so many seconds have six digits, which zeros follow if the rate has more.
-            let digits = per_second.min(MAX_QUOTA as f64).log10() as u32;
-            let (seconds, zeros) = (
-                10_u64.pow(5_u32.saturating_sub(digits)),
-                10_u64.pow(digits.saturating_sub(5)),
-            );
-            let tokens = (per_second * seconds as f64 / zeros as f64).round() as u64;
-            let divisor = gcd(tokens, seconds);
-            let (tokens, seconds) = ((tokens / divisor).saturating_mul(zeros), seconds / divisor);
-            (tokens, Duration::from_secs(seconds), tokens.div_ceil(seconds))
-        };
-        Self::try_new(tokens, window)?.try_burst(burst)
+        let (tokens, seconds) = simplest_fraction(per_second.clamp(1e-12, 1e18));
+        Self::try_new(tokens, Duration::from_secs(seconds))?.try_burst(tokens.div_ceil(seconds))
+    }
+}
+
+/// The first convergent of the continued fraction of a number that differs from it by half of its sixth digit at most.
+fn simplest_fraction(number: f64) -> (u64, u64) {
+    let tolerance = 0.5 * 10_f64.powf(number.log10().floor() - 5.0);
+    let (mut numerators, mut denominators, mut rest) = ([0.0, 1.0], [1.0, 0.0], number);
+    loop {
+        let whole = rest.floor();
+        numerators = [numerators[1], whole * numerators[1] + numerators[0]];
+        denominators = [denominators[1], whole * denominators[1] + denominators[0]];
+        let [numerator, denominator] = [numerators[1], denominators[1]];
+        if (numerator / denominator - number).abs() <= tolerance {
+            return (numerator as u64, denominator as u64);
+        }
+        rest = 1.0 / (rest - whole);
     }
 }
 
@@ -388,12 +389,16 @@ mod tests {
             }
         }
         for (rate, text) in [
-            (123_456_789.0, "token-bucket 123457000/s"),
-            (1e8 / 3.0, "token-bucket 33333300/s"),
+            (123_456_789.0, "token-bucket 123456789/s"),
+            (1e8 / 3.0, "token-bucket 33333333/s"),
             (3.000_000_000_000_000_4, "token-bucket 3/s"),
-            (1.234_567_89, "token-bucket 123457/100000s burst 2"),
+            (1.234_567_89, "token-bucket 100/81s burst 2"),
+            (4.0 / 3.0, "token-bucket 4/3s burst 2"),
+            (0.333_333, "token-bucket 1/3s"),
+            (100.0 / 7.0, "token-bucket 100/7s burst 15"),
             (999_999.6, "token-bucket 1000000/s"),
-            (0.75, "token-bucket 1/1333333us"),
+            (0.75, "token-bucket 3/4s burst 1"),
+            (0.6, "token-bucket 3/5s burst 1"),
         ] {
             let bucket = TokenBucket::try_per_second(rate).expect("a rate");
             assert_eq!(bucket.to_string(), text);

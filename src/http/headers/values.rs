@@ -133,13 +133,14 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
     // The dictionary of an earlier draft is no list: either theirs stays or ours, whole.
     let Some(ours) = lines.pop() else { return false };
     headers.remove(name);
-    let numbers = least_remaining(&lines).zip(least_remaining([&ours]));
-    let is_ours = numbers.is_some_and(|(theirs, remaining)| remaining < theirs);
-    if is_ours {
-        lines = vec![ours];
-    }
     for line in lines {
         headers.append(name, line);
+    }
+    join_dictionary(headers, name);
+    let theirs = keep_one_line(headers, [name], name, remaining);
+    let is_ours = theirs.is_none_or(|theirs| least_remaining([&ours]).is_some_and(|ours| ours < theirs));
+    if is_ours {
+        headers.insert(name, ours);
     }
     is_ours
 }

@@ -169,7 +169,7 @@ fn policy_item(named: &NamedLimit) -> &HeaderValue {
 /// `limit=2, remaining=1, reset=30`, unless what is there, a dictionary or the list of a later draft, has less left.
 fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
     let is_list = |line: &HeaderValue| line.as_bytes().starts_with(b"\"");
-    let theirs = match headers.get(RATELIMIT).is_some_and(is_list) {
+    let theirs = match headers.get_all(RATELIMIT).iter().all(is_list) {
         // Its lines are one value.
         true => least_remaining(headers.get_all(RATELIMIT)),
         false => {

@@ -137,7 +137,7 @@ fn description(limit: &Limit, window: Option<Duration>) -> String {
     if limit.is_held() {
         return format!("{quota} requests at once");
     }
-    let per = window.map(|window| format!("{}s", window.as_secs_f64()));
+    let per = window.map(|window| format!("{}s", window.as_micros() as f64 / 1e6));
     format!("{quota} requests per {}", per.as_deref().unwrap_or("calendar window"))
 }
 
@@ -270,6 +270,8 @@ mod tests {
         assert_eq!(described(SlidingLog::per_minute(100).into()), "100 requests per 60s");
         let half = SlidingLog::new(5, Duration::from_millis(500));
         assert_eq!(described(half.into()), "5 requests per 0.5s");
+        let sevenths = crate::TokenBucket::per_second(7).burst(20);
+        assert_eq!(described(sevenths.into()), "20 requests per 2.857143s");
         #[cfg(feature = "calendar")]
         {
             let monthly = crate::FixedWindow::calendar(5, crate::limit::Calendar::Month, "UTC");

@@ -469,7 +469,7 @@ async fn of_a_dictionary_and_a_list_the_one_with_less_left_is_shown() {
             "remaining=5, limit=70, remaining=61, reset=7",
             false,
         ), // the last one counts
-        (Headers::Draft08, OURS_AS_LIST, "limit=70", true),
+        (Headers::Draft08, OURS_AS_LIST, "limit=70", false),
         (
             Headers::Draft07,
             OURS_AS_DICTIONARY,
@@ -593,9 +593,19 @@ async fn the_lines_of_one_dictionary_are_joined() {
 
         // A list goes, or this stays whole.
         let shown = lines(&call_behind(RateLimitLayer::new(s1(), default()), 200, theirs).await);
-        let mut theirs = [one, other].map(|line| format!("ratelimit: {line}"));
-        theirs.sort();
-        assert_eq!(shown[1..], theirs);
+        assert_eq!(shown[1..], [format!("ratelimit: {one}, {other}")]);
+    }
+
+    // Of two dictionaries, or one beside a list, the one with less left stays.
+    let least = "limit=10, remaining=5, reset=3";
+    for other in ["limit=20, remaining=7, reset=9", "\"u\";r=7"] {
+        for theirs in [[other, least], [least, other]].map(|lines| lines.map(|line| ("ratelimit", line))) {
+            for style in [Headers::Draft08, Headers::Draft07] {
+                let layer = RateLimitLayer::new(s1(), default()).headers(style.clone());
+                let shown = lines(&call_behind(layer, 200, &theirs).await);
+                assert_eq!(shown[1..], [format!("ratelimit: {least}")], "{style:?} {theirs:?}");
+            }
+        }
     }
 
     let theirs = &[("ratelimit", "limit=100, remaining=61"), ("ratelimit", "reset=7")];
