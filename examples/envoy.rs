@@ -9,20 +9,22 @@
 //! listening on 127.0.0.1:8081
 //! ```
 //!
-//! The name of a policy is the domain and the keys of a descriptor, in lower case, and the key is its values:
-//! `shop.remote_address` is the limit of `{"remote_address": "203.0.113.7"}` in the domain `shop`. A value may have a policy of its
-//! own, such as `shop.database--users` beside `shop.database`. Of a `generic_key`, which the configuration of Envoy has and no client
-//! chooses, the name has the value only. `examples/envoy/envoy.yaml` is a configuration of Envoy for it, and
-//! `examples/envoy/Dockerfile` makes an image.
+//! The name of a policy is the domain and the keys of a descriptor, and the key is its values: `shop.remote_address` is the limit
+//! of `{"remote_address": "203.0.113.7"}` in the domain `shop`. A value may have a policy of its own, such as
+//! `shop.database--users` beside `shop.database`. Of a `generic_key`, which the configuration of Envoy has and no client chooses,
+//! the name has the value only. A name has no upper case: the domain, the keys and the value of a `generic_key` are compared in
+//! lower case, and other values as they are. A descriptor whose name no policy has is admitted, which is logged once for each of
+//! the first 100 names. `examples/envoy/envoy.yaml` is a configuration of Envoy for it, and `examples/envoy/Dockerfile` makes an
+//! image.
 //!
 //! Hits that do not fit are not counted. So limits of hits that have happened, as Envoy reports them at the end of a stream
 //! (`apply_on_stream_done`), do not work.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     env,
     error::Error,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -52,6 +54,8 @@ pub(crate) struct RateLimits<S> {
     policies: Policies,
     store: S,
     limiters: RwLock<HashMap<String, Limiter>>,
+    /// The names of descriptors that no policy has.
+    unknown: Mutex<HashSet<String>>,
 }
 
 impl<S: Store + Clone> RateLimits<S> {
@@ -60,6 +64,7 @@ impl<S: Store + Clone> RateLimits<S> {
             policies,
             store,
             limiters: RwLock::default(),
+            unknown: Mutex::default(),
         };
         for name in limits.policies.names() {
             limits.limiter(name)?;
@@ -90,11 +95,19 @@ impl<S: Store + Clone> RateLimits<S> {
         descriptor: &RateLimitDescriptor,
         hits: u64,
     ) -> Result<Option<Decision>, Status> {
-        for name in policy_names(domain, descriptor) {
-            let limiter = self.limiter(name);
+        let names = policy_names(domain, descriptor);
+        for name in &names {
+            let limiter = self.limiter(name.clone());
             if let Some(limiter) = limiter.map_err(|error| Status::failed_precondition(error.to_string()))? {
                 return Ok(Some(limiter.request(key(descriptor)).cost(hits).check().await?));
             }
+        }
+        // The last one has no value that a client chooses.
+        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = names.last().filter(|_| unknown.len() < MOST_UNKNOWN)
+            && unknown.insert(name.clone())
+        {
+            tracing::warn!(?name, "no policy has this name; such descriptors are admitted");
         }
         Ok(None)
     }
@@ -136,7 +149,9 @@ impl<S: Store + Clone> RateLimitService for RateLimits<S> {
             }
         }
 
-        let denied = decisions.iter().flatten().find(|decision| !decision.is_allowed());
+        let denied = decisions.iter().flatten().filter(|decision| !decision.is_allowed());
+        // A cost above a limit is denied at any time.
+        let denied = denied.max_by_key(|decision| decision.retry_after().unwrap_or(Duration::MAX));
         if denied.is_some() {
             refund(&decisions).await;
         }
@@ -161,23 +176,28 @@ async fn refund(decisions: &[Option<Decision>]) {
 /// The names that the policy of a descriptor may have: the domain and the keys of the entries, such as `shop.remote_address`, of which
 /// those with values are first.
 fn policy_names(domain: &str, descriptor: &RateLimitDescriptor) -> Vec<String> {
-    descriptor.entries.iter().fold(vec![domain.to_owned()], |names, entry| {
-        let (key, value) = (entry.key.to_lowercase(), &entry.value);
-        let with_entry = |name: String| {
-            let with_key = format!("{name}.{key}");
-            match &*key {
-                "generic_key" => vec![format!("{name}.{value}")],
-                // What a client chooses may not look like further keys.
-                _ if value.contains('.') => vec![with_key],
-                _ => vec![format!("{with_key}--{value}"), with_key],
-            }
-        };
-        names.into_iter().flat_map(with_entry).collect()
-    })
+    descriptor
+        .entries
+        .iter()
+        .fold(vec![domain.to_lowercase()], |names, entry| {
+            let (key, value) = (entry.key.to_lowercase(), &entry.value);
+            let with_entry = |name: String| {
+                let with_key = format!("{name}.{key}");
+                match &*key {
+                    "generic_key" => vec![format!("{name}.{}", value.to_lowercase())],
+                    // What a client chooses may not look like further keys.
+                    _ if value.contains('.') => vec![with_key],
+                    _ => vec![format!("{with_key}--{value}"), with_key],
+                }
+            };
+            names.into_iter().flat_map(with_entry).collect()
+        })
 }
 
 /// Each entry doubles the names.
 const MOST_ENTRIES: usize = 6;
+
+const MOST_UNKNOWN: usize = 100;
 
 /// The values of the entries; of the address of an IPv6 client its /64 network.
 fn key(descriptor: &RateLimitDescriptor) -> Key {

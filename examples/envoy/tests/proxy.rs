@@ -146,6 +146,11 @@ async fn envoy_limits_logins_and_names_the_client_to_the_service() -> Result<(),
             assert_eq!(response.status(), StatusCode::OK);
             assert_eq!(response.text().await?, format!("ip={client}"));
         }
+        // Other texts of this path do not avoid its limit.
+        for path in ["//login", "/%6Cogin", "/x/..%2Flogin"] {
+            let denied = envoy.send(client, path).await?;
+            assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS, "{path}");
+        }
         let denied = envoy.send(client, "/login").await?;
         assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
         let field = |name| denied.headers().get(name).and_then(|value| value.to_str().ok());

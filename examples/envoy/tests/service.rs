@@ -14,7 +14,7 @@ use envoy_types::pb::{
         },
         service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse,
-            rate_limit_response::{Code, rate_limit::Unit},
+            rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
             rate_limit_service_client::RateLimitServiceClient,
         },
     },
@@ -47,6 +47,16 @@ async fn client(limits: &str, store: impl Store + Clone) -> Client {
         .await
         .expect("the service runs")
 }
+
+/// A file for one test, with these limits.
+fn file(test: &str, limits: &str) -> String {
+    let file = std::env::temp_dir().join(format!("tower-quota-envoy-{test}-{}.toml", std::process::id()));
+    fs::write(&file, limits).expect("a file");
+    file.to_str().expect("text").to_owned()
+}
+
+/// The limits of the example, with logins that are closed while the store fails.
+const CLOSED: &str = concat!(include_str!("../limits.toml"), "failure-mode = 'closed'\n");
 
 fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     let entries = entries.iter().map(|(key, value)| Entry {
@@ -181,7 +191,8 @@ async fn a_store_that_fails_is_unavailable_if_the_policy_is_closed() {
         }
     }
 
-    let mut client = client(LIMITS, Down).await;
+    let file = file("down", CLOSED);
+    let mut client = client(&file, Down).await;
     let status = client.should_rate_limit(request([descriptor(&LOGIN)])).await;
     assert_eq!(
         status.expect_err("the policy is closed").code(),
@@ -189,6 +200,14 @@ async fn a_store_that_fails_is_unavailable_if_the_policy_is_closed() {
     );
     let response = call(&mut client, request([descriptor(&ADDRESS)])).await;
     assert_eq!(codes(&response), (Code::Ok, vec![(Code::Ok, 99)]));
+    fs::remove_file(file).expect("the file");
+
+    // Those of the example are counted in the process.
+    let mut client = self::client(LIMITS, Down).await;
+    for code in [Code::Ok, Code::Ok, Code::OverLimit] {
+        let response = call(&mut client, request([descriptor(&LOGIN)])).await;
+        assert_eq!(response.overall_code(), code);
+    }
 }
 
 #[tokio::test]
@@ -207,7 +226,8 @@ async fn a_request_that_fails_for_one_descriptor_is_counted_by_none() {
         }
     }
 
-    let mut client = client(LIMITS, Partial(MemoryStore::new())).await;
+    let file = file("partial", CLOSED);
+    let mut client = client(&file, Partial(MemoryStore::new())).await;
     let mut negative = request([descriptor(&ADDRESS), descriptor(&ADDRESS)]);
     negative.descriptors[1].is_negative_hits = true;
     for (failing, code) in [
@@ -222,6 +242,28 @@ async fn a_request_that_fails_for_one_descriptor_is_counted_by_none() {
     }
     let response = call(&mut client, request([descriptor(&ADDRESS)])).await;
     assert_eq!(codes(&response), (Code::Ok, vec![(Code::Ok, 99)]));
+    fs::remove_file(file).expect("the file");
+}
+
+#[tokio::test]
+async fn of_several_denials_the_longest_is_shown() {
+    let file = file(
+        "denials",
+        "policies.'shop.minute'.limit = '1/min'\npolicies.'shop.hour'.limit = '1/h'",
+    );
+    let mut client = client(&file, MemoryStore::new()).await;
+    // The first one is in other spellings, and a name without a policy is admitted.
+    let entries = [("generic_key", "Minute"), ("generic_key", "hour"), ("Path", "/")];
+    let mut both = request(entries.map(|entry| descriptor(&[entry])));
+    both.domain = "Shop".into();
+    assert_eq!(call(&mut client, both.clone()).await.overall_code(), Code::Ok);
+    let denied = call(&mut client, both).await;
+    let denials: Vec<_> = denied.statuses.iter().map(DescriptorStatus::code).collect();
+    assert_eq!(denials, [Code::OverLimit, Code::OverLimit, Code::Ok]);
+    let mut fields = denied.response_headers_to_add.iter();
+    let wait = fields.find(|field| field.key == "retry-after").expect("a wait");
+    assert_eq!(wait.value.len(), "3600".len(), "{}", wait.value);
+    fs::remove_file(file).expect("the file");
 }
 
 #[tokio::test]
@@ -255,11 +297,10 @@ async fn limits_follow_the_file() {
 /// As in the first example of the configuration of Envoy's own service.
 #[tokio::test]
 async fn a_value_may_have_a_limit_of_its_own() {
-    let file = std::env::temp_dir().join(format!("tower-quota-envoy-values-{}.toml", std::process::id()));
     let limits = "policies.\"db.database\".limit = '1/month UTC'\npolicies.\"db.database--users\".limit = '3/s'\n\
                   policies.\"db.database--users.role\".limit = '4/s'\npolicies.\"db.database.path\".limit = '5/s'";
-    fs::write(&file, limits).expect("a file");
-    let mut client = client(file.to_str().expect("text"), MemoryStore::new()).await;
+    let file = file("values", limits);
+    let mut client = client(&file, MemoryStore::new()).await;
     let mut limit = async |entries: &[(&str, &str)]| {
         let request = RateLimitRequest {
             domain: "db".into(),
