@@ -1,6 +1,6 @@
 //! The routes of the application, and their limits.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use axum::{
     Extension, Json, Router,
@@ -10,14 +10,13 @@ use axum::{
     response::{IntoResponse, Response, Result},
     routing::post,
 };
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde::Deserialize;
 use tokio::time::timeout;
 use tower_quota::{
-    Admin, ConfigError, FixedWindow, Headers, Key, Limit, Limiter, Policies, Policy, RateLimitLayer, key,
-    limit::Calendar,
-    store::{ErrorKind, Store},
+    Admin, ConfigError, FixedWindow, Headers, Limit, Policies, Policy, RateLimitLayer, key, limit::Calendar,
+    store::Store,
 };
 
 use crate::webhooks::{self, Receivers, Webhooks};
@@ -34,10 +33,14 @@ struct User {
 impl User {
     /// A table in place of a database.
     fn of(headers: &HeaderMap) -> Option<Self> {
-        let (id, tenant, plan, zone) = match headers.get(header::COOKIE)?.to_str().ok()? {
-            "session=5f2d" => (1, 10, "free", "Europe/Berlin"),
-            "session=91c7" => (2, 20, "pro", "Asia/Tokyo"),
-            "session=e03b" => (3, 0, "staff", "UTC"),
+        let fields = headers.get_all(header::COOKIE).iter();
+        let mut cookies = fields
+            .filter_map(|field| field.to_str().ok())
+            .flat_map(|field| field.split("; "));
+        let (id, tenant, plan, zone) = match cookies.find_map(|cookie| cookie.strip_prefix("session="))? {
+            "5f2d" => (1, 10, "free", "Europe/Berlin"),
+            "91c7" => (2, 20, "pro", "Asia/Tokyo"),
+            "e03b" => (3, 0, "staff", "UTC"),
             _ => return None,
         };
         Some(Self { id, tenant, plan, zone })
@@ -49,13 +52,6 @@ impl User {
 struct Credentials {
     name: String,
     password: String,
-}
-
-#[derive(Clone)]
-struct Services {
-    webhooks: Webhooks,
-    /// The limit of the route `/orders` without HTTP, to override it.
-    orders: Limiter,
 }
 
 pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -> Result<Router, ConfigError> {
@@ -73,11 +69,8 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
     let mails = Policy::with_limit_fn("mails", mails_per_day).key(key::extension("user", |user: &User| user.id));
     let mails = RateLimitLayer::new(store.clone(), mails);
     let webhooks = webhooks::policy(policies.unkeyed("webhooks")?);
-    let webhooks = RateLimitLayer::try_new(store.clone(), webhooks)?.headers(Headers::None);
-    let services = Services {
-        webhooks: Webhooks::new(&webhooks, Client::builder(TokioExecutor::new()).build_http(), receivers),
-        orders: Limiter::try_new(store, policies.unkeyed_plans(["orders"])?)?,
-    };
+    let webhooks = RateLimitLayer::try_new(store, webhooks)?.headers(Headers::None);
+    let calls = Webhooks::new(&webhooks, Client::builder(TokioExecutor::new()).build_http(), receivers);
 
     let admin = Admin::new()
         .layer(&logins)
@@ -87,22 +80,21 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
         .policies(&policies)
         .show_keys(true)
         .actor(|parts| Some(parts.extensions.get::<User>()?.id.to_string()))
-        .router_behind_authentication();
-    let overrides = post(set_override).with_state(services.clone());
-    let admin = admin.route("/overrides", overrides).layer(from_fn(require_staff));
+        .router_behind_authentication()
+        .layer(from_fn(require_staff));
 
     let behind_login = Router::new()
         .route(
             "/orders",
-            post(order).layer((orders, DefaultBodyLimit::max(LARGEST_ORDER))),
+            post(order).route_layer((orders, DefaultBodyLimit::max(LARGEST_ORDER))),
         )
-        .route("/mails", post(async || "sent\n").layer(mails))
+        .route("/mails", post(async || "sent\n").route_layer(mails))
         .nest("/admin", admin.with_state(()))
         .layer(from_fn(authenticate));
     Ok(Router::new()
-        .route("/login", post(login).layer((from_fn(read_credentials), logins)))
+        .route("/login", post(login).route_layer((from_fn(read_credentials), logins)))
         .merge(behind_login)
-        .with_state(services))
+        .with_state(calls))
 }
 
 /// Mails of a user in each calendar day of its own time zone.
@@ -116,7 +108,11 @@ async fn read_credentials(request: Request, next: Next) -> Result<Response> {
     let (mut parts, body) = request.into_parts();
     let body = timeout(Duration::from_secs(10), Limited::new(body, 4 << 10).collect()).await;
     let body = body.map_err(|_| StatusCode::REQUEST_TIMEOUT)?;
-    let body = body.map_err(|_| StatusCode::PAYLOAD_TOO_LARGE)?.to_bytes();
+    let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+        true => StatusCode::PAYLOAD_TOO_LARGE,
+        false => StatusCode::BAD_REQUEST,
+    });
+    let body = body?.to_bytes();
     // The extractor refuses other types of content, as which a form of another site could send a login.
     let request = Request::from_parts(parts.clone(), body.clone().into());
     let Json(credentials) = Json::<Credentials>::from_request(request, &()).await?;
@@ -150,12 +146,12 @@ async fn require_staff(user: Extension<User>, request: Request, next: Next) -> R
 }
 
 /// Accepts an order, which the server of the tenant receives as an event, unless too many wait for that server.
-async fn order(State(services): State<Services>, user: Extension<User>, order: String) -> StatusCode {
-    let Ok(place) = services.webhooks.place(user.tenant) else {
+async fn order(State(webhooks): State<Webhooks>, user: Extension<User>, order: String) -> StatusCode {
+    let Ok(place) = webhooks.place(user.tenant) else {
         return StatusCode::SERVICE_UNAVAILABLE;
     };
     tokio::spawn(async move {
-        services.webhooks.deliver(user.tenant, order).await;
+        webhooks.deliver(user.tenant, order).await;
         drop(place);
     });
     StatusCode::CREATED
@@ -163,25 +159,3 @@ async fn order(State(services): State<Services>, user: Extension<User>, order: S
 
 /// In bytes. Each is in memory until it is delivered.
 const LARGEST_ORDER: usize = 16 << 10;
-
-/// Another limit of orders for one tenant.
-#[derive(Deserialize)]
-struct NewOverride {
-    tenant: u64,
-    limit: Limit,
-    hours: u64,
-}
-
-/// Responds with all overrides: the limit of each key.
-async fn set_override(all: State<Services>, new: Json<NewOverride>) -> Result<impl IntoResponse, (StatusCode, String)> {
-    let (orders, tenant) = (&all.orders, Key::extension("tenant", new.tenant));
-    let lasts = Duration::from_secs(new.hours.saturating_mul(3_600));
-    let set = orders.override_limit("orders", tenant, new.limit.clone(), lasts).await;
-    set.map_err(|error| match error.kind() {
-        ErrorKind::Invalid | ErrorKind::Refused => (StatusCode::BAD_REQUEST, error.to_string()),
-        _ => (StatusCode::SERVICE_UNAVAILABLE, "try again".to_owned()),
-    })?;
-    let shown = orders.overrides().into_iter();
-    let shown = shown.map(|one| (one.key.to_string(), one.limit.to_string()));
-    Ok(Json(shown.collect::<BTreeMap<_, _>>()))
-}

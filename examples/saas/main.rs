@@ -12,6 +12,8 @@ use tokio::{
         ctrl_c,
         unix::{SignalKind, signal},
     },
+    sync::oneshot,
+    time::sleep,
 };
 use tower_quota::{RedisStore, store::Store};
 
@@ -25,16 +27,22 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = app::app(store.clone(), limits, receivers)?;
 
     let mut terminated = signal(SignalKind::terminate())?;
+    let (ending, ended) = oneshot::channel::<()>();
     let listener = TcpListener::bind(env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3001".into())).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
-        .with_graceful_shutdown(async move {
-            tokio::select! {
-                _ = terminated.recv() => {}
-                _ = ctrl_c() => {}
-            }
-        })
-        .await?;
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    let server = axum::serve(listener, app).with_graceful_shutdown(async move {
+        tokio::select! {
+            _ = terminated.recv() => {}
+            _ = ctrl_c() => {}
+        }
+        drop(ending);
+    });
+    tokio::select! {
+        served = server => served?,
+        // Else a request that is never complete would keep the process from ending.
+        () = async { drop(ended.await); sleep(Duration::from_secs(20)).await } => {}
+    }
     store.drained(Duration::from_secs(5)).await?; // the last refunds of logins
     Ok(())
 }

@@ -5,6 +5,9 @@ mod app;
 #[path = "../../tests/it/support/faketime.rs"]
 #[allow(dead_code)]
 mod faketime;
+#[path = "../../tests/it/support/log.rs"]
+#[allow(dead_code)]
+mod log;
 #[path = "../../tests/it/support/redis.rs"]
 #[allow(dead_code)]
 mod redis;
@@ -38,6 +41,7 @@ use hyper_util::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     task::JoinSet,
 };
@@ -45,6 +49,7 @@ use tower_quota::{Ban, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisS
 
 use self::{
     faketime::Faketime,
+    log::Log,
     redis::{Process, Redis},
     webhooks::Webhooks,
 };
@@ -169,7 +174,7 @@ impl Session<'_> {
     }
 
     async fn send(&self, replica: usize, request: Builder, body: impl ToString) -> Response {
-        let request = request.header("cookie", &self.cookie);
+        let request = request.header("cookie", format!("theme=dark; {}", self.cookie));
         self.service.from("192.0.2.201", replica, request, body).await
     }
 }
@@ -276,6 +281,13 @@ async fn a_login_of_another_content_type_is_refused_and_not_counted() {
     let body = json!({ "name": "ada", "password": "lovelace" });
     let form = Request::post("/login").header("content-type", "text/plain");
     assert_eq!(service.from(client, 0, form, body).await.status, 415);
+    assert_eq!(service.from(client, 0, Request::get("/login"), "").await.status, 405);
+    let mut stream = TcpStream::connect(service.replicas[0]).await.expect("a connection");
+    let broken = b"POST /login HTTP/1.1\r\nhost: saas\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n";
+    stream.write_all(broken).await.expect("it is sent");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.expect("a response");
+    assert!(response.starts_with("HTTP/1.1 400"), "{response}");
     let logins = service.logins().await;
     let peeked = logins.0.peek(Logins::key(client, "ada")).await;
     assert_eq!(peeked.expect("Redis replies").remaining(), 3);
@@ -353,10 +365,12 @@ async fn an_operator_gives_one_tenant_another_limit() {
     for status in [201, 201, 429] {
         assert_eq!(ada.post(0, "/orders", "tea").await.status, status);
     }
-    let raised = json!({ "tenant": 10, "limit": "sliding-log 50/min", "hours": 72 });
-    assert_eq!(ada.post(0, "/admin/overrides", &raised).await.status, 403);
-    let set = root.post(0, "/admin/overrides", &raised).await;
-    assert_eq!(set.json(), json!({ "ext:tenant=10": "sliding-log 50/min" }));
+    let raised = |limit| json!({ "policy": "orders", "key": "ext:tenant=10", "limit": limit, "lasts": "3d" });
+    let raise = raised("sliding-log 50/min");
+    assert_eq!(ada.post(0, "/admin/override", &raise).await.status, 403);
+    let set = root.post(0, "/admin/override", &raise).await.json();
+    assert_eq!(set["override"]["limit"], "sliding-log 50/min", "{set}");
+    assert_eq!(set["override"]["set_by"], "3", "{set}");
     for replica in [0, 1] {
         eventually("the replica has read it", async || {
             ada.post(replica, "/orders", "tea").await.status == 201
@@ -364,8 +378,7 @@ async fn an_operator_gives_one_tenant_another_limit() {
         .await;
     }
 
-    let other = json!({ "tenant": 10, "limit": "token-bucket 50/min", "hours": 72 });
-    let refused = root.post(0, "/admin/overrides", other).await;
+    let refused = root.post(0, "/admin/override", raised("token-bucket 50/min")).await;
     assert_eq!(refused.status, 400);
     assert!(refused.body.contains("token-bucket"), "{refused:?}");
 }
@@ -472,6 +485,7 @@ async fn a_receiver_holds_its_own_events_alone_and_for_a_bounded_time() {
     };
     let policy = Policy::new("webhooks", SlidingLog::per_second(10));
     let webhooks = calling(server, policy, &[(10, "/hostile"), (20, "/friendly")]);
+    let log = Log::capture();
 
     let started = tokio::time::Instant::now();
     let hostile = tokio::spawn(webhooks.clone().deliver(10, "tea".to_owned()));
@@ -482,7 +496,9 @@ async fn a_receiver_holds_its_own_events_alone_and_for_a_bounded_time() {
     hostile.await.expect("it gives up");
     assert_eq!(calls_of("/hostile"), 10);
     let waited = started.elapsed();
-    assert!(waited <= 11 * webhooks::LONGEST_PAUSE, "{waited:?}");
+    assert!(waited < 10 * webhooks::LONGEST_PAUSE, "{waited:?}");
+    let log = log.text();
+    assert!(log.contains("tenant=10") && !log.contains("tea"), "{log}");
 }
 
 /// Each waits in the line for at most 5 s, which is 50 of them.

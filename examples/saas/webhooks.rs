@@ -82,7 +82,7 @@ where
             return;
         };
         let mut attempts = 0;
-        while attempts < ATTEMPTS {
+        loop {
             let pause = {
                 let request = Request::post(url)
                     .extension(Tenant(tenant))
@@ -100,8 +100,12 @@ where
                 attempts += u32::from(own_wait.is_none());
                 pause
             }; // the connection of the response is free again
+            if attempts == ATTEMPTS {
+                break;
+            }
             sleep(pause.min(LONGEST_PAUSE)).await;
         }
-        eprintln!("{url} does not accept {event}");
+        // Without the event: text of a customer could look like other lines.
+        tracing::warn!(tenant, %url, "the receiver does not accept an event");
     }
 }
