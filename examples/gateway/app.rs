@@ -1,6 +1,6 @@
 //! The routes of the gateway, and their limits.
 
-use std::{convert::Infallible, iter, mem, sync::Arc, time::Duration};
+use std::{iter, mem, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json, Router,
@@ -17,7 +17,7 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -41,7 +41,9 @@ struct Account {
 impl Account {
     /// A table in place of a database.
     fn of(headers: &HeaderMap) -> Option<Self> {
-        let (id, plan) = match headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")? {
+        let credentials = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ');
+        let (_, api_key) = credentials.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))?;
+        let (id, plan) = match api_key {
             "sk-free" => (1, "free"),
             "sk-pro" => (2, "pro"),
             _ => return None,
@@ -100,7 +102,7 @@ pub(crate) fn prometheus() -> Result<PrometheusBuilder, BuildError> {
         .set_buckets_for_metric(Matcher::Suffix("_call_requests".into()), &requests)
 }
 
-/// Its streams end when the sender of `stopped` is dropped.
+/// Its streams are cut off when the sender of `stopped` is dropped.
 pub(crate) fn gateway(store: impl Store, stopped: watch::Receiver<()>) -> Gateway {
     let limits = RateLimitLayer::new(store, plans())
         .headers(Headers::custom(fields))
@@ -108,7 +110,7 @@ pub(crate) fn gateway(store: impl Store, stopped: watch::Receiver<()>) -> Gatewa
         .drain_body(LONGEST_BODY as u64, SLOWEST_BODY); // it is read, so the connection stays open
     let operators = Admin::new().layer(&limits).router_behind_authentication();
     let complete = post(async move |decision: Decision, body| complete(&decision, body, stopped.clone()));
-    let complete = complete.layer((from_fn(read_body), limits.clone()));
+    let complete = complete.route_layer((from_fn(read_body), limits.clone()));
     let customers = Router::new()
         .route("/v1/chat/completions", complete)
         .route(
@@ -140,6 +142,7 @@ async fn authenticate(mut request: Request, next: Next) -> Response<Body> {
     let Some(account) = Account::of(request.headers()) else {
         return (
             StatusCode::UNAUTHORIZED,
+            [(WWW_AUTHENTICATE, "Bearer")],
             Json(shape("invalid_api_key", "The API key is not valid.")),
         )
             .into_response();
@@ -157,7 +160,10 @@ async fn read_body(request: Request, next: Next) -> Response<Body> {
     let (mut parts, body) = request.into_parts();
     let body = match timeout(SLOWEST_BODY, Limited::new(body, LONGEST_BODY).collect()).await {
         Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(error)) => return invalid(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            return invalid(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string());
+        }
+        Ok(Err(error)) => return invalid(StatusCode::BAD_REQUEST, &error.to_string()),
         Err(late) => return invalid(StatusCode::REQUEST_TIMEOUT, &late.to_string()),
     };
     match Json::<Completion>::from_bytes(&body) {
@@ -167,37 +173,44 @@ async fn read_body(request: Request, next: Next) -> Response<Body> {
     next.run(Request::from_parts(parts, body.into())).await
 }
 
+const TOKEN: &str = "data: {\"token\":\"tick\"}\n\n";
+const END: &str = "data: [DONE]\n\n";
+
 /// Streams tokens, as a language model would, and settles their number when the stream ends, its client leaves or the gateway stops.
 fn complete(
     decision: &Decision,
     Extension(completion): Extension<Completion>,
     stopped: watch::Receiver<()>,
-) -> impl IntoResponse + use<> {
+) -> Response<Body> {
     let mut used = Used {
         tokens: 0,
         receipt: decision.take_receipt_of("tokens"),
     };
+    // Its request has waited for a stream.
+    if stopped.has_changed().is_err() {
+        let stops = shape("server_error", "The gateway stops. Try again.");
+        return (StatusCode::SERVICE_UNAVAILABLE, Json(stops)).into_response();
+    }
     // The model stops early.
-    let length = completion.max_tokens / 2;
-    let tokens = iter::repeat_n(
-        "data: {\"token\":\"tick\"}\n\n",
-        usize::try_from(length).unwrap_or(usize::MAX),
-    );
-    let model = tokio_stream::iter(tokens).then(move |token| {
+    let length = usize::try_from(completion.max_tokens / 2).unwrap_or(usize::MAX);
+    let events = iter::repeat_n(TOKEN, length).chain([END]);
+    let model = tokio_stream::iter(events).then(move |event| {
         let mut stopped = stopped.clone();
         async move {
             tokio::select! {
-                () = sleep(Duration::from_millis(20)) => Some(token),
-                _ = stopped.changed() => None,
+                () = sleep(Duration::from_millis(20)) => Ok(event),
+                // Closes the connection, so that a client does not take the part for the whole.
+                _ = stopped.changed() => Err("the gateway stops"),
             }
         }
     });
-    let stream = Body::from_stream(model.map_while(move |token| {
-        let token = token?;
-        used.count();
-        Some(Ok::<_, Infallible>(token))
+    let stream = Body::from_stream(model.map(move |event| {
+        if event == Ok(TOKEN) {
+            used.count();
+        }
+        event
     }));
-    ([(CONTENT_TYPE, "text/event-stream")], stream)
+    ([(CONTENT_TYPE, "text/event-stream")], stream).into_response()
 }
 
 /// The tokens that were streamed.

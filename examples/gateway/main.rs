@@ -4,7 +4,7 @@ mod app;
 
 use std::{env, error::Error, sync::Arc, time::Duration};
 
-use axum::routing::get;
+use axum::{routing::get, serve::ListenerExt};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{
     net::TcpListener,
@@ -13,7 +13,7 @@ use tokio::{
         unix::{SignalKind, signal},
     },
     sync::watch,
-    time::{interval, timeout},
+    time::{interval, sleep, timeout},
 };
 use tower_quota::{MemoryStore, RedisStore, store::Store};
 
@@ -38,10 +38,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
             Arc::new(MemoryStore::new())
         }
     };
-    let (running, stopped) = watch::channel(());
-    let app::Gateway { customers, operators } = app::gateway(store.clone(), stopped);
+    let (running, mut stopped) = watch::channel(());
+    let app::Gateway { customers, operators } = app::gateway(store.clone(), stopped.clone());
     if let Ok(addr) = env::var("OPERATORS_ADDR") {
-        let password = env::var("OPERATORS_PASSWORD").map_err(|_| "`OPERATORS_ADDR` needs `OPERATORS_PASSWORD`")?;
+        let password = env::var("OPERATORS_PASSWORD")
+            .ok()
+            .filter(|password| !password.is_empty());
+        let password = password.ok_or("`OPERATORS_ADDR` needs `OPERATORS_PASSWORD`, which must not be empty")?;
         let operators = operators.route("/metrics", get(async move || metrics.render()));
         let operators = app::behind_password(operators, &password);
         let listener = TcpListener::bind(&addr).await?;
@@ -52,15 +55,20 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(&addr).await?;
     let mut terminated = signal(SignalKind::terminate())?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, customers)
-        .with_graceful_shutdown(async move {
-            tokio::select! {
-                _ = terminated.recv() => {}
-                _ = ctrl_c() => {}
-            }
-            drop(running); // which ends the streams
-        })
-        .await?;
+    // Else a token waits for the acknowledgement of the one before.
+    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+    let server = axum::serve(listener, customers).with_graceful_shutdown(async move {
+        tokio::select! {
+            _ = terminated.recv() => {}
+            _ = ctrl_c() => {}
+        }
+        drop(running); // which cuts off the streams
+    });
+    tokio::select! {
+        served = server => served?,
+        // Else a request that is never complete would keep the process from ending.
+        () = async { drop(stopped.changed().await); sleep(Duration::from_secs(20)).await } => {}
+    }
     // The last settlements, and the slots of the streams.
     store.drained(Duration::from_secs(5)).await?;
     Ok(())

@@ -23,6 +23,7 @@ use tokio::{
     net::TcpStream,
     process::Command,
     sync::watch,
+    time::timeout,
 };
 use tower::ServiceExt;
 use tower_quota::{ManualClock, MemoryStore, RedisStore};
@@ -55,10 +56,11 @@ async fn complete(replica: &Router, key: &str, body: impl ToString) -> Response<
     response
 }
 
-/// The lines of a stream, until it ends.
+/// The tokens of a stream that ends as a whole one.
 async fn tokens(response: Response<Body>) -> usize {
-    let body = to_bytes(response.into_body(), 1 << 20).await.expect("a stream");
-    String::from_utf8_lossy(&body).matches("data:").count()
+    let body = text(response).await;
+    assert!(body.ends_with("data: [DONE]\n\n"), "{body}");
+    body.matches("token").count()
 }
 
 async fn text(response: Response<Body>) -> String {
@@ -192,6 +194,13 @@ async fn what_cannot_work_is_said_in_the_shape_of_the_others() {
         let (status, code) = error(complete(&one, key, body).await).await;
         assert_eq!((status, &*code), expected);
     }
+    let broken = || Body::from_stream(tokio_stream::once(Err::<&str, _>("cut off")));
+    for (method, status) in [("POST", 400), ("GET", 405), ("PUT", 405)] {
+        let request = Request::builder().method(method).uri("/v1/chat/completions");
+        let request = request.header(AUTHORIZATION, "bearer sk-free").body(broken());
+        let Ok(response) = one.clone().oneshot(request.expect("a request")).await;
+        assert_eq!(response.status(), status, "{method}");
+    }
     assert_eq!(left(&one, "sk-free", "requests").await, 3, "none of them counts");
 }
 
@@ -241,7 +250,20 @@ async fn operators_have_a_page_and_customers_have_not() {
 }
 
 #[tokio::test]
-async fn a_signal_ends_the_streams_which_are_charged_what_they_had() {
+async fn operators_need_a_password() {
+    let gateway = Command::new(env!("CARGO_BIN_EXE_gateway"))
+        .envs([("ADDR", "127.0.0.1:0"), ("OPERATORS_ADDR", "127.0.0.1:0")])
+        .env("OPERATORS_PASSWORD", "")
+        .env_remove("REDIS_URL")
+        .kill_on_drop(true)
+        .output();
+    let output = timeout(Duration::from_secs(60), gateway).await.expect("it ends");
+    let error = String::from_utf8(output.expect("the gateway starts").stderr).expect("text");
+    assert!(error.contains("`OPERATORS_PASSWORD`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_signal_cuts_off_the_streams_which_are_charged_what_they_had() {
     let server = Redis::start();
     let mut gateway = Command::new(env!("CARGO_BIN_EXE_gateway"))
         .envs([("REDIS_URL", &*server.url()), ("ADDR", "127.0.0.1:0")])
@@ -263,16 +285,25 @@ async fn a_signal_ends_the_streams_which_are_charged_what_they_had() {
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let mut streams = Vec::new();
-    for _ in 0..2 {
+    let connect = async || {
         let mut stream = TcpStream::connect(&addr).await.expect("a connection");
         stream.write_all(request.as_bytes()).await.expect("it is sent");
-        let mut received = Vec::new();
+        stream
+    };
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let (mut stream, mut received) = (connect().await, Vec::new());
         while String::from_utf8_lossy(&received).matches("data:").count() < 3 {
             assert!(stream.read_buf(&mut received).await.expect("a part") > 0);
         }
         streams.push((stream, received));
     }
+    let mut waiting = connect().await;
+    eventually("it waits", async || {
+        let lines = server.command::<Vec<String>>("KEYS", ["quota:1:line:*"]).await;
+        !lines.is_empty()
+    })
+    .await;
     let pid = gateway.id().expect("it runs").to_string();
     let killed = Command::new("kill").args(["-TERM", &pid]).status().await;
     assert!(killed.is_ok_and(|status| status.success()));
@@ -281,11 +312,14 @@ async fn a_signal_ends_the_streams_which_are_charged_what_they_had() {
         stream.read_to_end(&mut received).await.expect("the rest");
         let text = String::from_utf8_lossy(&received).into_owned();
         assert!(
-            text.starts_with("HTTP/1.1 200") && text.ends_with("0\r\n\r\n"),
+            text.starts_with("HTTP/1.1 200") && !text.ends_with("0\r\n\r\n") && !text.contains("[DONE]"),
             "it ends as a whole one: {text}"
         );
         tokens += text.matches("data:").count();
     }
+    let mut refused = String::new();
+    waiting.read_to_string(&mut refused).await.expect("a response");
+    assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
     assert!(gateway.wait().await.expect("it ends").success());
 
     let (_running, stopped) = watch::channel(());
