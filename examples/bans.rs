@@ -22,6 +22,9 @@
 //! retry-after: 600
 //!
 //! $ curl -i -X DELETE http://127.0.0.1:3000/bans/127.0.0.1
+//! HTTP/1.1 401 Unauthorized
+//!
+//! $ curl -i -X DELETE -u support:change-me http://127.0.0.1:3000/bans/127.0.0.1
 //! HTTP/1.1 200 OK
 //!
 //! $ curl -i -X POST -H 'x-password: lovelace' http://127.0.0.1:3000/login
@@ -42,13 +45,16 @@ use std::{
 use axum::{
     Router,
     extract::Path,
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, StatusCode, header::AUTHORIZATION},
     routing::{delete, post},
 };
 use tokio::net::TcpListener;
 use tower_quota::{Ban, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key};
 
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// `support:change-me`, a placeholder for the authentication of the application.
+const CREDENTIALS: &str = "Basic c3VwcG9ydDpjaGFuZ2UtbWU=";
 
 /// A placeholder for the comparison with a hash of the password.
 async fn login(headers: HeaderMap) -> Result<&'static str, StatusCode> {
@@ -73,10 +79,14 @@ pub(crate) fn app() -> Router {
             .is_some_and(|site| site == "cross-site")
     });
 
-    // For support, behind its own authentication.
-    let lift = async move |Path(address): Path<IpAddr>| match limiter.reset(Key::ip(address)).await {
-        Ok(()) => StatusCode::OK,
-        Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+    let lift = async move |headers: HeaderMap, Path(address): Path<IpAddr>| {
+        if headers.get(AUTHORIZATION).is_none_or(|given| given != CREDENTIALS) {
+            return StatusCode::UNAUTHORIZED;
+        }
+        match limiter.reset(Key::ip(address)).await {
+            Ok(()) => StatusCode::OK,
+            Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
     };
     Router::new()
         .route("/login", post(login).layer(layer))

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
     service::TowerToHyperService,
 };
@@ -62,7 +62,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
             request
         });
         tokio::spawn(async move {
-            let connection = auto::Builder::new(TokioExecutor::new());
+            let mut connection = auto::Builder::new(TokioExecutor::new());
+            connection.http1().timer(TokioTimer::new()); // a head that is not complete within 30 s is an error
             let served = connection.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
             if let Err(error) = served.await {
                 eprintln!("{peer}: {error}");
