@@ -21,7 +21,16 @@
 use std::{env, error::Error, time::Duration};
 
 use axum::{Extension, Router, http::StatusCode, routing::post};
-use tokio::{net::TcpListener, signal, task::JoinError, time::sleep};
+use tokio::{
+    net::TcpListener,
+    signal::{
+        ctrl_c,
+        unix::{SignalKind, signal},
+    },
+    sync::oneshot,
+    task::JoinError,
+    time::sleep,
+};
 use tower_quota::{Concurrency, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store};
 
 /// The user that authentication found.
@@ -70,10 +79,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let store = MemoryStore::new();
-    axum::serve(listener, app(store.clone()))
-        .with_graceful_shutdown(async { drop(signal::ctrl_c().await) })
-        .await?;
-    // An export that runs ends before.
+    let mut terminated = signal(SignalKind::terminate())?;
+    let (ending, ended) = oneshot::channel::<()>();
+    let server = axum::serve(listener, app(store.clone())).with_graceful_shutdown(async move {
+        tokio::select! {
+            _ = terminated.recv() => {}
+            _ = ctrl_c() => {}
+        }
+        drop(ending);
+    });
+    tokio::select! {
+        served = server => served?,
+        // Else a request that is never complete would keep the process from ending.
+        () = async { drop(ended.await); sleep(Duration::from_secs(20)).await } => {}
+    }
+    // An export whose caller has left has 5 s to end.
     store.drained(Duration::from_secs(5)).await?;
     Ok(())
 }

@@ -10,18 +10,30 @@
 //! $ curl -i http://127.0.0.1:3000/hello/sayHi
 //! ```
 
-use std::{env, error::Error, net::SocketAddr, sync::Arc, time::Duration};
+use std::{env, error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     body::Bytes,
     extract::Request,
-    http::{HeaderValue, Response, StatusCode, header::AUTHORIZATION, request::Parts},
+    http::{
+        Response, StatusCode,
+        header::{AUTHORIZATION, WWW_AUTHENTICATE},
+        request::Parts,
+    },
     middleware::{Next, from_fn},
     response::IntoResponse,
     routing::{get, post},
 };
-use tokio::net::TcpListener;
+use tokio::{
+    net::TcpListener,
+    signal::{
+        ctrl_c,
+        unix::{SignalKind, signal},
+    },
+    sync::oneshot,
+    time::sleep,
+};
 use tower_quota::{
     ConfigError, Decision, KeyExtractor, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
     response::{Problem, Rejection, ResponseFormat},
@@ -34,11 +46,14 @@ struct UserId(u64);
 
 /// The security filter. Requests without a token are anonymous, and are counted by address.
 async fn authenticate(mut request: Request, next: Next) -> axum::response::Response {
-    let user = match request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes) {
-        None => return next.run(request).await,
-        Some(b"Bearer alice") => UserId(1),
-        Some(b"Bearer bob") => UserId(2),
-        Some(_) => return StatusCode::UNAUTHORIZED.into_response(),
+    let Some(credentials) = request.headers().get(AUTHORIZATION) else {
+        return next.run(request).await;
+    };
+    let credentials = credentials.to_str().unwrap_or_default().split_once(' ');
+    let user = match credentials.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")) {
+        Some((_, "alice")) => UserId(1),
+        Some((_, "bob")) => UserId(2),
+        _ => return (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")]).into_response(),
     };
     request.extensions_mut().insert(user);
     next.run(request).await
@@ -121,20 +136,43 @@ pub(crate) async fn store(url: Option<String>) -> Result<Arc<dyn Store>, StoreEr
     Ok(Arc::new(RedisStore::connect(&url).await?))
 }
 
-pub(crate) async fn serve(listener: TcpListener, app: Router) -> std::io::Result<()> {
+/// Serves until `end`, and then the requests in flight for up to 20 s. Else one that is never complete would keep the process.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    app: Router,
+    end: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
     // Provides the address of the peer to the key `ip`.
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    let (ending, ended) = oneshot::channel::<()>();
+    let server = axum::serve(listener, app).with_graceful_shutdown(async {
+        end.await;
+        drop(ending);
+    });
+    tokio::select! {
+        served = server => served,
+        () = async { drop(ended.await); sleep(Duration::from_secs(20)).await } => Ok(()),
+    }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().init();
     let file = env::var("LIMITS").unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/limits.toml").into());
-    let app = app(store(env::var("REDIS_URL").ok()).await?, &file)?;
+    let store = store(env::var("REDIS_URL").ok()).await?;
+    let app = app(store.clone(), &file)?;
+    let mut terminated = signal(SignalKind::terminate())?;
 
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
     tracing::info!("listening on http://{}", listener.local_addr()?);
-    serve(listener, app).await?;
+    let end = async move {
+        tokio::select! {
+            _ = terminated.recv() => {}
+            _ = ctrl_c() => {}
+        }
+    };
+    serve(listener, app, end).await?;
+    store.drained(Duration::from_secs(5)).await?; // what the last requests send to Redis
     Ok(())
 }

@@ -12,6 +12,7 @@ mod spring;
 
 use std::{
     fmt::Write,
+    future::pending,
     io,
     net::SocketAddr,
     sync::Arc,
@@ -41,7 +42,7 @@ impl App {
         let app = spring::app(store, FILE).expect("the file has the policies");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("a bound port");
-        let server = tokio::spawn(spring::serve(listener, app));
+        let server = tokio::spawn(spring::serve(listener, app, pending()));
         Self { addr, server }
     }
 
@@ -189,6 +190,7 @@ async fn users_and_uris_have_counts_of_their_own_and_replicas_share_them() {
             other.expect(path, fields, &[200, 429]).await;
             one.expect(path, fields, &[429]).await;
         }
+        one.expect(path, "authorization: bearer alice\r\n", &[429]).await;
         one.expect(path, "authorization: Bearer mallory\r\n", &[401]).await;
     }
     one.expect("/news", "", &[200, 200, 429]).await;
