@@ -356,16 +356,17 @@ impl TokenBucket {
     }
 }
 
-/// The first convergent of the continued fraction of a number that differs from it by half of its sixth digit at most.
+/// The first convergent of the continued fraction of a number, of six digits, that differs from it by half of the last one at most.
 fn simplest_fraction(number: f64) -> (u64, u64) {
-    let tolerance = 0.5 * 10_f64.powf(number.log10().floor() - 5.0);
+    let digit = 10_f64.powf(number.log10().floor() - 5.0);
+    let number = (number / digit).round() * digit;
     let (mut numerators, mut denominators, mut rest) = ([0.0, 1.0], [1.0, 0.0], number);
     loop {
         let whole = rest.floor();
         numerators = [numerators[1], whole * numerators[1] + numerators[0]];
         denominators = [denominators[1], whole * denominators[1] + denominators[0]];
         let [numerator, denominator] = [numerators[1], denominators[1]];
-        if (numerator / denominator - number).abs() <= tolerance {
+        if (numerator / denominator - number).abs() <= digit / 2.0 {
             return (numerator as u64, denominator as u64);
         }
         rest = 1.0 / (rest - whole);
@@ -389,8 +390,8 @@ mod tests {
             }
         }
         for (rate, text) in [
-            (123_456_789.0, "token-bucket 123456789/s"),
-            (1e8 / 3.0, "token-bucket 33333333/s"),
+            (123_456_789.0, "token-bucket 123457000/s"),
+            (1e8 / 3.0, "token-bucket 33333300/s"),
             (3.000_000_000_000_000_4, "token-bucket 3/s"),
             (1.234_567_89, "token-bucket 100/81s burst 2"),
             (4.0 / 3.0, "token-bucket 4/3s burst 2"),

@@ -120,6 +120,12 @@ use crate::{
 /// [`format`](Self::format) has the [reason](crate::http::response::Rejection) and may build another response;
 /// [`on_failure`](Self::on_failure) observes failures.
 ///
+/// # When a function of the application panics
+///
+/// A panic of one that decides about a request, such as of a key, a cost or a format, is one of the service, which the server or a
+/// `CatchPanicLayer` around the limit handles as that of a handler; no slot stays held. One of a function that observes what was
+/// decided, such as [`Policy::refund_if`](crate::Policy::refund_if), is caught, and the charge stays.
+///
 /// # Costs
 ///
 /// The cost of a request is 1, [`Policy::cost`](crate::Policy::cost), or computed by

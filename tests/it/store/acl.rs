@@ -298,7 +298,9 @@ async fn a_url_of_another_kind_of_server_is_refused_by_name(library: ClientLibra
     );
     // Each key alone can be used on the only node of a cluster.
     let only = Redis::start_with(&["--cluster-enabled", "yes"]);
-    only.command::<()>("CLUSTER", ["ADDSLOTSRANGE", "0", "16383"]).await;
+    let slots = (0..16_384).map(|slot: u16| slot.to_string());
+    let add_slots: Vec<_> = std::iter::once("ADDSLOTS".to_owned()).chain(slots).collect();
+    only.command::<()>("CLUSTER", add_slots).await;
     wrong.push((only.url(), "`redis-cluster://..`"));
     for (url, words) in wrong {
         let error = patient().client_library(library).url(&url).connect().await.unwrap_err();
