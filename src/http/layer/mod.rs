@@ -122,9 +122,9 @@ use crate::{
 ///
 /// # When a function of the application panics
 ///
-/// A panic of one that decides about a request, such as of a key, a cost or a format, is one of the service, which the server or a
-/// `CatchPanicLayer` around the limit handles as that of a handler; no slot stays held. One of a function that observes what was
-/// decided, such as [`Policy::refund_if`](crate::Policy::refund_if), is caught, and the charge stays.
+/// A panic of one that is called until there is a response, such as of a key, a cost or a format, is one of the service: the server,
+/// or a `CatchPanicLayer` around the limit, handles it as that of a handler, and no slot stays held. One of a function that is called
+/// when the request has ended, such as [`Policy::refund_if`](crate::Policy::refund_if), is caught, and the charge stays.
 ///
 /// # Costs
 ///
