@@ -201,10 +201,14 @@ const MOST_UNKNOWN: usize = 100;
 
 /// The values of the entries; of the address of an IPv6 client its /64 network.
 fn key(descriptor: &RateLimitDescriptor) -> Key {
-    let values = descriptor.entries.iter().map(|entry| match entry.value.parse() {
-        Ok(address) if entry.key == "remote_address" => Key::ip(address),
-        _ => Key::from(&*entry.value),
-    });
+    let values = descriptor
+        .entries
+        .iter()
+        .map(|entry| match (&*entry.key.to_lowercase(), entry.value.parse()) {
+            ("remote_address", Ok(address)) => Key::ip(address),
+            ("generic_key", _) => Key::from(entry.value.to_lowercase()),
+            _ => Key::from(&*entry.value),
+        });
     values.reduce(Key::and).unwrap_or_else(|| Key::from("all"))
 }
 

@@ -158,7 +158,8 @@ pub enum ErrorKind {
     /// There is no connection, or it was lost: a request that was already sent may have been counted. Or a breaker is open, whatever has
     /// opened it, and nothing was sent.
     Unreachable,
-    /// The server replied with an error, such as `OOM` or `NOPERM`, or the store has no room for another override.
+    /// The server replied with an error, such as `OOM` or `NOPERM`; or the store has no room for another override, or a slot of a cluster moves
+    /// and no node has all keys.
     Refused,
     /// The reply cannot be decoded, or does not have one outcome for each request.
     Protocol,

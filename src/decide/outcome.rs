@@ -81,7 +81,7 @@ impl PolicyDecision {
             cost = self.counted().cost,
             limit = self.limit(),
             remaining = self.remaining,
-            retry_after = self.retry_after.map(|wait| wait.as_secs_f64()),
+            retry_after = self.retry_after.map(|wait| wait.as_micros() as f64 / 1e6),
             "a policy has decided about a request"
         );
         let metrics = &self.policy().metrics;
@@ -141,7 +141,7 @@ pub(super) fn record_in_span(outcome: PolicyOutcome, policy: Option<&str>, decis
         span.record("rate_limit.limit", decision.limit());
         span.record("rate_limit.remaining", decision.remaining());
         if let Some(wait) = decision.retry_after() {
-            span.record("rate_limit.retry_after", wait.as_secs_f64());
+            span.record("rate_limit.retry_after", wait.as_micros() as f64 / 1e6);
         }
     }
 }

@@ -95,7 +95,7 @@ impl Receipt {
     /// A refund removes at most what still counts, and nothing once the charge has expired. Tokens of a
     /// [`TokenBucket`](crate::TokenBucket#refunds) that have been restored meanwhile are not refunded a second time. It does not
     /// remove later charges, with one exception: algorithms that store only numbers cannot distinguish charges, so a refund after
-    /// a [`reset`](crate::Limiter::reset) may remove later ones.
+    /// a [`reset`](crate::Limiter::reset), or after Redis has lost data, may remove later ones.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

@@ -121,13 +121,13 @@ impl Enforcer {
 
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let ([policy], None) = (&basis.policies[..], &basis.plans) {
-            match self.undecided_by(policy, (context, 0), parts, operation) {
+            let outcome = match self.undecided_by(policy, (context, 0), parts, operation) {
                 Ok(Some(undecided)) => return Ok(Some(Undecided::new(SmallVec::from_buf([undecided])))),
-                Ok(None) => {}
+                Ok(None) => PolicyOutcome::Skipped,
                 Err(error) => self.without_key((context, 0), error, operation)?,
-            }
+            };
             if operation.counts() {
-                context.count(0, PolicyOutcome::Skipped);
+                context.count(0, outcome);
             }
             return Ok(None);
         }
@@ -136,16 +136,16 @@ impl Enforcer {
         let mut undecided = PolicyDecisions::new();
         let policies = basis.policies.iter().enumerate();
         for (position, policy) in policies.filter(|(_, policy)| policy.is_of_plan(plan)) {
-            match self.undecided_by(policy, (context, position), parts, operation) {
+            let outcome = match self.undecided_by(policy, (context, position), parts, operation) {
                 Ok(Some(policy)) => {
                     undecided.push(policy);
                     continue;
                 }
-                Ok(None) => {}
+                Ok(None) => PolicyOutcome::Skipped,
                 Err(error) => self.without_key((context, position), error, operation)?,
-            }
+            };
             if operation.counts() {
-                context.count(position, PolicyOutcome::Skipped);
+                context.count(position, outcome);
             }
         }
         Ok((!undecided.is_empty()).then(|| Undecided::new(undecided)))
@@ -202,14 +202,14 @@ impl Enforcer {
         Ok(Some(undecided))
     }
 
-    /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
+    /// The error of a policy that finds no key or limit, unless it only observes: then its outcome.
     #[cold]
     fn without_key(
         &self,
         (context, position): (&CheckContext, usize),
         error: KeyError,
         operation: Operation,
-    ) -> Result<(), KeyError> {
+    ) -> Result<PolicyOutcome, KeyError> {
         let policy = &context.policies[position];
         if error.is_misconfigured() && lock(&self.logged_once.of_key).insert(policy.limit.name.clone()) {
             tracing::error!(
@@ -219,7 +219,7 @@ impl Enforcer {
             );
         }
         if policy.settings.lets_pass(&error) {
-            return Ok(());
+            return Ok(PolicyOutcome::Observed);
         }
         if operation.counts() {
             context.count(position, PolicyOutcome::Refused);

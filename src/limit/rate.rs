@@ -2,7 +2,11 @@ use std::{fmt, time::Duration};
 
 #[cfg(feature = "calendar")]
 use super::calendar::Calendar;
-use super::{parse::fault, rule::MAX_QUOTA, token_bucket::TokenBucket};
+use super::{
+    parse::fault,
+    rule::MAX_QUOTA,
+    token_bucket::{TokenBucket, gcd},
+};
 use crate::ConfigError;
 
 /// A quota and a window in the text form of a limit: `100/min`, `5 per 15 minutes`.
@@ -351,18 +355,25 @@ impl TokenBucket {
                 "a rate of {per_second} tokens a second is not above 0; `DenyAll` admits nothing"
             )));
         }
-        let (tokens, seconds) = simplest_fraction(per_second.clamp(1e-12, 1e18));
+        let (tokens, seconds) = fraction(per_second.clamp(1e-12, 1e18));
         Self::try_new(tokens, Duration::from_secs(seconds))?.try_burst(tokens.div_ceil(seconds))
     }
 }
 
-/// The first convergent of the continued fraction of a number, of six digits, that differs from it by half of the last one at most.
-fn simplest_fraction(number: f64) -> (u64, u64) {
+/// A number of six digits as a fraction: that of a number with three decimals, else the first convergent of its continued fraction
+/// that differs from it by half of the last digit at most.
+fn fraction(number: f64) -> (u64, u64) {
+    const NOISE: f64 = 1e-9;
     let digit = 10_f64.powf(number.log10().floor() - 5.0);
     let number = (number / digit).round() * digit;
+    let thousandths = (number * 1e3).round();
+    if (thousandths / 1e3 - number).abs() <= NOISE * number {
+        let divisor = gcd(thousandths as u64, 1_000);
+        return (thousandths as u64 / divisor, 1_000 / divisor);
+    }
     let (mut numerators, mut denominators, mut rest) = ([0.0, 1.0], [1.0, 0.0], number);
     loop {
-        let whole = rest.floor();
+        let whole = (rest * (1.0 + NOISE)).floor();
         numerators = [numerators[1], whole * numerators[1] + numerators[0]];
         denominators = [denominators[1], whole * denominators[1] + denominators[0]];
         let [numerator, denominator] = [numerators[1], denominators[1]];
@@ -396,6 +407,9 @@ mod tests {
             (1.234_567_89, "token-bucket 100/81s burst 2"),
             (4.0 / 3.0, "token-bucket 4/3s burst 2"),
             (0.333_333, "token-bucket 1/3s"),
+            (1.003, "token-bucket 1003/1000s burst 2"),
+            (1.002, "token-bucket 501/500s burst 2"),
+            (1.000_01, "token-bucket 100001/100000s burst 2"),
             (100.0 / 7.0, "token-bucket 100/7s burst 15"),
             (999_999.6, "token-bucket 1000000/s"),
             (0.75, "token-bucket 3/4s burst 1"),

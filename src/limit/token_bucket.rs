@@ -266,7 +266,7 @@ const fn cap((rate, period): (u64, u64)) -> u64 {
     MAX_EXACT / 2 / if most > rate { most } else { rate }
 }
 
-const fn gcd(mut a: u64, mut b: u64) -> u64 {
+pub(super) const fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b > 0 {
         (a, b) = (b, a % b);
     }

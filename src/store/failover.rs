@@ -146,6 +146,14 @@ impl fmt::Display for FailureMode {
     }
 }
 
+/// Reads it from its text.
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for FailureMode {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        crate::limit::deserialize_text(deserializer, "a failure mode such as \"local 1/4\"", str::parse)
+    }
+}
+
 /// `local`, `local 1/4`, `open` or `closed`.
 impl FromStr for FailureMode {
     type Err = ConfigError;

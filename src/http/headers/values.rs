@@ -103,46 +103,61 @@ pub(super) fn ceil_secs(duration: Duration) -> u64 {
     seconds.min(MAX_INTEGER)
 }
 
-/// Adds to a list, in one line, since many clients read only the first.
+/// Adds to a list, in one line, since many clients read only the first. Returns whether it is there: beside a dictionary as
+/// [`join`] has it.
 ///
 /// The name is made anew from its constant, since a clone of it is a call through a table of functions.
-pub(super) fn append(headers: &mut HeaderMap, name: impl Fn() -> HeaderName, ours: HeaderValue) -> bool {
-    !headers.append(name(), ours) || join(headers, &name())
+pub(super) fn append(
+    headers: &mut HeaderMap,
+    name: impl Fn() -> HeaderName,
+    ours: HeaderValue,
+    replaces: bool,
+) -> bool {
+    !headers.append(name(), ours) || join(headers, &name(), replaces)
 }
 
-/// Makes one line of those that are there, of which the last is ours. Returns whether it has ours.
+/// Makes one line of those that are there, of which the last is ours and of a list. Returns whether it is that list.
+///
+/// The dictionary of an earlier draft is no list: the one with less remaining stays, whole. Where the dictionary does not say what
+/// remains, the list `replaces` it, or does not.
 #[cold]
-fn join(headers: &mut HeaderMap, name: &HeaderName) -> bool {
-    let is_whole = |line: &&HeaderValue| line.to_str().is_ok_and(is_whole);
-    let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().filter(is_whole).cloned().collect();
-    let is_list = |line: &HeaderValue| line.to_str().is_ok_and(|line| !is_dictionary(line));
-    if lines.iter().all(is_list) {
-        let mut all = Text::new();
-        let members = lines.iter().filter_map(|line| line.to_str().ok());
-        let members = members
-            .flat_map(|line| split(line, ','))
-            .map(|member| member.trim_matches([' ', '\t']));
+pub(super) fn join(headers: &mut HeaderMap, name: &HeaderName, replaces: bool) -> bool {
+    let Some(list) = take_list(headers, name) else {
+        return false;
+    };
+    join_dictionary(headers, name);
+    let dictionary = keep_one_line(headers, [name], name, remaining);
+    let is_list = match (headers.contains_key(name), dictionary) {
+        (false, _) => true,
+        (true, None) => replaces,
+        (true, Some(dictionary)) => least_remaining([&list]).is_some_and(|list| list < dictionary),
+    };
+    if is_list {
+        headers.insert(name, list);
+    }
+    is_list
+}
+
+/// Takes the members of a list out of all lines. Those of dictionaries stay.
+pub(super) fn take_list(headers: &mut HeaderMap, name: &HeaderName) -> Option<HeaderValue> {
+    let lines: Vec<HeaderValue> = headers.get_all(name).iter().cloned().collect();
+    headers.remove(name);
+    let mut list = Text::new();
+    for line in lines {
+        let Some(text) = line.to_str().ok().filter(|text| is_whole(text)) else {
+            continue;
+        };
+        if is_dictionary(text) {
+            headers.append(name, line);
+            continue;
+        }
+        let members = split(text, ',').map(|member| member.trim_matches([' ', '\t']));
         // An empty one is a list without a value (RFC 9651 §4.2.1).
         for member in members.filter(|member| !member.is_empty()) {
-            all.delimit().text(member);
+            list.delimit().text(member);
         }
-        headers.insert(name, all.into());
-        return true;
     }
-
-    // The dictionary of an earlier draft is no list: either theirs stays or ours, whole.
-    let Some(ours) = lines.pop() else { return false };
-    headers.remove(name);
-    for line in lines {
-        headers.append(name, line);
-    }
-    join_dictionary(headers, name);
-    let theirs = keep_one_line(headers, [name], name, remaining);
-    let is_ours = theirs.is_none_or(|theirs| least_remaining([&ours]).is_some_and(|ours| ours < theirs));
-    if is_ours {
-        headers.insert(name, ours);
-    }
-    is_ours
+    (!list.is_empty()).then(|| list.into())
 }
 
 /// Whether no string or inner list is open at its end. With one, or with other characters, no line of a field has a value (RFC 9651 §4.2).
@@ -197,7 +212,7 @@ pub(crate) fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
 }
 
 /// What is left by lines of `RateLimit`; of several, the least.
-pub(super) fn least_remaining<'a>(lines: impl IntoIterator<Item = &'a HeaderValue>) -> Option<u64> {
+fn least_remaining<'a>(lines: impl IntoIterator<Item = &'a HeaderValue>) -> Option<u64> {
     let lines = lines.into_iter();
     lines.filter_map(|line| remaining(line.to_str().ok()?)).min()
 }

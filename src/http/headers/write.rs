@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CACHE_CONTROL
 use super::{
     Fields, Headers, RATELIMIT, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY, RATELIMIT_REMAINING,
     RATELIMIT_RESET, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET,
-    values::{Text, append, ceil_secs, count, join_dictionary, keep_one_line, least_remaining, remaining, standing},
+    values::{Text, append, ceil_secs, count, join, join_dictionary, keep_one_line, remaining, standing, take_list},
 };
 use crate::{Decision, PolicyDecision, key::Secret, limit::NamedLimit};
 
@@ -43,17 +43,15 @@ impl Fields {
         match dialect {
             Headers::Draft08 => {
                 let partition_key = self.partition_key.as_ref();
-                append(headers, || RATELIMIT_POLICY, policies(decision, partition_key));
-                append(headers, || RATELIMIT, states(decision, partition_key))
+                let write = |headers: &mut _| append(headers, || RATELIMIT, states(decision, partition_key), true);
+                write_beside(policies(decision, partition_key), headers, write)
             }
-            Headers::Draft07 => {
-                append(headers, || RATELIMIT_POLICY, single_policy(foremost));
+            Headers::Draft07 => write_beside(single_policy(foremost), headers, |headers| {
                 write_dictionary(foremost, headers)
-            }
-            Headers::Draft06 => {
-                append(headers, || RATELIMIT_POLICY, single_policy(foremost));
+            }),
+            Headers::Draft06 => write_beside(single_policy(foremost), headers, |headers| {
                 write_triple(foremost, RATELIMIT_TRIPLE, Duration::ZERO, headers)
-            }
+            }),
             Headers::LegacyDelta => write_triple(foremost, X_RATELIMIT_TRIPLE, Duration::ZERO, headers),
             Headers::LegacyEpoch => {
                 // The units of a request may have been taken ahead.
@@ -92,6 +90,16 @@ pub(crate) fn is_for_shared_caches(headers: &HeaderMap) -> bool {
     has(CACHE_CONTROL, &["public", "s-maxage"]) || has(CDN_CACHE_CONTROL, &["public", "s-maxage", "max-age"])
 }
 
+/// Adds `RateLimit-Policy` and what `write` does, of which one that is no list follows: it is that of the fields which are shown.
+fn write_beside(policies: HeaderValue, headers: &mut HeaderMap, write: impl FnOnce(&mut HeaderMap) -> bool) -> bool {
+    let are_others = headers.append(RATELIMIT_POLICY, policies);
+    let is_ours = write(headers);
+    if are_others {
+        join(headers, &RATELIMIT_POLICY, is_ours);
+    }
+    is_ours
+}
+
 /// `"burst";q=2;w=1, "daily";q=100;w=86400`
 fn policies(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue {
     let mut policies = decision.enforced();
@@ -127,7 +135,7 @@ fn write_observed(decision: &Decision, headers: &mut HeaderMap) {
         }
     }
     if !list.is_empty() {
-        append(headers, || RATELIMIT_OBSERVED, list.into());
+        append(headers, || RATELIMIT_OBSERVED, list.into(), false);
     }
 }
 
@@ -168,15 +176,12 @@ fn policy_item(named: &NamedLimit) -> &HeaderValue {
 
 /// `limit=2, remaining=1, reset=30`, unless what is there, a dictionary or the list of a later draft, has less left.
 fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
-    let is_list = |line: &HeaderValue| line.as_bytes().starts_with(b"\"");
-    let theirs = match headers.get_all(RATELIMIT).iter().all(is_list) {
-        // Its lines are one value.
-        true => least_remaining(headers.get_all(RATELIMIT)),
-        false => {
-            join_dictionary(headers, &RATELIMIT);
-            keep_one_line(headers, [&RATELIMIT], &RATELIMIT, remaining)
-        }
-    };
+    if headers.get_all(RATELIMIT).iter().nth(1).is_some() {
+        let list = take_list(headers, &RATELIMIT);
+        list.map(|list| headers.append(RATELIMIT, list));
+        join_dictionary(headers, &RATELIMIT);
+    }
+    let theirs = keep_one_line(headers, [&RATELIMIT], &RATELIMIT, remaining);
     let (remaining, reset) = standing(policy);
     if theirs.is_some_and(|theirs| theirs <= remaining) {
         return false;

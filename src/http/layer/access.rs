@@ -343,7 +343,8 @@ impl Policies {
         let names: Vec<N> = names.into_iter().collect();
         if names.is_empty() {
             return Err(ConfigError::new(
-                "a layer of a file has at least one of its policies, by which it finds the file; name one",
+                "a layer of a file has at least one of its policies, by which it finds the file; name one, or make a layer \
+                 without limits by `RateLimitLayer::new(store, [])`",
             ));
         }
         RateLimitLayer::try_new(store, self.for_layer(&names)?)

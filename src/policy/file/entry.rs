@@ -43,7 +43,7 @@ pub(super) struct PolicyEntry {
     pub(super) methods: Vec<Method>,
     #[serde(default, deserialize_with = "cost")]
     pub(super) cost: Option<u64>,
-    #[serde(default, deserialize_with = "failure_mode")]
+    #[serde(default, deserialize_with = "not_null")]
     pub(super) failure_mode: Option<FailureMode>,
     #[serde(default, deserialize_with = "length")]
     pub(super) wait: Option<Duration>,
@@ -160,11 +160,6 @@ enum Mode {
     #[default]
     Enforce,
     Observe,
-}
-
-fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<FailureMode>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(D::Error::custom)
 }
 
 fn enforce_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<EnforcedShare>, D::Error> {

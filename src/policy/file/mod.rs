@@ -275,7 +275,7 @@ use crate::{ConfigError, key};
 /// * Nor does one with [plans](#plans) by which the application could not start, such as a new plan without a key.
 /// * A policy that is new in the file limits nothing until the application uses it, such as after a restart; until then, `others`
 ///   include its requests, and for layers that run also after that, until the next load.
-/// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
+/// * A policy that the file has no more keeps its last numbers, with a warning, and `others` include its requests. `enabled = false` at the top of the file turns
 ///   off that one, too.
 /// * A request is decided by one load of the file, with all policies of the layer: never by parts of two. One that
 ///   [waits](Policy::wait_up_to) follows the limit of each policy, unless the new one has other counts or none, as `unlimited`, or the

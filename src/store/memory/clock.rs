@@ -69,8 +69,9 @@ pub(super) fn micros(time: Duration) -> u64 {
 /// # }
 /// ```
 ///
-/// # Requests that wait
+/// # Slots and requests that wait
 ///
+/// A lease of [slots](crate::Slots) is renewed by the clock of tokio, and expires where this one is moved beyond it.
 /// A request that [waits](crate::Policy::wait_up_to) sleeps by the clock of tokio, which this one does not move. A test of waits has a
 /// paused runtime, in which time passes when all tasks sleep, and the clock of [`MemoryStore::new`](crate::MemoryStore::new), which
 /// goes by it:

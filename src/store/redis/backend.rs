@@ -364,9 +364,10 @@ async fn timeout<F: Future>(time: Duration, mut future: Pin<&mut F>) -> Option<F
         if let Poll::Ready(output) = future.as_mut().poll(cx) {
             return Poll::Ready(Some(output));
         }
-        let current = Handle::current().id();
-        if runtime != current {
-            runtime = current;
+        if let Ok(current) = Handle::try_current()
+            && runtime != current.id()
+        {
+            runtime = current.id();
             timer.set(sleep(time));
         }
         timer.as_mut().poll(cx).map(|()| None)

@@ -130,9 +130,19 @@ impl<'a> Url<'a> {
     /// Other programs may share the URL.
     fn warn_of_ignored_parameters(&self, fragment: &str) {
         let others = self.parameters().map(|(name, _)| name);
-        let others = others.filter(|name| !PARAMETERS.contains(name)).chain([fragment]);
-        // With `@` it may be a password.
-        for name in others.filter(|name| !name.is_empty() && !self.query.contains('@')) {
+        let mut others: Vec<_> = others.filter(|name| !PARAMETERS.contains(name)).collect();
+        // These may be parts of a password, and with `@` the others too.
+        if self
+            .query
+            .split('&')
+            .any(|pair| !pair.is_empty() && !pair.contains('='))
+        {
+            others.push("one without a value");
+        }
+        if !fragment.is_empty() {
+            others.push("the fragment");
+        }
+        for name in others.into_iter().filter(|_| !self.query.contains('@')) {
             tracing::warn!(
                 parameter = name,
                 "this parameter of the Redis URL is ignored; `RedisStore::builder()` has settings, such as `deadline`"
@@ -141,9 +151,7 @@ impl<'a> Url<'a> {
     }
 
     fn parameters(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        self.query
-            .split('&')
-            .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+        self.query.split('&').filter_map(|pair| pair.split_once('='))
     }
 
     fn parameter(&self, name: &str) -> Option<&'a str> {
@@ -539,12 +547,17 @@ mod tests {
             ("redis://host:6379?secret=x@host", false),
             ("redis://host:6379?client=x", true),
             ("redis://host:6379?tls", true),
-            ("redis://host:6379?&#resp3", true),
+            ("redis://host:6379?&#secret", true),
+            (
+                "redis-sentinel://host?sentinelServiceName=a&sentinelPassword=a&secret",
+                true,
+            ),
             ("redis://host:6379?", false),
         ] {
             let log = Log::capture();
             assert!(Url::parse(url, None, false).is_ok());
             assert_eq!(log.text().contains("is ignored"), is_logged, "{url}");
+            assert!(!log.text().contains("secret"), "{url}");
         }
     }
 }

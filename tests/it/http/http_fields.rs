@@ -504,14 +504,42 @@ async fn a_list_on_two_lines_beside_a_dictionary_stays_or_goes_whole() {
     const LOW: &[(&str, &str)] = &[("ratelimit", "\"a\";r=99"), ("ratelimit", "\"b\";r=1")];
     const HIGH: &[(&str, &str)] = &[("ratelimit", "\"a\";r=99"), ("ratelimit", "\"b\";r=98")];
     const OURS: &str = "ratelimit: limit=100, remaining=60, reset=59";
-    for (theirs, shown) in [
-        (LOW, vec!["ratelimit: \"a\";r=99", "ratelimit: \"b\";r=1"]),
-        (HIGH, vec![OURS]),
-    ] {
+    for (theirs, shown) in [(LOW, "ratelimit: \"a\";r=99, \"b\";r=1"), (HIGH, OURS)] {
         let layer = RateLimitLayer::new(s1(), default()).headers(Headers::Draft07);
         let mut lines = lines(&call_behind(layer, 200, theirs).await);
         lines.retain(|line| line.starts_with("ratelimit:"));
-        assert_eq!(lines, shown);
+        assert_eq!(lines, [shown]);
+    }
+
+    // Ours is a member of the list.
+    const LISTS: &[(&str, &str)] = &[
+        ("ratelimit", "\"a\";r=99"),
+        ("ratelimit", "limit=90, remaining=50"),
+        ("ratelimit", "\"b\";r=5"),
+    ];
+    let shown = lines(&call_behind(RateLimitLayer::new(s1(), default()), 200, LISTS).await);
+    assert_eq!(shown[1..], ["ratelimit: \"a\";r=99, \"b\";r=5, \"default\";r=60;t=59"]);
+}
+
+#[tokio::test]
+async fn a_policy_that_is_no_list_is_that_of_what_remains() {
+    const LOW: &[(&str, &str)] = &[
+        ("ratelimit-policy", "limit=10, window=60"),
+        ("ratelimit", "limit=100, remaining=0, reset=5"),
+        ("ratelimit-remaining", "0"),
+    ];
+    const HIGH: &[(&str, &str)] = &[
+        ("ratelimit-policy", "limit=10, window=60"),
+        ("ratelimit", "limit=100, remaining=61, reset=5"),
+        ("ratelimit-remaining", "61"),
+    ];
+    for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
+        for (theirs, is_kept) in [(LOW, true), (HIGH, false)] {
+            let layer = RateLimitLayer::new(s1(), default()).headers(style.clone());
+            let admitted = call_behind(layer, 200, theirs).await;
+            let is_theirs = admitted.field("ratelimit-policy") == Some("limit=10, window=60");
+            assert_eq!(is_theirs, is_kept, "{style:?} {theirs:?}");
+        }
     }
 }
 

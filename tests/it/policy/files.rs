@@ -10,7 +10,7 @@ use http::{Request, StatusCode};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    Decision, Limit, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
+    Decision, FailureMode, Limit, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
     key::{PeerAddr, UnixPeer},
     store::{self, Store, StoreFuture},
 };
@@ -203,6 +203,16 @@ async fn policies_are_a_part_of_the_configuration_of_an_application() {
         let fields = [("x-forwarded-for", "198.51.100.9")];
         assert_eq!(key_of(&config.limits, "10.0.0.2", &fields).await, "ip=198.51.100.9");
     }
+}
+
+#[test]
+fn a_failure_mode_is_read_from_its_text() {
+    let mode: FailureMode = serde_json::from_str("\"local 1/4\"").expect("a mode");
+    assert_eq!(mode, FailureMode::local_share(1, 4));
+    let error = serde_json::from_str::<FailureMode>("\"closd\"")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("closd") && error.contains("line 1"), "{error}");
 }
 
 #[test]
