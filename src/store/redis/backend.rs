@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::{
     runtime::Handle,
     task::yield_now,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
@@ -338,7 +338,7 @@ impl Deadline {
     pub(super) async fn wait_in_steps<F: Future>(self, future: F, mut after_step: impl FnMut()) -> Option<F::Output> {
         let mut future = pin!(future);
         for _ in 0..self.steps {
-            if let Some(output) = timeout(self.step, future.as_mut()).await {
+            if let Some(output) = timeout_anywhere(self.step, future.as_mut()).await {
                 return Some(output);
             }
             after_step();
@@ -358,21 +358,19 @@ impl Deadline {
 
 /// Waits for a future; `None` if this time passes first. A timer ends with its runtime, so a future that continues in another
 /// runtime gets a new one.
-async fn timeout<F: Future>(time: Duration, mut future: Pin<&mut F>) -> Option<F::Output> {
-    let (mut timer, mut runtime) = (pin!(sleep(time)), Handle::current().id());
-    poll_fn(|cx| {
-        if let Poll::Ready(output) = future.as_mut().poll(cx) {
-            return Poll::Ready(Some(output));
+async fn timeout_anywhere<F: Future>(time: Duration, mut future: Pin<&mut F>) -> Option<F::Output> {
+    loop {
+        let runtime = Handle::current().id();
+        let here = poll_fn(|cx| match Handle::try_current() {
+            Ok(current) if current.id() != runtime => Poll::Ready(None),
+            _ => future.as_mut().poll(cx).map(Some),
+        });
+        match timeout(time, here).await {
+            Ok(None) => {}
+            Ok(output) => return output,
+            Err(_) => return None,
         }
-        if let Ok(current) = Handle::try_current()
-            && runtime != current.id()
-        {
-            runtime = current.id();
-            timer.set(sleep(time));
-        }
-        timer.as_mut().poll(cx).map(|()| None)
-    })
-    .await
+    }
 }
 
 #[cfg(test)]
