@@ -94,10 +94,9 @@ impl Extension for Complexity {
             .check()
             .await;
         let decision = decision.map_err(|error| ServerError::new(error.to_string(), None))?;
-        let denied = decision.require();
-        let _ = caller.decision.set(decision);
+        let _ = caller.decision.set(decision.clone());
 
-        denied.map_err(|denied| {
+        if let Err(denied) = decision.require() {
             // At least 1 and rounded up, as `Retry-After` is. There is none if the query costs more than the burst.
             let wait = denied.decision().retry_after();
             let wait = wait.map(|wait| wait.as_secs_f64().ceil().max(1.0) as u64);
@@ -107,8 +106,8 @@ impl Extension for Complexity {
             extensions.set("retryAfter", wait.map_or(Value::Null, Value::from));
             let mut error = ServerError::new(denied.to_string(), None);
             error.extensions = Some(extensions);
-            vec![error]
-        })?;
+            return Err(vec![error]);
+        }
         Ok(valid)
     }
 }

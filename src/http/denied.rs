@@ -29,7 +29,7 @@ use crate::{Decision, PolicyDecision};
 ///
 /// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", SlidingLog::per_hour(1)));
 /// let export = async move || -> axum::response::Result<&'static str> {
-///     exports.check("42").await?.require()?;
+///     let _permit = exports.check("42").await?.require()?;
 ///     Ok("the export")
 /// };
 /// let app: Router = Router::new().route("/export", get(export));
@@ -56,7 +56,7 @@ use crate::{Decision, PolicyDecision};
 /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
 ///
 /// async fn export(exports: &Limiter, request: Request<String>) -> Result<Response<String>, Status> {
-///     exports.check(request.into_inner()).await?.require()?;
+///     let _permit = exports.check(request.into_inner()).await?.require()?;
 ///     Ok(Response::new("the export".to_owned()))
 /// }
 ///
@@ -89,7 +89,7 @@ pub struct Denied(Decision);
 
 /// Denying from a handler.
 impl Decision {
-    /// An error, which is the response, unless the request is admitted.
+    /// The decision again if the request is admitted; else an error, which is the response. Slots are held until it is dropped.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -97,7 +97,8 @@ impl Decision {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
-    /// mails.check("42").await?.require()?;
+    /// let admitted = mails.check("42").await?.require()?;
+    /// assert_eq!(admitted.remaining(), 0);
     ///
     /// let denied = mails.check("42").await?.require().unwrap_err();
     /// assert_eq!(denied.to_string(), "rate limit exceeded: mails; try again in 3600 s");
@@ -105,13 +106,25 @@ impl Decision {
     /// # }
     /// ```
     ///
+    /// A decision that is not bound releases its slots at once, so the compiler warns of it:
+    ///
+    /// ```compile_fail
+    /// #![deny(unused_must_use)]
+    /// # use tower_quota::{Decision, Denied};
+    ///
+    /// fn export(decision: Decision) -> Result<&'static str, Denied> {
+    ///     decision.require()?;
+    ///     Ok("the export")
+    /// }
+    /// ```
+    ///
     /// # Errors
     ///
     /// If a limit denies the request.
-    pub fn require(&self) -> Result<(), Denied> {
+    pub fn require(self) -> Result<Self, Denied> {
         match self.is_allowed() {
-            true => Ok(()),
-            false => Err(Denied(self.clone())),
+            true => Ok(self),
+            false => Err(Denied(self)),
         }
     }
 

@@ -337,7 +337,9 @@ impl KeyError {
         self.kind == Kind::Absent
     }
 
-    pub(crate) fn is_malformed(&self) -> bool {
+    /// Whether the error was made by [`malformed`](Self::malformed): the request has something that is no key.
+    #[must_use]
+    pub fn is_malformed(&self) -> bool {
         self.kind == Kind::Malformed
     }
 

@@ -114,9 +114,7 @@ impl LimiterRequest<'_> {
     ///
     /// Outside of a tokio runtime with timers, if it has to wait.
     pub async fn acquire(self) -> Result<Decision, AcquireError> {
-        let decision = self.perform(Operation::Wait).await?;
-        decision.require()?;
-        Ok(decision)
+        Ok(self.perform(Operation::Wait).await?.require()?)
     }
 }
 

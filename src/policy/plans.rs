@@ -88,13 +88,9 @@ impl<K> Plans<K> {
         }
     }
 
-    /// Another plan. A second one of the same name replaces the first. An empty list of policies limits nothing.
+    /// Another plan, of another name. An empty list of policies limits nothing.
     pub fn plan(mut self, name: impl Into<Arc<str>>, policies: impl IntoPolicies<K>) -> Self {
-        let (name, policies) = (name.into(), policies.into_policies());
-        match self.plans.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, replaced)) => *replaced = policies,
-            None => self.plans.push((name, policies)),
-        }
+        self.plans.push((name.into(), policies.into_policies()));
         self
     }
 
@@ -239,6 +235,12 @@ impl PlanChoice {
 
     pub(crate) fn name(&self, position: usize) -> &str {
         self.names.get(position).map_or("", |name| name)
+    }
+
+    /// The name that two of the plans have, if there is one.
+    pub(super) fn repeated(&self) -> Option<&str> {
+        let mut names = self.names.iter().enumerate();
+        names.find_map(|(nth, name)| self.names[..nth].contains(name).then_some(&**name))
     }
 
     /// Whether all requests of a layer would have the first of several plans.

@@ -83,6 +83,15 @@ fn validate_together(policies: &[Policy], validate: Validate) -> Result<(), Conf
              policies that all of them have by `.in_each(..)`",
         ));
     }
+    if let Some(name) = policies
+        .iter()
+        .find_map(|policy| policy.plan.as_ref())
+        .and_then(|plan| plan.choice.repeated())
+    {
+        return Err(ConfigError::new(format!(
+            "two plans are named `{name}`; give one of them another name, or one plan the policies of both"
+        )));
+    }
     let (mut names, mut counts, mut counted_as) = (PlansOfName::new(), PlansOfName::new(), HashMap::new());
     for policy in policies {
         let plan = policy.plan_position();

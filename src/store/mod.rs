@@ -249,6 +249,10 @@ macro_rules! pointer {
                 (**self).decide(requests)
             }
 
+            fn inner(&self) -> Option<&dyn Store> {
+                (**self).inner()
+            }
+
             fn id(&self) -> Option<StoreId> {
                 let $own = self;
                 $id

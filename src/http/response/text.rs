@@ -9,7 +9,7 @@ use super::format::{Rejection, ResponseFormat};
 
 /// Responds with the JSON that a closure returns, as `application/json` with the status of the rejection.
 ///
-/// The closure returns JSON text, or a value that prints as JSON, such as `serde_json::Value`.
+/// The closure returns a value, whose strings are escaped. A format in place of this one can respond with JSON text.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -41,7 +41,9 @@ use super::format::{Rejection, ResponseFormat};
 /// # Ok(())
 /// # }
 /// ```
-pub fn json<T: Display>(content: impl Fn(Rejection<'_>, &Parts) -> T + Send + Sync + 'static) -> impl ResponseFormat {
+pub fn json(
+    content: impl Fn(Rejection<'_>, &Parts) -> serde_json::Value + Send + Sync + 'static,
+) -> impl ResponseFormat {
     content_of(const { HeaderValue::from_static("application/json") }, content)
 }
 

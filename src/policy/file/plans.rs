@@ -236,13 +236,16 @@ impl Config {
     ) -> Result<Plans<K>, ConfigError> {
         let names: Vec<N> = names.into_iter().collect();
         let others = self.plans.iter().map(String::as_str).filter(|plan| *plan != DEFAULT);
-        let mut plans = Plans::new(DEFAULT, Vec::new());
-        for plan in [DEFAULT].into_iter().chain(others) {
+        let of_plan = |plan| {
             let places = names.iter().map(|name| place_of(plan, name.as_ref()));
             let policies = places
                 .filter(|place| self.nearest(place).is_some())
                 .map(|place| get(&place));
-            plans = plans.plan(plan, policies.collect::<Result<Vec<_>, _>>()?);
+            policies.collect::<Result<Vec<_>, _>>()
+        };
+        let mut plans = Plans::new(DEFAULT, of_plan(DEFAULT)?);
+        for plan in others {
+            plans = plans.plan(plan, of_plan(plan)?);
         }
         for name in &names {
             if self.places().all(|place| policy_at(place) != name.as_ref()) {

@@ -115,7 +115,7 @@ async fn each_format_has_a_response_to_a_blocked_request() {
         };
         response
     };
-    let json = json(|rejection, _| format!(r#"{{"code":{}}}"#, rejection.status().as_u16()));
+    let json = json(|rejection, _| serde_json::json!({ "code": rejection.status().as_u16() }));
     let html = html(|rejection, _| format!("<p>{}</p>", rejection.status()));
     for (layer, status, body) in [
         (layer().format(Grpc::new()), 403, ""),

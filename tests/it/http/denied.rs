@@ -12,8 +12,8 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode, request::Parts};
 use tower_quota::{
-    AcquireError, Decision, Denied, FailureMode, Headers, Limit, Limiter, MemoryStore, Policy, RateLimitLayer,
-    SlidingLog, key,
+    AcquireError, Concurrency, Decision, Denied, FailureMode, Headers, Limit, Limiter, MemoryStore, Policy,
+    RateLimitLayer, SlidingLog, key,
     response::{self, Grpc, Rejection},
     store::{ErrorKind, StoreError},
 };
@@ -37,7 +37,7 @@ fn layer(name: &'static str) -> RateLimitLayer {
 /// A handler that this limiter limits.
 fn app(limiter: Limiter) -> Router {
     let handler = async move || -> Result<String> {
-        limiter.check("42").await?.require()?;
+        let _permit = limiter.check("42").await?.require()?;
         Ok("the export".to_owned())
     };
     Router::new().route("/export", route(handler))
@@ -248,6 +248,16 @@ async fn a_denial_where_waiting_does_not_help_has_no_retry_after() {
 }
 
 #[tokio::test]
+async fn slots_are_held_while_the_required_decision_is() {
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+    let require = async || limiter.check("42").await.expect("a decision").require();
+    let permit = require().await.expect("a slot is free");
+    assert!(require().await.is_err());
+    drop(permit);
+    assert!(require().await.is_ok());
+}
+
+#[tokio::test]
 async fn an_error_names_each_policy_that_denies() {
     let two = [
         Policy::new("a", SlidingLog::per_minute(1)),
@@ -262,12 +272,8 @@ async fn an_error_names_each_policy_that_denies() {
 async fn the_text_of_a_denial_has_the_wait_of_retry_after() {
     let clock = Clock::new();
     let limiter = Limiter::new(clock.memory_store(), Policy::new("a", SlidingLog::per_minute(1)));
-    limiter
-        .check("42")
-        .await
-        .expect("a decision")
-        .require()
-        .expect("admitted");
+    let decision = limiter.check("42").await.expect("a decision");
+    assert!(decision.require().expect("admitted").is_allowed());
     for (passed, wait) in [(0, "60"), (47_750, "13"), (11_250, "1"), (999, "1")] {
         clock.advance(Duration::from_millis(passed));
         let denied = limiter.check("42").await.expect("a decision").require().unwrap_err();
@@ -297,7 +303,7 @@ async fn a_store_that_fails_closed_is_503_in_a_handler() {
 /// Builds each denied response anew, outside of a layer.
 async fn build_anew(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
-    let denial = response.extensions().get::<Decision>().map(Decision::require);
+    let denial = response.extensions().get::<Decision>().cloned().map(Decision::require);
     match denial {
         Some(Err(denied)) => denied.into_response(),
         _ => response,

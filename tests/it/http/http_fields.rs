@@ -1105,7 +1105,7 @@ async fn head_gets_the_fields_of_get_without_a_body_in_every_format() {
         RateLimitLayer::new(s2(), default()).format(Problem),
         RateLimitLayer::new(s2(), default()).format(response::text(|_, _| "later")),
         RateLimitLayer::new(s2(), default()).format(response::text(|_, _| "")),
-        RateLimitLayer::new(s2(), default()).format(response::json(|_, _| r#"{"code":"slow-down"}"#)),
+        RateLimitLayer::new(s2(), default()).format(response::json(|_, _| serde_json::json!({ "code": "slow-down" }))),
         RateLimitLayer::new(s2(), default()).format(response::html(|_, parts| format!("<h1>{}</h1>", parts.uri))),
         RateLimitLayer::new(s2(), default()).format(response::axum(|rejection, _| (rejection.status(), "later"))),
         RateLimitLayer::new(s2(), default()).format(Grpc::new().or(response::text(|_, _| "later"))),

@@ -90,7 +90,7 @@ impl Service<Request<Body>> for Echo {
 
 async fn once(request: tonic::Request<Text>) -> Result<tonic::Response<Text>, Status> {
     if let Some(limiter) = request.extensions().get::<Limiter>() {
-        limiter.check("42").await?.require()?;
+        let _permit = limiter.check("42").await?.require()?;
     }
     let remaining = request.extensions().get::<Decision>().map(Decision::remaining);
     let text = format!("{}, {remaining:?} left", request.into_inner().text);

@@ -136,10 +136,15 @@ async fn nested_layers_with_the_same_plans_charge_a_request_once() {
 fn a_name_is_once_in_a_plan_and_in_any_number_of_plans() {
     let layer = |plans: Plans| RateLimitLayer::try_new(MemoryStore::new(), by_header(plans)).map(drop);
     assert!(layer(Plans::new("free", requests(1)).plan("pro", requests(2))).is_ok());
-    assert!(
-        layer(Plans::new("free", requests(1)).plan("free", requests(2))).is_ok(),
-        "it is replaced"
-    );
+    for two in [
+        Plans::new("free", requests(1)).plan("free", requests(2)),
+        Plans::new("pro", requests(1))
+            .plan("free", requests(2))
+            .plan("free", []),
+    ] {
+        let error = layer(two).unwrap_err().to_string();
+        assert!(error.starts_with("two plans are named `free`; give one"), "{error}");
+    }
     for twice in [
         Plans::new("free", [requests(1), requests(2)]),
         Plans::new("free", requests(1)).in_each(requests(2)),

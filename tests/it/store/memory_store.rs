@@ -1,6 +1,6 @@
 //! Eviction and expiry of the keys of a memory store.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use allocation_counter::measure;
 use tower_quota::{
@@ -8,7 +8,7 @@ use tower_quota::{
     store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::support::{Clock, Log, decide};
+use crate::support::{Clock, Log, Wrapped, decide};
 
 fn hourly() -> Limit {
     SlidingLog::per_hour(1).into()
@@ -937,4 +937,16 @@ async fn a_clock_at_the_end_of_time_panics_nowhere() {
             );
         }
     }
+}
+
+#[test]
+fn a_pointer_to_a_store_has_its_inner_store() {
+    let wrapped = || Wrapped(MemoryStore::new());
+    let pointers: [Box<dyn Store>; 2] = [Box::new(wrapped()), Box::new(Arc::new(wrapped()))];
+    assert!(
+        pointers
+            .iter()
+            .all(|store| store.inner().is_some_and(|inner| inner.id() == store.id()))
+    );
+    assert!(Arc::new(MemoryStore::new()).inner().is_none());
 }
