@@ -17,7 +17,8 @@ use crate::{Key, Limit, RateLimitLayer, decide::PolicyContext, key::KeyForm, sto
 /// [`ban`](Limiter::ban) and [`override_limit`](Limiter::override_limit). These refuse a key that no request has, such as an
 /// address where the keys are an address and a path, or a text, unless a policy has a key by an extractor of the application; a ban
 /// looks at the policies with bans. A key that some of the policies have is accepted. The presentation of decisions and [`on_settled`](RateLimitLayer::on_settled) are those of the
-/// layer.
+/// layer, as all settings that it has then; its [`on_decision`](RateLimitLayer::on_decision) and
+/// [`on_failure`](RateLimitLayer::on_failure) observe its own requests, and [those](Self::on_decision) of the limiter the others.
 ///
 /// ```
 /// use tower_quota::{key, Key, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
