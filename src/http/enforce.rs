@@ -215,7 +215,7 @@ impl Enforcer {
             tracing::error!(
                 policy = &*policy.limit.name,
                 error = error.to_string(),
-                "requests are refused, or not observed: their key or limit cannot be determined"
+                "requests are refused, or pass where a policy only observes: their key or limit cannot be determined"
             );
         }
         if policy.settings.lets_pass(&error) {

@@ -146,6 +146,13 @@ impl fmt::Display for FailureMode {
     }
 }
 
+#[cfg(feature = "serde")]
+impl serde::Serialize for FailureMode {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 /// Reads it from its text.
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for FailureMode {

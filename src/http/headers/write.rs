@@ -135,7 +135,7 @@ fn write_observed(decision: &Decision, headers: &mut HeaderMap) {
         }
     }
     if !list.is_empty() {
-        append(headers, || RATELIMIT_OBSERVED, list.into(), false);
+        append(headers, || RATELIMIT_OBSERVED, list.into(), true);
     }
 }
 
@@ -176,10 +176,10 @@ fn policy_item(named: &NamedLimit) -> &HeaderValue {
 
 /// `limit=2, remaining=1, reset=30`, unless what is there, a dictionary or the list of a later draft, has less left.
 fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) -> bool {
-    if headers.get_all(RATELIMIT).iter().nth(1).is_some() {
+    if headers.contains_key(RATELIMIT) {
         let list = take_list(headers, &RATELIMIT);
-        list.map(|list| headers.append(RATELIMIT, list));
         join_dictionary(headers, &RATELIMIT);
+        list.map(|list| headers.append(RATELIMIT, list));
     }
     let theirs = keep_one_line(headers, [&RATELIMIT], &RATELIMIT, remaining);
     let (remaining, reset) = standing(policy);

@@ -131,7 +131,10 @@ impl<'a> Url<'a> {
     fn warn_of_ignored_parameters(&self, fragment: &str) {
         let others = self.parameters().map(|(name, _)| name);
         let mut others: Vec<_> = others.filter(|name| !PARAMETERS.contains(name)).collect();
-        // These may be parts of a password, and with `@` the others too.
+        // All may be parts of a password: those after one, those without a value, and before an `@`.
+        if self.parameter("sentinelPassword").is_some() && !others.is_empty() {
+            others = vec!["one beside `sentinelPassword`"];
+        }
         if self
             .query
             .split('&')
@@ -550,6 +553,10 @@ mod tests {
             ("redis://host:6379?&#secret", true),
             (
                 "redis-sentinel://host?sentinelServiceName=a&sentinelPassword=a&secret",
+                true,
+            ),
+            (
+                "redis-sentinel://host?sentinelServiceName=a&sentinelPassword=a&secret=1",
                 true,
             ),
             ("redis://host:6379?", false),

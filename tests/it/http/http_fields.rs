@@ -636,6 +636,28 @@ async fn the_lines_of_one_dictionary_are_joined() {
         }
     }
 
+    let observing = RateLimitLayer::new(s1(), default().observe_only()).observed_header(true);
+    let shown = call_behind(observing, 200, &[("ratelimit-observed", "limit=10")]).await;
+    assert_eq!(shown.field("ratelimit-observed"), Some("\"default\";r=60;t=59"));
+
+    // So does one on two lines beside a list, and nothing of a line that is no list.
+    const APART: &[(&str, &str)] = &[
+        ("ratelimit", "\"u\";r=99"),
+        ("ratelimit", "limit=10"),
+        ("ratelimit", "remaining=5"),
+    ];
+    const OPEN: &[(&str, &str)] = &[("ratelimit", "\"u\";r=0;x=\"o")];
+    for (style, ours) in [
+        (Headers::Draft08, "\"default\";r=60;t=59"),
+        (Headers::Draft07, "limit=100, remaining=60, reset=59"),
+    ] {
+        for (theirs, expected) in [(APART, "limit=10, remaining=5"), (OPEN, ours)] {
+            let layer = RateLimitLayer::new(s1(), default()).headers(style.clone());
+            let shown = call_behind(layer, 200, theirs).await;
+            assert_eq!(shown.field("ratelimit"), Some(expected), "{style:?} {theirs:?}");
+        }
+    }
+
     let theirs = &[("ratelimit", "limit=100, remaining=61"), ("ratelimit", "reset=7")];
     let layer = RateLimitLayer::new(s1(), default()).headers(Headers::Draft07);
     let shown = lines(&call_behind(layer, 200, theirs).await);

@@ -224,7 +224,7 @@ async fn a_policy_that_finds_no_key_is_logged_once_by_its_name() {
         };
         for part in [
             " ERROR ",
-            "requests are refused, or not observed",
+            "requests are refused, or pass",
             r#"policy="by-user""#,
             "::User",
         ] {

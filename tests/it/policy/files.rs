@@ -209,6 +209,7 @@ async fn policies_are_a_part_of_the_configuration_of_an_application() {
 fn a_failure_mode_is_read_from_its_text() {
     let mode: FailureMode = serde_json::from_str("\"local 1/4\"").expect("a mode");
     assert_eq!(mode, FailureMode::local_share(1, 4));
+    assert_eq!(serde_json::to_string(&mode).expect("a text"), "\"local 1/4\"");
     let error = serde_json::from_str::<FailureMode>("\"closd\"")
         .unwrap_err()
         .to_string();
